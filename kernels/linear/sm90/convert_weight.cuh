@@ -454,9 +454,9 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
 }
 
 // Puts an infinity into the unit's part of a row if too many subnormals have been counted in the
-// row so far. Each lane calls it for another row. The last unit of the row to add its count sees
-// the whole count, so no row is missed. The load is an acquire, as an ordinary load might find an
-// old count in L1.
+// row so far. Each lane calls it for a row of its own. The last unit of the row to add its count
+// sees the whole count, so no row is missed. The load is an acquire, as an ordinary load might find
+// an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
   const fp16x3::SplitMatrix& weight = conversion.weight;
