@@ -47,15 +47,15 @@ linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
 # torch.utils.flop_counter then counts the arithmetic of our operators too.
 register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
-# Eager calls use an operator as a built-in function, which is the fastest way to call it.
-relu_kernel = as_builtin(relu_ops.relu.default)
+# Eager calls use the operator as a built-in function, which is the fastest way to call it.
+relu_builtin = as_builtin(relu_ops.relu.default)
 
-# One operator in three forms: a built-in function for eager calls; torch's `OpOverload`, which
-# Dynamo can put into a graph; and an `OpOverload` whose name does not change with the sources,
-# because a program that torch.export saves refers to its operators by name.
-linear_kernel = as_builtin(linear_ops.linear_relu_divide.default)
-linear_operator = linear_ops.linear_relu_divide.default
-linear_exported = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
+# The same operator in three forms: a built-in function for eager calls; torch's `OpOverload`, which
+# Dynamo can put into a graph; and an `OpOverload` in the stable namespace, because a program that
+# torch.export saves refers to its operators by names, which must not change with the sources.
+linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
+linear_overload = linear_ops.linear_relu_divide.default
+linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()
 
@@ -101,8 +101,8 @@ class ModelNew(reference.Model):
         if is_relu_intercepted(x):
             return torch.relu(x)
         if type(x) is Tensor:
-            return relu_kernel(x)
-        return relu_slow_path(x, relu_kernel)
+            return relu_builtin(x)
+        return relu_slow_path(x, relu_builtin)
 
     def extra_repr(self) -> str:
         """Return the constructor's argument for `repr`, as `torch.nn.ReLU` does."""
@@ -145,12 +145,12 @@ class LinearReluDivideNew(reference.LinearReluDivide):
         if is_scripting():  # TorchScript cannot check `linear` for hooks
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
-            return linear_in_graph(self, x, linear_operator, linear_exported)
+            return linear_in_graph(self, x, linear_overload, linear_stable_overload)
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands
-            return linear_kernel(x, weight, bias, divisor)
-        return linear_slow_path(self, x, linear_kernel, linear_exported)
+            return linear_builtin(x, weight, bias, divisor)
+        return linear_slow_path(self, x, linear_builtin, linear_stable_overload)
 
 
 SOLUTIONS: dict[str, type] = {"relu": ModelNew, "linear_relu_divide": LinearReluDivideNew}

@@ -1,9 +1,11 @@
 """This project's command line: `python run.py --help`.
 
-It is the referee's, `referee/command.py`, which is given this project's problems and solution.
+The referee has the command (referee/command.py). This file adds the project's problems and its
+solution to it.
 """
 
-from referee import console  # first: the imports that follow take seconds
+# This import is first, so that an interrupt ends the process at once while the others take seconds.
+from referee import console
 
 if __name__ == "__main__":
     console.end_on_interrupt()
@@ -12,7 +14,6 @@ if __name__ == "__main__":
 import argparse
 import importlib
 import sys
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -25,9 +26,10 @@ from referee.problem import Problem
 from referee.session import Subject
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
-OURS = Path(__file__).resolve().parent / "model_new.py"
-# Unless others are asked for. A CPU has no time for more than one.
-SWEEP_DTYPES = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
+OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
+# The dtypes of a sweep if the user asks for no other. A CPU has no time for more than one.
+SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
+SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,46 +38,58 @@ def main(arguments: list[str] | None = None) -> int:
         description=DESCRIPTION,
         problems=list(PROBLEMS),
         swept=list(sizes.KINDS),
-        ours=OURS,
-        subjects=_subjects,
-        make=_make,
+        ours=OUR_SOLUTION,
+        subjects=_choose_subjects,
+        make=_make_problem,
         bundle=_bundle,
     )
     return command.main(arguments, project)
 
 
 def _bundle(problem: str) -> str:
+    """Return our solution of a problem as the text of one file."""
+    # The import is here, so that other commands do not need the package `kernels`.
     return importlib.import_module("kernels.build.bundle").bundle(problem)
 
 
-def _subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Return each problem in each dtype; of a sweep, at each size under its first two settings."""
+def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
+    """Return the problems, dtypes and shapes to measure: of one size, or of a sweep.
+
+    Raises:
+        ValueError: a size does not fit, or a problem does not take a dtype.
+    """
+    if args.sweep:
+        names = list(sizes.KINDS)
+        dtypes = args.dtype or SWEEP_DTYPES[device.type]
+    else:
+        names = list(PROBLEMS)
+        dtypes = args.dtype or ["float32"]
+    if args.problem:
+        names = [args.problem]
     subjects: list[Subject] = []
-    every = list(sizes.KINDS) if args.sweep else list(PROBLEMS)
-    for name in [args.problem] if args.problem else every:
-        for dtype in args.dtype or (SWEEP_DTYPES[device.type] if args.sweep else ["float32"]):
-            entry = PROBLEMS[name]
-            shape, note = sizes.choose_shape(name, entry, args.rows, DTYPES[dtype], device)
+    for name in names:
+        for dtype in dtypes:
+            # A sweep does not use this shape, but raises the same errors.
+            shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
             if args.sweep:
-                subjects += _sweep(name, dtype, device)
+                subjects += _sweep_subjects(name, dtype, device)
             else:
                 subjects.append(Subject(name, dtype, shape, note=note))
     return subjects
 
 
-def _sweep(name: str, dtype: str, device: torch.device) -> list[Subject]:
-    settings = sizes.settings(name, DTYPES[dtype], device)[:2]
-    pairs = product(settings, sizes.sweep(name, PROBLEMS[name], device))
-    return [
-        Subject(name, dtype, shape, (setting,), elements=elements)
-        for setting, (shape, elements) in pairs
-    ]
+def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:
+    """Return the subjects of one problem's sweep: all shapes at the first precision settings."""
+    subjects = []
+    for setting in sizes.precision_settings(name, DTYPES[dtype], device)[:SWEEP_SETTINGS]:
+        for shape, elements in sizes.sweep_shapes(name, device):
+            subjects.append(Subject(name, dtype, shape, (setting,), elements=elements))
+    return subjects
 
 
-def _make(subject: Subject, device: torch.device) -> Problem:
-    """Return the problem of a subject."""
-    entry, dtype = PROBLEMS[subject.problem], DTYPES[subject.dtype]
-    problem = sizes.make(subject.problem, entry, subject.shape, dtype, device)
+def _make_problem(subject: Subject, device: torch.device) -> Problem:
+    """Return the referee's object for the problem of a subject."""
+    problem = sizes.make_problem(subject.problem, subject.shape, DTYPES[subject.dtype], device)
     problem.some_settings = subject.settings
     return problem
 

@@ -73,12 +73,12 @@ def read_sources(problem: str) -> dict[str, str]:
         raise ValueError(f"expected a problem among {', '.join(SOURCES)}, got {problem!r}")
     folder = importlib.resources.files(__name__)
     texts: dict[str, str] = {}
-    waiting = list(SOURCES[problem])
-    while waiting:
-        path = waiting.pop()
+    unread_paths = list(SOURCES[problem])
+    while unread_paths:
+        path = unread_paths.pop()
         if path not in texts:
             texts[path] = folder.joinpath(path).read_text(encoding="utf-8")
-            waiting += _INCLUDE.findall(texts[path])
+            unread_paths += _INCLUDE.findall(texts[path])
     return dict(sorted(texts.items()))
 
 
@@ -89,15 +89,15 @@ def load_reference() -> ModuleType:
     imported under the name `kernels.model`, so that neither takes the other's place.
     """
     project = str(Path(__file__).parent.parent)
-    ours = PathFinder.find_spec("model", [project])
-    if ours is None:
+    our_spec = PathFinder.find_spec("model", [project])
+    if our_spec is None:
         raise ImportError(f"expected model.py beside the package 'kernels', in {project}")
-    if _is_same_file(_origin_of_model(), ours.origin):
+    if _is_same_file(_origin_of_model(), our_spec.origin):
         return importlib.import_module("model")
     if "kernels.model" not in sys.modules:
-        module = importlib.util.module_from_spec(ours)
+        module = importlib.util.module_from_spec(our_spec)
         sys.modules["kernels.model"] = module
-        ours.loader.exec_module(module)
+        our_spec.loader.exec_module(module)
     return sys.modules["kernels.model"]
 
 

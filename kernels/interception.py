@@ -85,28 +85,23 @@ def _is_defined_in(function: Callable, *modules: str) -> bool:
     return getattr(function, "__globals__", {}).get("__name__") in modules
 
 
-def _are_torchs_own(forward: Callable, call: Callable, call_impl: Callable) -> bool:
-    """Return whether these methods of `nn.Linear` are torch's own.
+def _find_torchs_methods() -> tuple[Callable, ...]:
+    """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if other code replaced one.
 
     While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
     `torch.fx`. That one is allowed, because the tracer records our operator instead.
     """
-    return (
-        _is_defined_in(forward, "torch.nn.modules.linear")
-        and _is_defined_in(call, "torch.nn.modules.module", "torch.fx._symbolic_trace")
-        and _is_defined_in(call_impl, "torch.nn.modules.module")
+    are_torchs_own = (
+        _is_defined_in(Linear.forward, "torch.nn.modules.linear")
+        and _is_defined_in(Linear.__call__, "torch.nn.modules.module", "torch.fx._symbolic_trace")
+        and _is_defined_in(Linear._call_impl, "torch.nn.modules.module")
     )
-
-
-def _methods_if_torchs_own() -> tuple[Callable, ...]:
-    """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if one of them is replaced."""
-    methods = (Linear.forward, Linear.__call__, Linear._call_impl)
-    return methods if _are_torchs_own(*methods) else ()
+    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_torchs_own else ()
 
 
 # The cache of `is_linear_replaced`: `nn.Linear`'s methods, as they were when all three were last
 # found to be torch's own.
-_verified_methods = _methods_if_torchs_own()
+_verified_methods = _find_torchs_methods()
 
 
 def is_linear_replaced() -> bool:
@@ -124,7 +119,7 @@ def is_linear_replaced() -> bool:
         return True
     if (Linear.forward, Linear.__call__, Linear._call_impl) == _verified_methods:
         return False
-    methods = _methods_if_torchs_own()
+    methods = _find_torchs_methods()
     # Dynamo would trace the assignment as a side effect of the graph.
     if methods and not is_dynamo_compiling():
         _verified_methods = methods

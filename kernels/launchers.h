@@ -1,8 +1,9 @@
-// The seam between torch and the kernels: raw pointers, sizes and a stream, and nothing of torch.
+// Declares the functions that run the kernels. They take raw pointers, sizes and a stream, so the
+// kernels do not depend on torch.
 //
-//   below it   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
-//              linear/fused_pass_cpu.cpp), which define these functions
-//   above it   relu/relu_op.cpp and linear/*.h, which check a call's tensors and call them
+//   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
+//                linear/fused_pass_cpu.cpp)
+//   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors
 //
 // Conventions, unless a comment says otherwise:
 //
@@ -162,7 +163,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                                double divisor, void* grad_z, void* grad_bias, void* workspace,
                                int64_t m, int64_t n, CUstream_st* stream);
 
-// The bytes of that workspace.
+// Returns the bytes of the workspace that linear_fused_pass_backward needs.
 size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda

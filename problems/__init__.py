@@ -1,6 +1,11 @@
-"""This project's two problems, as the referee is given them from outside.
+"""What the referee has to know about this project's two problems, and the benchmarks.
 
-`relu` and `linear_relu_divide` have the cases, bounds and yardsticks that these problems know
-better than any reference file. `sizes` chooses the shape of x. `benchmark` measures the figures
-beside the headline.
+relu.py                 ReLU: its cases and error limits
+linear_relu_divide.py   Linear -> ReLU -> divide: its cases and error limits
+linear_yardsticks.py    products that are timed beside Linear; one is in triton_tf32x3.py
+operands.py             operands on which products err most
+small_cases.py          cases that both problems have
+sizes.py                the problems by name, and the shapes of x; its records are in shapes.py
+benchmark.py            the figures beside the headline; their clock is in clock.py
+pages.py                the tables of docs/BENCHMARKS.md
 """

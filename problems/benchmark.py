@@ -1,17 +1,20 @@
-"""Every speed figure beside the headline: `python -m problems.benchmark what [options]`.
+"""Speed figures beside the headline: `python -m problems.benchmark what [options]`.
 
-linear    LinearReluDivideNew against eager over rows and features
-operands  the same on operands of many kinds, with errors
-host      what a forward, and a training step, cost the host: 1,024 elements, and [1, 64] -> 64
-import    seconds to import the solution, beyond torch's
-report    the figures of README and docs/BENCHMARKS.md for this device; --only takes some
+linear    times of LinearReluDivideNew and of eager, over numbers of rows and features
+operands  times and errors of LinearReluDivideNew and of eager, on operands of many kinds
+host      the host's time for small forwards and training steps: ReLU of 1,024 elements, and a
+          linear module of 64 features on one row
+import    seconds to import model_new.py, without the seconds for torch
+report    measures the figures of README and docs/BENCHMARKS.md anew for this kind of device
 
-`report` runs the command of each file in docs/benchmarks/ that is for this kind of device, writes
-what it prints to that file, and makes the tables of docs/BENCHMARKS.md from these files
-(problems/pages.py). README's table has the command in a comment above it, say
-`<!-- cuda: python run.py -->`, and ends with `<!-- end -->`. When `report` runs that command, the
-table gets run.py's `--markdown`, and docs/figures.svg the picture. Files are written after each
-command.
+`report` runs the command of each file in docs/benchmarks/ that is for this kind of device, and
+writes what the command prints to the file. With --only TEXT, it runs only the commands that contain
+TEXT. It makes the tables of docs/BENCHMARKS.md from these files (problems/pages.py).
+
+README's table has a command in a comment above it, for example `<!-- cuda: python run.py -->`, and
+`<!-- end -->` below it. When `report` runs this command, it replaces the table by the one of
+run.py's --markdown, and docs/figures.svg by the picture of run.py's --plot. Files are written after
+each command.
 """
 
 import argparse
@@ -23,205 +26,370 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import median
 from timeit import timeit
 
 import torch
+from torch import Tensor, nn
 from torch.autograd import grad
 
 from model import PROBLEMS
 from problems import pages
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
-from problems.operands import named
+from problems.operands import draw_case
 from referee.budget import errors
 from referee.records import environment
 from referee.report import files, load, plot, tables
 
 ROUNDS = 31
+
+# Sizes of `linear`: rows of x by kind of device, and the features of x and of the output.
 ROWS = {"cpu": (1, 16, 64), "cuda": (1, 16, 64, 128, 512, 1024, 4096, 8192)}
 FEATURES = (1024, 4096, 8192)
-SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}  # M, K and N of `operands`
-OPERANDS = ["uniform", "wide lognormal", "two wide rows of x", "128 wide rows of the weight"]
-OPERANDS += ["inf in one row of x", "inf in all rows of x"]
-HIGHEST = ["last column large", "one-hot x", "outliers in the weight"]
-HIGH = ["int8 weight", "zero weight", "2:4 sparse weight", "inf in every 64th row of x"]
-HOST_CALLS = 250  # a GPU's queue holds about 1,000 launches; a step has 2
-SMALL = {  # of `host`: a problem, arguments of the modules, the shape of x and of the output
-    "ReLU of 1,024": ("relu", (), (1024,)),
-    "[1, 64] -> 64": ("linear_relu_divide", (64, 64, 2.0), (1, 64)),
-}
-IMPORTS = {"both problems": "import model_new"}
+
+# Cases of `operands`, from problems/operands.py, and their M, K and N by kind of device.
+OPERANDS = [
+    "uniform",
+    "wide lognormal",
+    "two wide rows of x",
+    "128 wide rows of the weight",
+    "inf in one row of x",
+    "inf in all rows of x",
+]
+OPERANDS_AT_HIGHEST = ["last column large", "one-hot x", "outliers in the weight"]
+OPERANDS_BELOW_HIGHEST = [
+    "int8 weight",
+    "zero weight",
+    "2:4 sparse weight",
+    "inf in every 64th row of x",
+]
+OPERANDS_SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}
+
+# Calls that `host` makes without waiting for the GPU. A GPU's queue holds about 1,000 launches, and
+# a training step makes 2.
+HOST_CALLS = 250
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS, README = ROOT / "docs" / "BENCHMARKS.md", ROOT / "README.md"
+README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "BENCHMARKS.md"
 RESULTS = ROOT / "docs" / "benchmarks"  # what each command printed, as JSON
 PICTURE = ROOT / "docs" / "figures.svg"
-BLOCK = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+# README's table below its comment. The groups are the comment, the kind of device and the command.
+README_TABLE = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
-Calls = dict[str, Callable]  # ours, then eager's
-Rows = Iterable[list[str]]  # of a table
+Rows = Iterator[list[str]]  # the rows of a printed table; the first one has the columns' titles
 
 
-def modules(problem: str, device: str, dtype: torch.dtype, *arguments: object) -> Calls:
-    """Return this project's module and the reference's, with the same parameters."""
+# ---------------------------------------------------------------------------------- measurements
+
+
+def make_modules(
+    problem: str, device: str, dtype: torch.dtype, arguments: list
+) -> dict[str, nn.Module]:
+    """Return this project's module, "ours", and the reference's, "eager", with equal parameters.
+
+    Args:
+        problem: the problem's name.
+        device: "cpu" or "cuda".
+        dtype: the parameters' dtype.
+        arguments: of both modules' constructors.
+    """
     from model_new import SOLUTIONS  # builds the kernels
 
     with torch.device(device):
-        both = [kind(*arguments) for kind in (SOLUTIONS[problem], PROBLEMS[problem].reference)]
-    ours, eager = (module.to(dtype) for module in both)
+        ours = SOLUTIONS[problem](*arguments).to(dtype)
+        eager = PROBLEMS[problem].reference(*arguments).to(dtype)
     ours.load_state_dict(eager.state_dict())
     return {"ours": ours, "eager": eager}
 
 
-def alternate(calls: Calls, x: torch.Tensor, on_host: bool = False) -> dict[str, list[float]]:
-    """Return seconds of calls on x, in random order within each round: L2 cold, or of the host."""
-    clock = CudaClock(x.device) if x.is_cuda and not on_host else CpuClock()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS + 1):  # the first is not recorded
-        for name, call in random.sample(list(calls.items()), len(calls)):
-            times[name].append(_host_time(call, x) if on_host else clock.time(call, x)[1])
-    return {name: taken[1:] for name, taken in times.items()}
+def time_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
+    """Return the seconds of each call on x in `ROUNDS` rounds, with a cold L2.
 
-
-def compare(calls: Calls, x: torch.Tensor, on_host: bool = False) -> list[str]:
-    """Return the medians of ours, of eager's (us; of the host ns) and of eager's time / ours."""
-    (ours, eager), unit = alternate(calls, x, on_host).values(), 1e9 if on_host else 1e6
-    ratio = median(e / o for e, o in zip(eager, ours, strict=True))
-    return [f"{median(ours) * unit:.2f}", f"{median(eager) * unit:.2f}", f"{ratio:.3f}"]
-
-
-@torch.no_grad()
-def linear(device: str, dtype: torch.dtype) -> Rows:
-    """Yield a row for each size of the weight: eager's time / ours, and ours in microseconds."""
-    yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
-    for k, n in product(FEATURES, FEATURES):
-        both, cells = modules("linear_relu_divide", device, dtype, k, n, 2.0), []
-        for m in ROWS[device]:
-            x = torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1)
-            ours, _, ratio = compare(both, x)
-            cells.append(f"{ratio} ({float(ours):.0f})")
-        yield [f"K {k}, N {n}", *cells]
-
-
-@torch.no_grad()
-def operands(device: str, dtype: torch.dtype) -> Rows:
-    """Yield a row for each kind of operands: times, and errors against float64.
-
-    The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|).
+    In each round the calls come in random order.
     """
-    yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
-    m, k, n = SIZE[device]
-    both = modules("linear_relu_divide", device, dtype, k, n, 2.0)
-    is_highest = torch.get_float32_matmul_precision() == "highest"
-    for name in OPERANDS + (HIGHEST if is_highest else HIGH):
-        x, weight, bias = (tensor.to(dtype) for tensor in named(name, m, k, n, device))
-        for module in both.values():
-            module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
-        eager = both["eager"]
-        z, magnitude = exact_sums(eager.linear, x)
-        exact = torch.relu(z) / eager.divisor
-        size = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
-        off = [errors(module(x), exact.to(dtype), exact) / size for module in both.values()]
-        units = [f"{parts.max().item() / U32:.3g}" for parts in off]
-        del z, magnitude, exact, size, off
-        ours, eager, ratio = compare(both, x)
-        yield [name, eager, ours, ratio, *units]
+    clock = CudaClock(x.device) if x.is_cuda else CpuClock()
+    return _time_rounds(calls, lambda call: clock.time(call, x).seconds)
 
 
-def host(device: str, dtype: torch.dtype) -> Rows:
-    """Yield a row for each small call: the host's time, which does not wait for launches."""
-    yield ["host time", "ours ns", "eager ns", "eager / ours"]
-    for (title, small), where in product(SMALL.items(), dict.fromkeys(("cpu", device))):
-        problem, arguments, shape = small
-        forwards, steps = modules(problem, where, dtype, *arguments), {}
-        ones = torch.ones(shape, dtype=dtype, device=where)
-        x = ones.clone().requires_grad_()
-        for name, f in forwards.items():
-            leaves = [x, *f.parameters()]
-            steps[name] = lambda x, f=f, leaves=leaves, ones=ones: grad(f(x), leaves, ones)
-        for what, calls in (("forward", forwards), ("forward + backward", steps)):
-            with torch.set_grad_enabled(calls is steps):
-                times = compare(calls, x, on_host=True)
-            yield [f"{title}, {what}, {where}", *times]
+def time_host_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
+    """Return the host's seconds for each call on x, as `time_in_turn` does."""
+    return _time_rounds(calls, lambda call: _host_seconds(call, x))
 
 
-def _host_time(call: Callable, x: torch.Tensor) -> float:
-    """Return the host's seconds for a call, the mean of HOST_CALLS that are not waited for."""
+def _time_rounds(
+    calls: dict[str, Callable], seconds_of: Callable[[Callable], float]
+) -> dict[str, list[float]]:
+    """Return what `seconds_of` returns for each call in `ROUNDS` rounds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS + 1):
+        is_warm_up = turn == 0
+        for name, call in random.sample(list(calls.items()), len(calls)):
+            seconds = seconds_of(call)
+            if not is_warm_up:
+                times[name].append(seconds)
+    return times
+
+
+def _host_seconds(call: Callable, x: Tensor) -> float:
+    """Return the host's seconds for a call: the mean of HOST_CALLS that it does not wait for."""
     setup = torch.cuda.synchronize if x.is_cuda else "pass"
     return timeit(partial(call, x), setup, number=HOST_CALLS) / HOST_CALLS
 
 
-def imports(*_: object) -> Rows:
+@dataclass(frozen=True)
+class Comparison:
+    """The times of two calls.
+
+    Attributes:
+        ours: the median seconds of our call.
+        eager: the median seconds of eager's.
+        ratio: the median over the rounds of eager's time / ours.
+    """
+
+    ours: float
+    eager: float
+    ratio: float
+
+
+def compare(times: dict[str, list[float]]) -> Comparison:
+    """Compare the times "ours" and "eager" of the same rounds."""
+    rounds = zip(times["ours"], times["eager"], strict=True)
+    ratio = median(eager / ours for ours, eager in rounds)
+    return Comparison(median(times["ours"]), median(times["eager"]), ratio)
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+@torch.no_grad()
+def linear_rows(device: str, dtype: torch.dtype) -> Rows:
+    """Yield a row for each size of the weight: eager's time / ours, and ours in microseconds."""
+    yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
+    for k in FEATURES:
+        for n in FEATURES:
+            modules = make_modules("linear_relu_divide", device, dtype, [k, n, 2.0])
+            cells = []
+            for m in ROWS[device]:
+                x = torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1)
+                compared = compare(time_in_turn(modules, x))
+                cells.append(f"{compared.ratio:.3f} ({compared.ours * 1e6:.0f})")
+            yield [f"K {k}, N {n}", *cells]
+
+
+@torch.no_grad()
+def operands_rows(device: str, dtype: torch.dtype) -> Rows:
+    """Yield a row for each kind of operands: times, and the largest errors against float64.
+
+    The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|).
+    """
+    yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
+    m, k, n = OPERANDS_SIZE[device]
+    modules = make_modules("linear_relu_divide", device, dtype, [k, n, 2.0])
+    is_highest = torch.get_float32_matmul_precision() == "highest"
+    for name in OPERANDS + (OPERANDS_AT_HIGHEST if is_highest else OPERANDS_BELOW_HIGHEST):
+        x, weight, bias = (tensor.to(dtype) for tensor in draw_case(name, m, k, n, device))
+        for module in modules.values():
+            module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
+        largest_errors = _largest_errors(modules, x)
+        compared = compare(time_in_turn(modules, x))
+        yield [
+            name,
+            f"{compared.eager * 1e6:.2f}",
+            f"{compared.ours * 1e6:.2f}",
+            f"{compared.ratio:.3f}",
+            f"{largest_errors['ours']:.3g}",
+            f"{largest_errors['eager']:.3g}",
+        ]
+
+
+def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float]:
+    """Return the largest error of each module on x, in the unit u of `operands_rows`."""
+    eager = modules["eager"]
+    z, magnitude = exact_sums(eager.linear, x)
+    exact = torch.relu(z) / eager.divisor
+    # Infinite sums count as 0 here; `errors` says what is right where the exact result is infinite.
+    unit = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
+    found = {}
+    for name, module in modules.items():
+        error = errors(module(x), exact.to(x.dtype), exact)
+        found[name] = (error / unit).max().item() / U32
+    return found
+
+
+@dataclass(frozen=True)
+class SmallCall:
+    """A module and its input, so small that the host's time is what counts.
+
+    Attributes:
+        title: for the table.
+        problem: the problem's name.
+        arguments: of the module's constructor.
+        shape: of x, and of the output.
+    """
+
+    title: str
+    problem: str
+    arguments: list
+    shape: tuple[int, ...]
+
+
+SMALL_CALLS = [
+    SmallCall("ReLU of 1,024", "relu", [], (1024,)),
+    SmallCall("[1, 64] -> 64", "linear_relu_divide", [64, 64, 2.0], (1, 64)),
+]
+
+
+def host_rows(device: str, dtype: torch.dtype) -> Rows:
+    """Yield a row for each small call: the host's time, which does not wait for launches."""
+    yield ["host time", "ours ns", "eager ns", "eager / ours"]
+    places = ["cpu"] if device == "cpu" else ["cpu", device]
+    for small in SMALL_CALLS:
+        for place in places:
+            forwards = make_modules(small.problem, place, dtype, small.arguments)
+            ones = torch.ones(small.shape, dtype=dtype, device=place)
+            x = ones.clone().requires_grad_()
+            steps = {name: training_step(module, x, ones) for name, module in forwards.items()}
+            with torch.no_grad():
+                times = time_host_in_turn(forwards, x)
+            yield _host_row(f"{small.title}, forward, {place}", times)
+            times = time_host_in_turn(steps, x)
+            yield _host_row(f"{small.title}, forward + backward, {place}", times)
+
+
+def training_step(module: nn.Module, x: Tensor, grad_output: Tensor) -> Callable[[Tensor], tuple]:
+    """Return a function that computes a forward on x, and the gradients of x and parameters."""
+    leaves = [x, *module.parameters()]
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return grad(module(x), leaves, grad_output)
+
+    return step
+
+
+def _host_row(title: str, times: dict[str, list[float]]) -> list[str]:
+    compared = compare(times)
+    ours = f"{compared.ours * 1e9:.2f}"
+    eager = f"{compared.eager * 1e9:.2f}"
+    return [title, ours, eager, f"{compared.ratio:.3f}"]
+
+
+def import_rows(device: str, dtype: torch.dtype) -> Rows:
     """Yield the seconds of a first import, which builds, and the median of three later ones.
 
-    Each import is in a process of its own.
+    Each import is in a process of its own. The arguments are not used: other tables have them.
     """
     yield ["import beyond torch", "cold s", "warm s"]
-    for name, statement in IMPORTS.items():
-        code = f"import torch, time; start = time.perf_counter(); {statement}; "
-        code += "print(time.perf_counter() - start)"
-        command = [sys.executable, "-c", code]
-        with tempfile.TemporaryDirectory() as folder:
-            env = os.environ | {"TORCH_EXTENSIONS_DIR": folder}
-            first, *later = (float(subprocess.check_output(command, env=env)) for _ in range(4))
-        yield [name, f"{first:.2f}", f"{median(later):.2f}"]
+    code = (
+        "import torch, time; start = time.perf_counter(); import model_new; "
+        "print(time.perf_counter() - start)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        environment_with_folder = os.environ | {"TORCH_EXTENSIONS_DIR": folder}
+        seconds = []
+        for _ in range(4):
+            printed = subprocess.check_output(
+                [sys.executable, "-c", code], env=environment_with_folder
+            )
+            seconds.append(float(printed))
+    yield ["both problems", f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"]
 
 
-TABLES = {"linear": linear, "operands": operands, "host": host, "import": imports}
+TABLES: dict[str, Callable[[str, torch.dtype], Rows]] = {
+    "linear": linear_rows,
+    "operands": operands_rows,
+    "host": host_rows,
+    "import": import_rows,
+}
 
 
-def measure(device: str, only: str) -> list[str]:
-    """Run the commands for a kind of device that contain a text; return those that failed."""
+# ---------------------------------------------------------------------------------------- report
+
+
+def measure(device: str, text: str) -> list[str]:
+    """Run the commands for a kind of device that contain a text; return those that failed.
+
+    The results of each command replace those in docs/benchmarks/ and in the documents.
+
+    Raises:
+        ValueError: there is no such command.
+    """
     failed = []
-    found = {path: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    wanted = {
-        path: old["command"]
-        for path, old in found.items()
-        if old["device"] == device and only in old["command"]
-    }
-    if not wanted:
-        raise ValueError(f"no results are for {device} and have a command that contains {only!r}")
-    for path, command in wanted.items():
-        head = f"<!-- {device}: {command} -->\n"
-        with tempfile.TemporaryDirectory() as folder:
-            samples, is_readmes = Path(folder, "results.json"), head in README.read_text()
-            run = [sys.executable, *shlex.split(command)[1:]]
-            if is_readmes:
-                plot.check(PICTURE)
-                run += ["--json", str(samples)]
-            done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-            print(f"{command}: status {done.returncode}", flush=True)
-            if done.returncode:
-                failed.append(command)
-                continue
-            if is_readmes:
-                content = {**load(samples), "command": command}
-                files.write(PICTURE, plot.draw(content, ".svg"))
-                _replace(README, head, tables.markdown(content))
-        results = {"device": device, "command": command, "output": pages.parse(done.stdout)}
+    for path, command in _find_commands(device, text).items():
+        comment = f"<!-- {device}: {command} -->\n"
+        if comment in README.read_text():
+            printed = _run_for_readme(command, comment)
+        else:
+            printed = _run(command)
+        if printed is None:
+            failed.append(command)
+            continue
+        results = {"device": device, "command": command, "output": pages.parse(printed)}
         files.write(path, pages.dump(results))
         files.write(BENCHMARKS, pages.fill(BENCHMARKS.read_text(), RESULTS))
     return failed
 
 
-def _replace(page: Path, head: str, content: str) -> None:
-    """Put content below a comment of a page, in the place of what is there."""
-    new = BLOCK.sub(lambda m: head + content if m[1] == head else m[0], page.read_text())
-    files.write(page, new)
+def _find_commands(device: str, text: str) -> dict[Path, str]:
+    """Return the command of each results file that is for the device and contains the text."""
+    commands = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        results = json.loads(path.read_text())
+        if results["device"] == device and text in results["command"]:
+            commands[path] = results["command"]
+    if not commands:
+        raise ValueError(f"no results are for {device} and have a command that contains {text!r}")
+    return commands
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def _run(command: str, *options: str) -> str | None:
+    """Run a command of this project, by this Python. Return what it prints; None if it fails."""
+    _python, *arguments = shlex.split(command)
+    run = [sys.executable, *arguments, *options]
+    done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(f"{command}: status {done.returncode}", flush=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _run_for_readme(command: str, comment: str) -> str | None:
+    """Run the command of README's table as `_run` does, and replace the table and the picture."""
+    plot.check(PICTURE)
+    with tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder, "results.json")
+        printed = _run(command, "--json", str(samples))
+        if printed is None:
+            return None
+        content = {**load(samples), "command": command}
+    files.write(PICTURE, plot.draw(content, ".svg"))
+    _replace_table(README, comment, tables.markdown(content))
+    return printed
+
+
+def _replace_table(page: Path, comment: str, table: str) -> None:
+    """Put a table below a comment of a page, in the place of the table that is there."""
+
+    def replacement(match: re.Match) -> str:
+        return comment + table if match[1] == comment else match[0]
+
+    files.write(page, README_TABLE.sub(replacement, page.read_text()))
+
+
+# ---------------------------------------------------------------------------------- command line
+
+
+def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options; a wrong one ends the process with status 2."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=[*TABLES, "report"])
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=best)
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=default_device)
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
     parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain this")
@@ -230,15 +398,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    args = parse(arguments)
+    args = parse_options(arguments)
     if args.what == "report":
-        return 1 if measure(args.device, args.only) else 0
+        failed = measure(args.device, args.only)
+        return 1 if failed else 0
     torch.set_float32_matmul_precision(args.precision)
     print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))
     if args.what != "import":
         precision = f", precision {args.precision}" if args.dtype == "float32" else ""
         print(f"{args.dtype}{precision}\n")
-    print(tables.table(list(TABLES[args.what](args.device, getattr(torch, args.dtype)))))
+    rows = TABLES[args.what](args.device, getattr(torch, args.dtype))
+    print(tables.table(list(rows)))
     return 0
 
 

@@ -1,57 +1,86 @@
-"""The time of one call. The timers are bound here, before the solution is imported."""
+"""The time of one call.
+
+This module takes `perf_counter`, `Event` and `synchronize` from their modules when it is imported,
+which is before the solution is imported. So a solution that replaces these functions later does not
+change what is measured.
+"""
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.cuda import Event, synchronize
 
 FLUSH_BYTES = 1 << 30  # several times the largest L2
-# Before a call: 1.2 ms of work on an H200, in which the host gets ahead. In a quarter of that, a
-# slow host is not done with a call on DTensors, or with a compiled training step.
+# Flushes before each call. They take an H200 1.2 ms, in which the host gets ahead of the GPU. In a
+# quarter of that time, a slow host does not finish a call on DTensors or a compiled training step.
 FLUSHES = 4
 
-Taken = tuple[torch.Tensor, float, float]
+
+class Timed(NamedTuple):
+    """A call's output and its time.
+
+    Attributes:
+        output: what the call returned.
+        seconds: on a GPU the device's time, on a CPU the wall-clock time.
+        wall_seconds: the wall-clock time.
+    """
+
+    output: Tensor
+    seconds: float
+    wall_seconds: float
 
 
 class CpuClock:
     """Wall-clock time of one call."""
 
-    def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
-        """Return the output, and the seconds of the call twice: `CudaClock` has two clocks."""
-        if write:
-            write()
+    def time(
+        self, call: Callable[[Tensor], Tensor], x: Tensor, prepare: Callable | None = None
+    ) -> Timed:
+        """Call `prepare`, then time `call(x)`."""
+        if prepare is not None:
+            prepare()
         start = perf_counter()
         output = call(x)
         seconds = perf_counter() - start
-        return output, seconds, seconds
+        return Timed(output, seconds, seconds)
 
 
 class CudaClock:
-    """Device time of one call with a cold L2, beside the wall-clock time until the GPU is idle."""
+    """Device time of one call with a cold L2, and the wall-clock time until the GPU is idle."""
 
     def __init__(self, device: torch.device) -> None:
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        self._flushing, self._start, self._end = (Event(enable_timing=True) for _ in range(3))
+        self._flush_memory = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self._flush_start = Event(enable_timing=True)
+        self._call_start = Event(enable_timing=True)
+        self._call_end = Event(enable_timing=True)
 
-    def time(self, call: Callable, x: torch.Tensor, write: Callable | None = None) -> Taken:
-        """Return the output, the seconds between two events, the wall-clock seconds around both.
+    def time(
+        self, call: Callable[[Tensor], Tensor], x: Tensor, prepare: Callable | None = None
+    ) -> Timed:
+        """Flush the L2, call `prepare`, then time `call(x)` by two events.
 
-        The L2 is flushed while the host is launching, so that the events measure the device and
-        not the launch; the wall-clock seconds are without the flush. After it `write` alters what
-        the call reads: one that works on another stream meanwhile reads old values.
+        The host launches the call while the GPU flushes the L2. So the time between the events is
+        the device's, without the host's time for the launch. The wall-clock time does not include
+        the flush.
+
+        `prepare` may write to the memory that the call reads. The GPU does so after the flush. A
+        call that works on another stream, and does not wait for this one, then reads old values.
         """
         synchronize()
-        began = perf_counter()
-        self._flushing.record()
+        start = perf_counter()
+        self._flush_start.record()
         for _ in range(FLUSHES):
-            self._flush.zero_()
-        if write:
-            write()
-        self._start.record()
+            self._flush_memory.zero_()
+        if prepare is not None:
+            prepare()
+        self._call_start.record()
         output = call(x)
-        self._end.record()
+        self._call_end.record()
         synchronize()
-        wall = perf_counter() - began
-        flush = self._flushing.elapsed_time(self._start) * 1e-3
-        return output, self._start.elapsed_time(self._end) * 1e-3, wall - flush
+        seconds_with_flush = perf_counter() - start
+        flush_seconds = self._flush_start.elapsed_time(self._call_start) * 1e-3
+        call_seconds = self._call_start.elapsed_time(self._call_end) * 1e-3
+        return Timed(output, call_seconds, seconds_with_flush - flush_seconds)

@@ -1,20 +1,25 @@
-"""relu(x weight^T + bias) / divisor: as accurate as the precision setting, limited by products.
+"""The problem Linear -> ReLU -> divide for the referee: cases, error limits and yardsticks.
 
-A GPU that runs products back to back meets its power limit and slows down by a fifth. The rounds
-do not wait for it to recover: interleaved in random order, all contestants meet the same clock.
+The product limits the speed. How accurate it has to be depends on the precision setting.
+
+A GPU that computes products without a pause reaches its power limit, and its clock slows down by a
+fifth. The timed rounds have no pauses either. Each round has a call of every contestant, in random
+order, so the clock is the same for all of them.
 """
 
 import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import nn
-from torch.nn.functional import linear
+from torch import Tensor, nn
+from torch.nn import functional
 
 from problems import operands
-from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE, TRITON
+from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
+from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import CLASSES, Output
@@ -22,42 +27,67 @@ from referee.problem import Case, Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 
-U32 = 2.0**-24  # what rounding to nearest changes at most, in parts: float32
-U_TF32 = 2.0**-11  # TF32, and float16
+# The largest relative errors of rounding to the nearest number of a format.
+U32 = 2.0**-24  # float32
+U_TF32 = 2.0**-11  # TF32 and float16
+
+FLOAT32_GRADE = "float32-grade"
+
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
-SWEEP = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}  # rows of x
-# Weights in memory at once: the reference's, a float64 copy and one of magnitudes (2 each), the
-# values others are drawn from, eager's, the solution's, and gradients.
+SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}
+
+# How many tensors of the weight's size are in memory at once, in the weight's dtype: the
+# reference's weight, a copy in float64 (which counts twice) and the magnitudes in float64 (twice),
+# random values from which new weights are made, eager's weight, the solution's, and gradients.
 WEIGHTS = 10
+
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
-# Rows, out_features, in_features: long sums, and several tiles.
-SHAPES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]
-RANDOM_SHAPES, LONGEST_SIDE = 8, 150  # shapes that nobody can foresee
-FLOAT32 = "float32-grade"
 DIVISORS = [2.0, 3.0, -1.5, 1.0]
-# For 33 features: the shape of the dense tensor underneath, and the view taken of it.
+LARGER_SIZES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]  # M, N and K
+RANDOM_SIZES = 8  # how many sizes are drawn at random, which no solution can foresee
+LARGEST_RANDOM_SIZE = 150
+
+
+class Layout(NamedTuple):
+    """A layout of x with 33 features.
+
+    Attributes:
+        name: of the case.
+        shape: of a dense tensor.
+        view: returns x, a view of the dense tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    view: Callable[[Tensor], Tensor]
+
+
 X_LAYOUTS = [
-    ("x[:, 1:]", (9, 34), lambda x: x[:, 1:]),
-    ("x[:, ::2]", (9, 66), lambda x: x[:, ::2]),
-    ("x[::2]", (18, 33), lambda x: x[::2]),
-    ("x transposed", (33, 300), lambda x: x.t()),
-    ("x expanded rows", (1, 33), lambda x: x.expand(9, 33)),
-    ("x expanded columns", (9, 1), lambda x: x.expand(9, 33)),
-    ("x with storage offset 1", (1 + 9 * 33,), lambda x: x[1:].view(9, 33)),
-    ("x 1-d", (33,), lambda x: x),
-    ("x 1-d, strided", (66,), lambda x: x[::2]),
-    ("x 3-d", (2, 5, 33), lambda x: x),
-    ("x 3-d, permuted", (33, 5, 4), lambda x: x.permute(1, 2, 0)),
-    ("x 4-d", (2, 3, 2, 33), lambda x: x),
-    ("no rows", (0, 33), lambda x: x),
+    Layout("x[:, 1:]", (9, 34), lambda dense: dense[:, 1:]),
+    Layout("x[:, ::2]", (9, 66), lambda dense: dense[:, ::2]),
+    Layout("x[::2]", (18, 33), lambda dense: dense[::2]),
+    Layout("x transposed", (33, 300), lambda dense: dense.t()),
+    Layout("x expanded rows", (1, 33), lambda dense: dense.expand(9, 33)),
+    Layout("x expanded columns", (9, 1), lambda dense: dense.expand(9, 33)),
+    Layout("x with storage offset 1", (1 + 9 * 33,), lambda dense: dense[1:].view(9, 33)),
+    Layout("x 1-d", (33,), lambda dense: dense),
+    Layout("x 1-d, strided", (66,), lambda dense: dense[::2]),
+    Layout("x 3-d", (2, 5, 33), lambda dense: dense),
+    Layout("x 3-d, permuted", (33, 5, 4), lambda dense: dense.permute(1, 2, 0)),
+    Layout("x 4-d", (2, 3, 2, 33), lambda dense: dense),
+    Layout("no rows", (0, 33), lambda dense: dense),
 ]
 
 
 class LinearReluDivideProblem(Problem):
-    """Elements within the errors of a sum in any order; the timed size in the precision's class."""
+    """relu(x weight^T + bias) / divisor.
+
+    Each element may be off by as much as a sum may be whose terms are added in any order. At the
+    setting `highest`, float32 results of the timed size also have to be in the class float32-grade.
+    """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
-    yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE, TRITON)}  # noqa: RUF012
+    yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
     rate = Rate(
         unit="TFLOP/s",
@@ -68,111 +98,135 @@ class LinearReluDivideProblem(Problem):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings of the precision that are measured; a sweep takes one of them."""
+        """The precision settings that are measured; a sweep measures one of them."""
         return self.some_settings or self.settings_for(self.dtype, self.device)
 
     @property
     def work(self) -> int:
-        """The flops of one product."""
+        """The floating-point operations of one product."""
         return 2 * math.prod(self.shape) * self.args[1]
 
     @property
     def moved(self) -> int:
-        """Bytes that a call reads and writes."""
+        """Bytes that a call reads and writes: those of x and out, and of the weight."""
         return super().moved + math.prod(self.args[:2]) * self.dtype.itemsize
 
     def fastest(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
 
-        Eager's calls are products too, and an honest float32 call needs a float16 product at least.
+        Eager's calls count, because they compute the product too. A third of the time for three
+        float16 products counts, because an honest float32 call computes at least one such product.
         """
-        times = [timings.seconds.get(PRODUCT, [])]
-        times += [timings.seconds[name] for name in (self.names.eager, self.names.again)]
-        times.append([seconds / 3 for seconds in timings.seconds.get(THREE, [])])
-        return min(map(min, filter(None, times)))
+        seconds = list(timings.seconds.get(PRODUCT, []))
+        seconds += timings.seconds[self.names.eager]
+        seconds += timings.seconds[self.names.again]
+        seconds += [time / 3 for time in timings.seconds.get(THREE_PRODUCTS, [])]
+        return min(seconds)
 
     def expected(self, module: nn.Module, inputs: list) -> list[Output]:
-        """Return the exact results, each with the error of a sum of so many terms in any order."""
-        [x], [eager] = inputs, self.run(module, inputs)
-        if tuple(x.shape) == tuple(self.shape):  # whose values are far from the ends of float32
-            z = linear(*_operands(module.linear, x, torch.float64))
-            magnitude = _magnitude(module.linear, x, torch.float32).double()
+        """Return the exact result, and how far each of its elements may be off."""
+        [x] = inputs
+        [eager] = self.run(module, inputs)
+        is_timed_size = tuple(x.shape) == tuple(self.shape)
+        if is_timed_size:
+            # These values are far from the ends of float32's range, so their magnitudes can be
+            # summed in float32.
+            z = functional.linear(*_convert_operands(module.linear, x, torch.float64))
+            magnitude = _sum_magnitudes(module.linear, x, torch.float32).double()
         else:
             z, magnitude = exact_sums(module.linear, x)
         exact = torch.relu(z) / module.divisor
-        limit = self._limit(x, z, magnitude, exact, module)
+        limit = self._limit(module, x, z, magnitude, exact)
         return [Output(eager, exact, x.shape[-1], limit)]
 
     def _limit(
-        self,
-        x: torch.Tensor,
-        z: torch.Tensor,
-        magnitude: torch.Tensor,
-        exact: torch.Tensor,
-        module: nn.Module,
-    ) -> torch.Tensor:
-        """Return the most that each element may be off.
+        self, module: nn.Module, x: Tensor, z: Tensor, magnitude: Tensor, exact: Tensor
+    ) -> Tensor:
+        """Return how far each element of the result may be off.
 
         Args:
-            x: the input.
-            z: the exact sums.
-            magnitude: the sums of the terms' magnitudes.
-            exact: the exact results.
             module: the reference.
+            x: its input.
+            z: the exact sums x weight^T + bias.
+            magnitude: the sums of the terms' magnitudes.
+            exact: the exact results relu(z) / divisor.
         """
-        divisor, terms, eps = abs(module.divisor), x.shape[-1], torch.finfo(x.dtype).eps
-        if x.dtype == torch.float64:  # the float64 result itself is this far off
-            part = 4 * (terms + 4) * eps
-        elif self._may_be_tf32:  # the roundings of x and weight to TF32
-            part = 8 * U_TF32 + 16 * U32
+        divisor = abs(module.divisor)
+        terms = x.shape[-1]
+        eps = torch.finfo(x.dtype).eps
+        # How far a sum may be off, divided by the sum of its terms' magnitudes.
+        if x.dtype == torch.float64:
+            relative_limit = (
+                4 * (terms + 4) * eps
+            )  # the exact result, in float64, may be this far off itself
+        elif self._may_be_tf32:
+            relative_limit = 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
         elif x.dtype == torch.float32:
-            # A plain sum of K terms: its errors add up as random signs do, six standard deviations.
-            part = (4 + 8 * math.sqrt(terms)) * U32
+            # The errors of a plain sum of K terms add up as random signs do, to about sqrt(K). The
+            # factor allows six standard deviations.
+            relative_limit = (4 + 8 * math.sqrt(terms)) * U32
         else:
-            part = (16 + 4 * math.sqrt(terms)) * U32
-        limit = magnitude * (part / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
-        if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
+            relative_limit = (16 + 4 * math.sqrt(terms)) * U32
+        limit = (
+            magnitude * (relative_limit / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
+        )
+        if x.dtype.itemsize == 2:
+            # The result is rounded to a half type, and the product too may be rounded, before the
+            # bias is added.
             product = z - module.linear.bias.detach().double()
             limit += (2 * exact.abs() + product.abs() / divisor) * eps
         return limit
 
     @property
     def _may_be_tf32(self) -> bool:
-        """Return whether the precision setting lets float32 products be TF32's."""
+        """True if the precision setting allows float32 products to be computed in TF32."""
         return self.dtype == torch.float32 and self.precision != "highest"
 
-    def clear(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
-        """Return where ReLU's side is certain, at the timed size; small sizes are drawn often."""
+    def clear(self, module: nn.Module, inputs: list) -> Tensor | None:
+        """Return where rounding cannot change the sign of ReLU's input, at the timed size.
+
+        Other sizes have no such mask. Their gradients are compared on several inputs, and only an
+        error that occurs on all of them counts.
+        """
         [x] = inputs
         if tuple(x.shape) != tuple(self.shape):
             return None
         if x.dtype == torch.float32 and not self._may_be_tf32:
             # Sums in float32 are good enough: their errors are far below 64 roundings of the terms.
-            z, magnitude = module.linear(x), _magnitude(module.linear, x, torch.float32)
+            z = module.linear(x)
+            magnitude = _sum_magnitudes(module.linear, x, torch.float32)
         else:
             z, magnitude = exact_sums(module.linear, x)
-        near = torch.finfo(x.dtype).eps  # the product may be rounded before the bias is added
-        if x.dtype.itemsize > 2:
-            near = U_TF32 * 4 if self._may_be_tf32 else U32 * 64
-        return z.abs() > near * magnitude
+        if x.dtype.itemsize == 2:
+            # The product may be rounded before the bias is added.
+            relative_error = torch.finfo(x.dtype).eps
+        elif self._may_be_tf32:
+            relative_error = U_TF32 * 4
+        else:
+            relative_error = U32 * 64
+        return z.abs() > relative_error * magnitude
 
     def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
-        """Return the class of the results, from the Frobenius norm of their errors."""
+        """Return the accuracy class of the results, from the Frobenius norm of their errors."""
         if self.dtype != torch.float32:
             return f"{dtype_name(self.dtype)}-grade"
         if relative <= (4 + math.sqrt(self.shape[-1])) * U32:
-            return FLOAT32
-        return "TF32-grade" if relative <= CLASSES["TF32-grade"] else "worse than TF32"
+            return FLOAT32_GRADE
+        if relative <= CLASSES["TF32-grade"]:
+            return "TF32-grade"
+        return "worse than TF32"
 
     def least_accuracy(self) -> str:
-        """Return the class that float32 results must reach at `highest`."""
-        return FLOAT32 if self.dtype == torch.float32 and not self._may_be_tf32 else ""
+        """Return the accuracy class that float32 results must reach at `highest`."""
+        is_float32_at_highest = self.dtype == torch.float32 and not self._may_be_tf32
+        return FLOAT32_GRADE if is_float32_at_highest else ""
 
-    def guesses(self, module: nn.Module, inputs: list) -> dict[str, torch.Tensor]:
-        """Return results without one of the three operations."""
+    def guesses(self, module: nn.Module, inputs: list) -> dict[str, Tensor]:
+        """Return the results of solutions that leave out one of the operations."""
         [x] = inputs
         with torch.no_grad():
-            z, product = module.linear(x), x @ module.linear.weight.T
+            z = module.linear(x)
+            product = x @ module.linear.weight.T
             return {
                 "leaves out the bias": torch.relu(product) / module.divisor,
                 "leaves out the division": torch.relu(z),
@@ -180,69 +234,43 @@ class LinearReluDivideProblem(Problem):
             }
 
     def cases(self, device_seed: int) -> Iterator[Case]:
-        """Return small sizes, layouts of x, and operands on which products err most."""
+        """Yield small sizes, layouts of x, and operands on which products err most."""
         generator = torch.Generator(self.device).manual_seed(device_seed)
 
-        def draw(*shape: int) -> torch.Tensor:
+        def draw(*shape: int) -> Tensor:
             return cases.random(shape, self.dtype, self.device, generator)
 
-        yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
-        yield Case("parameters overwritten", [draw(129, 65)], state="other")
-        yield from changed_in_part(draw(129, 65), generator)
-        for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
-            name = f"[{m}, 9] -> {n}, new memory filled"
-            yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill=True)
+        yield from _state_cases(draw, generator)
         for setting in self.settings:
-            at = setting and f" at {setting}"
-            for case in self._sizes(draw, at):
-                case.setting = setting
-                yield case
+            suffix = f" at {setting}" if setting else ""
+            yield from _at_setting(setting, _size_cases(draw, suffix))
             if self.dtype == torch.float32:
-                for case in self._operands(at):
-                    case.setting = setting
-                    yield case
-        for _ in range(RANDOM_SHAPES):
-            m, n, k = (random.randint(1, LONGEST_SIDE) for _ in range(3))
-            divisor = random.uniform(0.3, 3.0)
-            name = f"[{m}, {k}] -> {n}, divisor {divisor:.3g}, drawn at random"
-            yield Case(name, [draw(m, k)], arguments=[k, n, divisor], setting=self.settings[0])
-        first = self.settings[0]
-        for turn, (name, shape, view) in enumerate(X_LAYOUTS):
-            x = view(draw(*shape))
-            arguments = None if turn else [33, 17, 2.0]
-            required = x.is_contiguous() and x.numel() > 0 and x.dim() == 2
-            yield Case(name, [x], arguments, setting=first, required=required)
-        yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first)
+                yield from _at_setting(setting, self._operand_cases(suffix))
+        first_setting = self.settings[0]
+        yield from _at_setting(first_setting, _random_size_cases(draw))
+        yield from _at_setting(first_setting, _layout_cases(draw))
+        yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
-    def _sizes(self, draw: Callable[..., torch.Tensor], at: str) -> Iterator[Case]:
-        """Yield SIZES of rows, each with two of columns and of K, and SHAPES.
+    def _operand_cases(self, suffix: str) -> Iterator[Case]:
+        """Yield the operands on which products err most, as parameters of one module.
 
-        The strides 5 and 8 have no factor in common with the 13 sizes, so every size of columns
-        and of K comes once in a turn, beside another one.
+        The first case constructs the module.
+
+        Args:
+            suffix: the end of the cases' names.
         """
-        for turn in range(2):
-            for i, m in enumerate(SIZES):
-                n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
-                k = SIZES[(8 * i + 3 * turn + 2) % len(SIZES)]
-                divisor = DIVISORS[(i + turn) % len(DIVISORS)]
-                name = f"[{m}, {k}] -> {n}, divisor {divisor}{at}"
-                yield Case(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
-                yield Case(f"{name}, other parameters", [draw(m, k)], state="other")
-        for m, n, k in SHAPES:
-            yield Case(f"[{m}, {k}] -> {n}{at}", [draw(m, k)], arguments=[k, n, 2.0])
-
-    def _operands(self, at: str) -> Iterator[Case]:
-        """Yield the operands on which products err most, as parameters of one module."""
-        for turn, name in enumerate(operands.CASES):
-            x, weight, bias = operands.named(name, 33, 129, 65)
-            arguments = None if turn else [129, 65, 2.0]
-            yield Case(f"{name}{at}", [x.to(self.device)], arguments, state=[weight, bias])
+        arguments = [129, 65, 2.0]
+        for name in operands.CASES:
+            x, weight, bias = operands.draw_case(name, 33, 129, 65)
+            inputs = [x.to(self.device)]
+            yield Case(f"{name}{suffix}", inputs, arguments, state=[weight, bias])
+            arguments = None  # the module of the case before
 
     def backward_inputs(self) -> list[list[list]]:
-        """Return a group of small inputs for which gradients are compared."""
+        """Return one group of three small inputs for which gradients are compared."""
         generator = torch.Generator(self.device).manual_seed(random.randrange(1 << 30))
-        draws = (cases.random((129, 65), self.dtype, self.device, generator) for _ in range(3))
-        return [[[x] for x in draws]]
+        shape = (129, 65)
+        return [[[cases.random(shape, self.dtype, self.device, generator)] for _ in range(3)]]
 
     def backward_arguments(self) -> list | None:
         """Return the arguments of the module for `backward_inputs`."""
@@ -250,39 +278,112 @@ class LinearReluDivideProblem(Problem):
 
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-        """Raise ValueError if the dtype is no floating one."""
+        """Raise a ValueError if the dtype is not a floating one."""
         if not dtype.is_floating_point:
             raise ValueError(f"linear_relu_divide takes floating dtypes, not {dtype}")
 
     @staticmethod
-    def needs(init_inputs: list, dtype: torch.dtype) -> tuple[tuple[int, ...], int, int]:
-        """Return the shape of a row of x, and the bytes for a row, and for all rows together."""
-        k, n, _ = init_inputs
-        each = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-        return (k,), each, WEIGHTS * n * k * dtype.itemsize
+    def row_needs(init_inputs: list, dtype: torch.dtype) -> RowNeeds:
+        """Return the memory that a forward needs."""
+        k, n, _divisor = init_inputs
+        row_bytes = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
+        return RowNeeds((k,), row_bytes, fixed_bytes=WEIGHTS * n * k * dtype.itemsize)
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-        """Return the settings of float32 products; "" for other dtypes."""
+        """Return the precision settings of float32 products; "" for other dtypes."""
         return SETTINGS[device.type] if dtype == torch.float32 else ("",)
 
     @staticmethod
-    def sweep(init_inputs: list, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
-        """Return the shapes of x of a sweep, each with the elements of a call's largest tensor."""
-        k, n, _ = init_inputs
-        return [((rows, k), max(rows, n) * k) for rows in SWEEP[device.type]]
+    def sweep(init_inputs: list, device: torch.device) -> list[SweepShape]:
+        """Return the shapes of x in a sweep."""
+        k, n, _divisor = init_inputs
+        return [SweepShape((rows, k), max(rows, n) * k) for rows in SWEEP_ROWS[device.type]]
 
 
-def exact_sums(own: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+# ------------------------------------------------------------------------------------------- cases
+
+DrawTensor = Callable[..., Tensor]  # takes the sizes of a tensor, and draws it
+
+
+def _at_setting(setting: str, cases_without_setting: Iterator[Case]) -> Iterator[Case]:
+    """Yield the cases, each with the precision setting."""
+    for case in cases_without_setting:
+        case.setting = setting
+        yield case
+
+
+def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[Case]:
+    """Yield cases that a solution gets wrong if it keeps values from earlier calls."""
+    yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
+    yield Case("parameters overwritten", [draw(129, 65)], state="other")
+    yield from changed_in_part(draw(129, 65), generator)
+    for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
+        name = f"[{m}, 9] -> {n}, new memory filled"
+        yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill=True)
+
+
+def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[Case]:
+    """Yield cases of all SIZES, each as M, as N and as K, and cases of LARGER_SIZES.
+
+    There are two turns. In each, M goes through the 13 sizes in order, N takes every 5th size and K
+    every 8th, beginning again at the list's end. As 5 and 8 have no factor in common with 13, N and
+    K also take each size once in a turn. The second turn has other combinations than the first.
+
+    Args:
+        draw: draws a tensor of a shape.
+        suffix: the end of the cases' names.
+    """
+    for turn in range(2):
+        for i, m in enumerate(SIZES):
+            n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
+            k = SIZES[(8 * i + 3 * turn + 2) % len(SIZES)]
+            divisor = DIVISORS[(i + turn) % len(DIVISORS)]
+            name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
+            yield Case(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
+            yield Case(f"{name}, other parameters", [draw(m, k)], state="other")
+    for m, n, k in LARGER_SIZES:
+        yield Case(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
+
+
+def _random_size_cases(draw: DrawTensor) -> Iterator[Case]:
+    """Yield cases of random sizes and divisors."""
+    for _ in range(RANDOM_SIZES):
+        m, n, k = (random.randint(1, LARGEST_RANDOM_SIZE) for _ in range(3))
+        divisor = random.uniform(0.3, 3.0)
+        name = f"[{m}, {k}] -> {n}, divisor {divisor:.3g}, drawn at random"
+        yield Case(name, [draw(m, k)], arguments=[k, n, divisor])
+
+
+def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
+    """Yield the layouts of x, for one module, which the first case constructs.
+
+    A solution may refuse those that are not contiguous matrices with elements.
+    """
+    arguments = [33, 17, 2.0]
+    for layout in X_LAYOUTS:
+        x = layout.view(draw(*layout.shape))
+        required = x.is_contiguous() and x.numel() > 0 and x.dim() == 2
+        yield Case(layout.name, [x], arguments, required=required)
+        arguments = None  # the module of the case before
+
+
+# ---------------------------------------------------------------------------------------- results
+
+
+def exact_sums(module: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x weight^T + bias, and the sums of the terms' magnitudes, in float64."""
-    z = linear(*_operands(own, x, torch.float64))
-    return z, _magnitude(own, x, torch.float64)
+    z = functional.linear(*_convert_operands(module, x, torch.float64))
+    return z, _sum_magnitudes(module, x, torch.float64)
 
 
-def _operands(own: nn.Linear, x: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor | None]:
-    return [None if t is None else t.detach().to(dtype) for t in (x, own.weight, own.bias)]
+def _sum_magnitudes(module: nn.Linear, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return |x| |weight|^T + |bias|, computed in a dtype."""
+    converted = _convert_operands(module, x, dtype)
+    return functional.linear(*(None if tensor is None else tensor.abs() for tensor in converted))
 
 
-def _magnitude(own: nn.Linear, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the sums of the terms' magnitudes, computed in a dtype."""
-    return linear(*(t if t is None else t.abs() for t in _operands(own, x, dtype)))
+def _convert_operands(module: nn.Linear, x: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
+    """Return x, weight and bias in a dtype; None in the place of a bias that is missing."""
+    tensors = (x, module.weight, module.bias)
+    return [None if tensor is None else tensor.detach().to(dtype) for tensor in tensors]

@@ -1,19 +1,27 @@
-"""Operands of a float32 product x weight^T + bias: named cases, and what they are made of.
+"""Operands of a float32 product x weight^T + bias: named cases, many of them hard for a product.
 
-All are float32: x `[m, k]`, weight `[n, k]`, bias `[n]`. K is at least 8.
+`CASES` has a function for each case. All operands are float32: x `[m, k]`, weight `[n, k]` and bias
+`[n]`, where k is at least 8.
+
+In most cases the three operands are independent: `IndependentOperands` names one function for each.
+The functions for x and weight take a `Draw`, which has the random numbers, the number of rows, and
+k. Functions with keyword arguments are bound to values of these by `functools.partial`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-INF, NAN = float("inf"), float("nan")
-ALL, COLUMN = slice(None), 5
+INF = float("inf")
+NAN = float("nan")
+SPECIAL_COLUMN = 5  # the column of x and weight that some cases overwrite
 
 
 class Draw:
-    """Tensors on one device, from one seed."""
+    """Draws tensors on one device, from one seed."""
 
     def __init__(self, seed: int, device: str = "cpu") -> None:
         self.device = device
@@ -35,7 +43,11 @@ class Draw:
         """Return zeros."""
         return torch.zeros(shape, device=self.device)
 
-    def choice(self, share: float, *shape: int) -> Tensor:
+    def ones(self, *shape: int) -> Tensor:
+        """Return ones."""
+        return torch.ones(shape, device=self.device)
+
+    def mask(self, share: float, *shape: int) -> Tensor:
         """Return a mask that is true with the probability `share`."""
         return self.uniform(*shape) < share
 
@@ -44,161 +56,362 @@ class Draw:
         return torch.randint(low, high + 1, shape, **self.options).float().exp2()
 
     def columns(self, count: int, k: int) -> Tensor:
-        """Return the indices of `count` different columns."""
+        """Return the indices of `count` different columns of k."""
         return torch.randperm(k, **self.options)[:count]
 
     def index(self, count: int) -> Tensor:
-        """Return 0, 1 and so on, `count` numbers."""
+        """Return the indices 0, 1, ..., count - 1."""
         return torch.arange(count, device=self.device)
 
     def grades(self, span: int, k: int, *, shuffled: bool) -> Tensor:
-        """Return powers of two from 2^-span to 2^span along k, rising or in random order."""
+        """Return powers of two from 2^-span to 2^span for k columns, rising or in random order."""
         exponents = torch.linspace(-span, span, k, device=self.device).round()
-        return (exponents[self.columns(k, k)] if shuffled else exponents).exp2()
+        if shuffled:
+            exponents = exponents[self.columns(k, k)]
+        return exponents.exp2()
 
 
-Operands = tuple[Tensor, Tensor, Tensor]
-Case = Callable[[Draw, int, int, int], Operands]  # given m, k and n
-Side = Callable[[Draw, int, int], Tensor]  # given rows and K
-N, U = Draw.normal, Draw.uniform
+Operands = tuple[Tensor, Tensor, Tensor]  # x, weight, bias
+MatrixFunction = Callable[[Draw, int, int], Tensor]  # takes the numbers of rows and columns
+BiasFunction = Callable[[Draw, int], Tensor]  # takes n
+Case = Callable[[Draw, int, int, int], Operands]  # takes m, k and n
 
 
-def few(d: Draw, rows: int, k: int, count: int) -> Tensor:
-    """Return a mask that is true at `count` places of every row, drawn for each row."""
-    kept = d.zeros(rows, k).bool()
-    return kept.scatter_(1, d.uniform(rows, k).topk(min(count, k)).indices, value=True)
+@dataclass(frozen=True)
+class IndependentOperands:
+    """A case whose operands are drawn one after the other.
+
+    Attributes:
+        x: returns x, from m and k.
+        weight: returns weight, from n and k.
+        bias: returns bias, from n.
+    """
+
+    x: MatrixFunction
+    weight: MatrixFunction
+    bias: BiasFunction = Draw.zeros
+
+    def __call__(self, draw: Draw, m: int, k: int, n: int) -> Operands:
+        """Draw x, weight and bias, in this order."""
+        x = self.x(draw, m, k)
+        weight = self.weight(draw, n, k)
+        bias = self.bias(draw, n)
+        return x, weight, bias
 
 
-def blocks(d: Draw, rows: int, k: int) -> Tensor:
-    """Return a mask that is true in 8 blocks along the diagonal."""
-    return d.index(rows)[:, None] * 8 // rows == d.index(k) * 8 // k
-
-
-def whole(rows: Tensor, largest: int) -> Tensor:
-    """Scale each row so that its largest magnitude is `largest`, and round to whole numbers."""
-    maximum = rows.abs().amax(1, keepdim=True)
-    return (rows * (largest / torch.where(maximum == 0, 1.0, maximum))).round()
-
-
-def named(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
-    """Return x, weight and bias of a case of CASES."""
+def draw_case(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
+    """Return x, weight and bias of a case of `CASES`. The values depend on the device too."""
     return CASES[name](Draw(0, device), m, k, n)
 
 
-def put(values: Tensor, index: object, new: Tensor | float) -> Tensor:
-    """Set some of the values; return all of them."""
-    values[index] = new
+# --------------------------------------------------------------------------------- masks, rounding
+
+
+def mask_in_each_row(draw: Draw, rows: int, k: int, count: int) -> Tensor:
+    """Return a mask `[rows, k]` that is true at `count` random places of each row."""
+    mask = draw.zeros(rows, k).bool()
+    places = draw.uniform(rows, k).topk(min(count, k)).indices
+    return mask.scatter_(1, places, value=True)
+
+
+def block_diagonal_mask(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a mask `[rows, k]` that is true in 8 blocks along the diagonal."""
+    block_of_row = draw.index(rows)[:, None] * 8 // rows
+    block_of_column = draw.index(k) * 8 // k
+    return block_of_row == block_of_column
+
+
+def round_to_integers(values: Tensor, largest: int) -> Tensor:
+    """Scale each row so that its largest magnitude is `largest`, and round it to integers."""
+    maximum = values.abs().amax(1, keepdim=True)
+    divisor = torch.where(maximum == 0, 1.0, maximum)
+    return (values * (largest / divisor)).round()
+
+
+# ------------------------------------------------------------------- matrices of one distribution
+
+
+def lognormal(draw: Draw, rows: int, k: int, *, sigma: float) -> Tensor:
+    """Return values of both signs whose logarithms have the deviation sigma."""
+    return draw.lognormal(sigma, rows, k)
+
+
+def positive_lognormal(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return positive values whose logarithms have the deviation 1."""
+    return draw.lognormal(1, rows, k).abs()
+
+
+def small_integers(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return integers from -4 to 5."""
+    return (draw.uniform(rows, k) * 9 - 4).round()
+
+
+def integers(draw: Draw, rows: int, k: int, *, largest: int) -> Tensor:
+    """Return normal values, scaled and rounded to integers up to `largest` in magnitude."""
+    return round_to_integers(draw.normal(rows, k), largest)
+
+
+def half_precision(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values that float16 represents exactly."""
+    return draw.normal(rows, k).half().float()
+
+
+def linear_weight(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return values distributed evenly from -k^-0.5 to k^-0.5, as `nn.Linear` initializes them."""
+    return (draw.uniform(rows, k) * 2 - 1) * k**-0.5
+
+
+def one_hot(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a 1 in each row, and zeros elsewhere."""
+    return mask_in_each_row(draw, rows, k, 1).float()
+
+
+def softmax_minus_one_hot(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return the gradient of a cross-entropy loss: a softmax minus a one-hot row."""
+    return (3 * draw.normal(rows, k)).softmax(1) - one_hot(draw, rows, k)
+
+
+def selection(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a weight that selects one column of x for each feature: a 1 in each row."""
+    selected = draw.index(rows)[:, None] * 37 % k
+    return (draw.index(k) == selected).float()
+
+
+# -------------------------------------------------------------------------- matrices with zeros
+
+
+def sparse(draw: Draw, rows: int, k: int, *, share: float) -> Tensor:
+    """Return normal values, of which all but this share are zeros."""
+    return draw.normal(rows, k) * draw.mask(share, rows, k)
+
+
+def sparse_two_of_four(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, of which two of each four neighbours in a row are zeros."""
+    groups = -(-k // 4)
+    mask = draw.uniform(rows, groups, 4).argsort(2) < 2
+    return draw.normal(rows, k) * mask.flatten(1)[:, :k]
+
+
+def block_diagonal(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return uniform values in 8 blocks along the diagonal, and zeros elsewhere."""
+    return draw.uniform(rows, k) * block_diagonal_mask(draw, rows, k)
+
+
+def zeros_in_first_columns(draw: Draw, rows: int, k: int, *, eighths: int) -> Tensor:
+    """Return uniform values, of which so many eighths of the columns, the first ones, are zeros."""
+    first_nonzero = eighths * k // 8
+    return draw.uniform(rows, k) * (draw.index(k) >= first_nonzero)
+
+
+# ---------------------------------------------------------------- matrices of unequal magnitudes
+
+
+def normal_with_column(
+    draw: Draw, rows: int, k: int, *, value: float, column: int = SPECIAL_COLUMN
+) -> Tensor:
+    """Return normal values, but for one column, which has the same value everywhere."""
+    values = draw.normal(rows, k)
+    values[:, column] = value
     return values
 
 
-def column(new: float, at: int = COLUMN) -> Side:
-    """Return what draws normal values, but for one column, which has the same everywhere."""
-    return lambda *s: put(N(*s), (ALL, at), new)
+def outlier_columns(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, with about 1% of the columns multiplied by 1000."""
+    values = draw.normal(rows, k)
+    return values * torch.where(draw.mask(0.01, k), 1000.0, 1.0)
 
 
-def plus(offset: float, side: Side = U) -> Side:
-    """Return what draws a side and adds an offset."""
-    return lambda *s: side(*s) + offset
+def positive_outlier_columns(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return uniform values, with 16 columns multiplied by 300."""
+    values = draw.uniform(rows, k)
+    factors = draw.ones(k)
+    factors[draw.columns(16, k)] = 300
+    return values * factors
 
 
-def times(factor: float | Side, side: Side = N) -> Side:
-    """Return what draws a side and multiplies it by a factor, which may be drawn, too."""
-    return lambda *s: side(*s) * (factor(*s) if callable(factor) else factor)
+def large_last_column(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, with the last column multiplied by 10,000."""
+    return draw.normal(rows, k) * torch.where(draw.index(k) == k - 1, 10_000.0, 1.0)
 
 
-def cycle(*factors: float) -> Side:
-    """Return what gives each row one of the factors, in turn."""
-    return lambda d, r, _: torch.tensor(factors, device=d.device)[d.index(r) % len(factors), None]
+def outliers(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, with about 0.1% of them multiplied by 1000."""
+    values = draw.normal(rows, k)
+    return values * torch.where(draw.mask(0.001, rows, k), 1000.0, 1.0)
 
 
-def integers(d: Draw, rows: int, k: int) -> Tensor:
-    """Return whole numbers from -4 to 5."""
-    return (U(d, rows, k) * 9 - 4).round()
+def wide_rows(draw: Draw, rows: int, k: int, *, count: int) -> Tensor:
+    """Return normal values, but for the first `count` rows, which are lognormal of deviation 4."""
+    values = draw.normal(rows, k)
+    values[:count] = draw.lognormal(4, min(rows, count), k)
+    return values
 
 
-def of(x: Side, weight: Side | None = None, bias: Side = Draw.zeros) -> Case:
-    """Return a case whose sides are drawn one after the other; the weight by default as x is."""
-    return lambda d, m, k, n: (x(d, m, k), (weight or x)(d, n, k), bias(d, 1, n)[0])
+def graded_columns(draw: Draw, rows: int, k: int, *, shuffled: bool) -> Tensor:
+    """Return normal values, with the columns multiplied by powers of two, 2^-20 to 2^20."""
+    return draw.normal(rows, k) * draw.grades(20, k, shuffled=shuffled)
 
 
-def _wide(rows: int) -> Side:
-    return lambda d, r, k: put(N(d, r, k), slice(rows), d.lognormal(4, min(r, rows), k))
+def repeat_factors(draw: Draw, factors: list[float], count: int) -> Tensor:
+    """Return a tensor `[count]` of the factors in turn."""
+    return torch.tensor(factors, device=draw.device)[draw.index(count) % len(factors)]
 
 
-def _sparse(share: float) -> Side:
-    return times(lambda d, r, k: d.choice(share, r, k))
+def scaled_rows(draw: Draw, rows: int, k: int, *, factors: list[float]) -> Tensor:
+    """Return normal values, with the rows multiplied by the factors in turn."""
+    return draw.normal(rows, k) * repeat_factors(draw, factors, rows)[:, None]
 
 
-def _infinite(rows: slice) -> Side:
-    """Return what draws normal values, but for infinities in one column of these rows."""
-    return lambda d, r, k: put(N(d, r, k), (rows, d.columns(1, k)), INF)
+def rows_scaled_by_powers(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, with each row multiplied by 2^-60, 2^-30, 1, 2^30 or 2^60.
+
+    There are so few factors that many rows have the largest one.
+    """
+    return draw.normal(rows, k) * draw.powers(-2, 2, rows, 1) ** 30
 
 
-def _nonfinite(d: Draw, rows: int, k: int) -> Tensor:
-    values = N(d, rows, k)
+# --------------------------------------------------------------- matrices with infinities and NaN
+
+
+def inf_in_rows(draw: Draw, rows: int, k: int, *, step: int) -> Tensor:
+    """Return normal values, but for one random column: it is infinite in every step-th row."""
+    values = draw.normal(rows, k)
+    values[::step, draw.columns(1, k)] = INF
+    return values
+
+
+def inf_in_middle_row(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, but for an infinity in a random column of the middle row."""
+    values = draw.normal(rows, k)
+    values[rows // 2, draw.columns(1, k)] = INF
+    return values
+
+
+def nonfinite(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return normal values, but for infinities and NaN in four of each seven rows.
+
+    Row 3 of the seven has two infinities of opposite signs.
+    """
+    values = draw.normal(rows, k)
     for row, value in enumerate([INF, -INF, NAN]):
-        values[row::7, d.columns(1, k)] = value
-    values[3::7, 0], values[3::7, -1] = INF, -INF
+        values[row::7, draw.columns(1, k)] = value
+    values[3::7, 0] = INF
+    values[3::7, -1] = -INF
     return values
 
+
+# ------------------------------------------------------------------------------------------ biases
+
+
+def linear_bias(draw: Draw, n: int) -> Tensor:
+    """Return values distributed evenly from -n^-0.5 to n^-0.5."""
+    return (draw.uniform(n) * 2 - 1) * n**-0.5
+
+
+def constant_bias(draw: Draw, n: int, *, value: float) -> Tensor:
+    """Return the same value n times."""
+    return draw.zeros(n) + value
+
+
+def nonfinite_bias(draw: Draw, n: int) -> Tensor:
+    """Return infinities, NaN and finite values in turn."""
+    return repeat_factors(draw, [INF, -INF, NAN, -1.0, 0.0, 0.5, 2.0], n)
+
+
+# ------------------------------------------------------------------------------------------- cases
+
+# x and weight of some of the cases below.
+_lognormal = partial(lognormal, sigma=1)
+_wide_lognormal = partial(lognormal, sigma=2)
+_twelve_bit_integers = partial(integers, largest=4095)  # one bit more than hi has
+_outlier_rows = partial(scaled_rows, factors=[3e3, 1.0, 1.0])
+_zero_rows = partial(scaled_rows, factors=[0.0, 1.0, 1.0])
+_half_sparse = partial(sparse, share=0.5)
+_tenth_sparse = partial(sparse, share=0.1)
+_zero_column = partial(normal_with_column, value=0.0)
+_huge_column = partial(normal_with_column, value=1e30)
 
 CASES: dict[str, Case] = {
-    # KernelBench's x, nn.Linear's parameters
-    "uniform": of(U, *[times(lambda d, r, k: k**-0.5, plus(-1, times(2, U)))] * 2),
-    "normal": of(N, N, N),
-    "large bias": of(N, N, plus(1e6, Draw.zeros)),
-    "inf and NaN in the bias": of(
-        N, N, lambda d, r, n: cycle(INF, -INF, NAN, -1, 0, 0.5, 2)(d, n, r).T
+    # KernelBench's x, and parameters like those of nn.Linear.
+    "uniform": IndependentOperands(x=Draw.uniform, weight=linear_weight, bias=linear_bias),
+    "normal": IndependentOperands(x=Draw.normal, weight=Draw.normal, bias=Draw.normal),
+    # ---- The bias is special.
+    "large bias": IndependentOperands(
+        x=Draw.normal, weight=Draw.normal, bias=partial(constant_bias, value=1e6)
     ),
-    # x
-    "outlier columns": of(times(lambda d, r, k: 1 + 999.0 * d.choice(0.01, k)), N),
-    "one dominant column": of(column(1e4, 0), N),
-    "last column large": of(times(lambda d, r, k: 1 + 9999.0 * (d.index(k) == k - 1)), N),
-    **{f"sparse x, 1 in {count}": of(_sparse(1 / count), N) for count in (100, 10, 2)},
-    "two wide rows of x": of(_wide(2), N),
-    "graded columns": of(times(lambda d, r, k: d.grades(20, k, shuffled=False)), N),
-    "graded columns, shuffled": of(times(lambda d, r, k: d.grades(20, k, shuffled=True)), N),
-    "one-hot x": of(lambda *s: few(*s, 1).float(), N),  # a lookup: exact in float32
-    "softmax - one-hot": of(lambda *s: (3 * N(*s)).softmax(1) - few(*s, 1).float(), N),
-    "inf in one row of x": of(lambda d, r, k: put(N(d, r, k), (r // 2, d.columns(1, k)), INF), N),
-    "inf in every 64th row of x": of(_infinite(slice(None, None, 64)), N),
-    "inf in all rows of x": of(_infinite(ALL), N),
-    "16 outlier columns, all positive": of(
-        times(lambda d, r, k: 1 + put(d.zeros(k), d.columns(16, k), 299), U), U
+    "inf and NaN in the bias": IndependentOperands(
+        x=Draw.normal, weight=Draw.normal, bias=nonfinite_bias
     ),
-    "first quarter of x is zero": of(times(lambda d, r, k: d.index(k) >= k // 4, U), U),
-    "first 7/8 of x are zero": of(times(lambda d, r, k: d.index(k) >= 7 * k // 8, U), U),
-    # the weight
-    "ones in the weight": of(N, plus(1, Draw.zeros)),  # row sums
-    "zero weight": of(N, Draw.zeros, N),
-    "weight that selects": of(  # one 1 in a row: exact in float32
-        N, lambda d, r, k: (d.index(k) == d.index(r)[:, None] * 37 % k).float()
+    # ---- x is special.
+    "outlier columns": IndependentOperands(x=outlier_columns, weight=Draw.normal),
+    "one dominant column": IndependentOperands(
+        x=partial(normal_with_column, value=1e4, column=0), weight=Draw.normal
     ),
-    "outliers in the weight": of(N, times(lambda d, *s: 1 + 999.0 * d.choice(0.001, *s))),
-    "sparse weight, 1 in 100": of(N, _sparse(0.01)),
-    "1% zeros in the weight": of(N, _sparse(0.99)),
-    "2:4 sparse weight": of(  # of each four neighbours two are zero
-        N, times(N, lambda d, r, k: (U(d, r, -(-k // 4), 4).argsort(2) < 2).flatten(1)[:, :k])
+    "last column large": IndependentOperands(x=large_last_column, weight=Draw.normal),
+    "sparse x, 1 in 100": IndependentOperands(x=partial(sparse, share=1 / 100), weight=Draw.normal),
+    "sparse x, 1 in 10": IndependentOperands(x=_tenth_sparse, weight=Draw.normal),
+    "sparse x, 1 in 2": IndependentOperands(x=_half_sparse, weight=Draw.normal),
+    "two wide rows of x": IndependentOperands(x=partial(wide_rows, count=2), weight=Draw.normal),
+    "graded columns": IndependentOperands(
+        x=partial(graded_columns, shuffled=False), weight=Draw.normal
     ),
-    "block-diagonal weight": of(U, times(blocks, U)),
-    "128 wide rows of the weight": of(N, _wide(128)),
-    "int8 weight": of(N, lambda *s: whole(N(*s), 127)),
-    # both
-    "lognormal": of(lambda d, *s: d.lognormal(1, *s)),
-    "wide lognormal": of(lambda d, *s: d.lognormal(2, *s)),
-    "all positive": of(U, U, U),
-    "all positive, lognormal": of(lambda d, *s: d.lognormal(1, *s).abs(), bias=U),
-    "small integers": of(integers, bias=plus(3, Draw.zeros)),  # exact in float32
-    "12-bit integers": of(lambda *s: whole(N(*s), 4095)),  # low pieces of both
-    "ones": of(plus(1, Draw.zeros)),  # exact in float32
-    "half precision": of(lambda *s: N(*s).half().float(), bias=N),
-    "outlier rows": of(times(cycle(3e3, 1.0, 1.0))),
-    "zero rows": of(times(cycle(0.0, 1.0, 1.0)), bias=N),
-    "sparse x and weight, 1 in 10": of(_sparse(0.1)),
-    # by 2^-60, 2^-30, ... so that the largest are many
-    "scaled rows": of(times(lambda d, r, k: d.powers(-2, 2, r, 1) ** 30)),
-    "inf and NaN in x": of(_nonfinite, _sparse(0.5)),
-    "inf and NaN in the weight": of(_sparse(0.5), _nonfinite),
-    "1e30 meets a zero column": of(column(1e30), column(0)),
-    "weight of 1e30 meets a zero column": of(column(0), column(1e30)),
+    "graded columns, shuffled": IndependentOperands(
+        x=partial(graded_columns, shuffled=True), weight=Draw.normal
+    ),
+    "one-hot x": IndependentOperands(x=one_hot, weight=Draw.normal),  # exact in float32
+    "softmax - one-hot": IndependentOperands(x=softmax_minus_one_hot, weight=Draw.normal),
+    "inf in one row of x": IndependentOperands(x=inf_in_middle_row, weight=Draw.normal),
+    "inf in every 64th row of x": IndependentOperands(
+        x=partial(inf_in_rows, step=64), weight=Draw.normal
+    ),
+    "inf in all rows of x": IndependentOperands(x=partial(inf_in_rows, step=1), weight=Draw.normal),
+    "16 outlier columns, all positive": IndependentOperands(
+        x=positive_outlier_columns, weight=Draw.uniform
+    ),
+    "first quarter of x is zero": IndependentOperands(
+        x=partial(zeros_in_first_columns, eighths=2), weight=Draw.uniform
+    ),
+    "first 7/8 of x are zero": IndependentOperands(
+        x=partial(zeros_in_first_columns, eighths=7), weight=Draw.uniform
+    ),
+    # ---- The weight is special.
+    "ones in the weight": IndependentOperands(x=Draw.normal, weight=Draw.ones),  # sums of rows of x
+    "zero weight": IndependentOperands(x=Draw.normal, weight=Draw.zeros, bias=Draw.normal),
+    "weight that selects": IndependentOperands(x=Draw.normal, weight=selection),  # exact in float32
+    "outliers in the weight": IndependentOperands(x=Draw.normal, weight=outliers),
+    "sparse weight, 1 in 100": IndependentOperands(
+        x=Draw.normal, weight=partial(sparse, share=0.01)
+    ),
+    "1% zeros in the weight": IndependentOperands(
+        x=Draw.normal, weight=partial(sparse, share=0.99)
+    ),
+    "2:4 sparse weight": IndependentOperands(x=Draw.normal, weight=sparse_two_of_four),
+    "block-diagonal weight": IndependentOperands(x=Draw.uniform, weight=block_diagonal),
+    "128 wide rows of the weight": IndependentOperands(
+        x=Draw.normal, weight=partial(wide_rows, count=128)
+    ),
+    "int8 weight": IndependentOperands(x=Draw.normal, weight=partial(integers, largest=127)),
+    # ---- x and weight are special.
+    "lognormal": IndependentOperands(x=_lognormal, weight=_lognormal),
+    "wide lognormal": IndependentOperands(x=_wide_lognormal, weight=_wide_lognormal),
+    "all positive": IndependentOperands(x=Draw.uniform, weight=Draw.uniform, bias=Draw.uniform),
+    "all positive, lognormal": IndependentOperands(
+        x=positive_lognormal, weight=positive_lognormal, bias=Draw.uniform
+    ),
+    "small integers": IndependentOperands(  # exact in float32
+        x=small_integers, weight=small_integers, bias=partial(constant_bias, value=3)
+    ),
+    "12-bit integers": IndependentOperands(x=_twelve_bit_integers, weight=_twelve_bit_integers),
+    "ones": IndependentOperands(x=Draw.ones, weight=Draw.ones),  # exact in float32
+    "half precision": IndependentOperands(
+        x=half_precision, weight=half_precision, bias=Draw.normal
+    ),
+    "outlier rows": IndependentOperands(x=_outlier_rows, weight=_outlier_rows),
+    "zero rows": IndependentOperands(x=_zero_rows, weight=_zero_rows, bias=Draw.normal),
+    "sparse x and weight, 1 in 10": IndependentOperands(x=_tenth_sparse, weight=_tenth_sparse),
+    "scaled rows": IndependentOperands(x=rows_scaled_by_powers, weight=rows_scaled_by_powers),
+    "inf and NaN in x": IndependentOperands(x=nonfinite, weight=_half_sparse),
+    "inf and NaN in the weight": IndependentOperands(x=_half_sparse, weight=nonfinite),
+    "1e30 meets a zero column": IndependentOperands(x=_huge_column, weight=_zero_column),
+    "weight of 1e30 meets a zero column": IndependentOperands(x=_zero_column, weight=_huge_column),
 }

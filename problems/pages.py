@@ -17,10 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# A block: its comment, whose groups are the view with its arguments and the names of the files, and
+# the text below the comment.
 BLOCK = re.compile(r"(<!-- ([\w ]+): ([\w. -]+\.json) -->\n).*?(?=<!-- end -->)", re.DOTALL)
-SUBJECT = re.compile(r"(\w+): .*?: (.*); (\[.*\]) (\w+)")  # run.py's line above its tables
-KEPT = re.compile(r"kept for backward: \S+ ([\d,]+) bytes, \S+ ([\d,]+) bytes")
-FEWEST_CELLS = 3  # of a table's row; other lines are text
+# The line that run.py prints above a problem's tables, for example
+# "relu: cuda:0: NVIDIA H200; torch 2.11.0+cu130, CUDA 13.0; [4096, 393216] float32".
+SUBJECT = re.compile(r"(?P<problem>\w+): .*?: (?P<machine>.*); (?P<shape>\[.*\]) (?P<dtype>\w+)")
+# The line that run.py prints below the table of a training step.
+KEPT_BYTES = re.compile(
+    r"kept for backward: \S+ (?P<ours>[\d,]+) bytes, \S+ (?P<eager>[\d,]+) bytes"
+)
+FEWEST_CELLS = 3  # of a table's row; a line of fewer cells is text
 
 Table = dict[str, list]  # {"columns": names, "rows": cells of each row}
 
@@ -34,11 +41,12 @@ def parse(printed: str) -> list[str | Table]:
     output: list[str | Table] = []
     table: Table | None = None
     for line in printed.splitlines():
-        cells = re.split(r" {2,}", line.strip())
+        text = line.strip()
+        cells = re.split(r" {2,}", text)
         if len(cells) < FEWEST_CELLS:
             table = None
-            if line.strip():
-                output.append(line.strip())
+            if text:
+                output.append(text)
         elif table is None:
             table = {"columns": cells, "rows": []}
             output.append(table)
@@ -50,26 +58,28 @@ def parse(printed: str) -> list[str | Table]:
 def dump(results: dict) -> str:
     """Return results as JSON, with one row of a table on each line."""
 
-    def item(part: str | Table) -> str:
+    def dump_part(part: str | Table) -> str:
         if isinstance(part, str):
             return json.dumps(part)
         rows = ",\n".join("    " + json.dumps(row) for row in part["rows"])
         return f'{{"columns": {json.dumps(part["columns"])}, "rows": [\n{rows}]}}'
 
-    parts = ",\n".join("  " + item(part) for part in results["output"])
-    device, command = (json.dumps(results[key]) for key in ("device", "command"))
+    device = json.dumps(results["device"])
+    command = json.dumps(results["command"])
+    parts = ",\n".join("  " + dump_part(part) for part in results["output"])
     return f'{{"device": {device},\n "command": {command},\n "output": [\n{parts}\n]}}\n'
 
 
 def fill(page: str, folder: Path) -> str:
     """Return the page with every block made anew from the files of results in `folder`."""
 
-    def content(match: re.Match) -> str:
-        view, *arguments = match[2].split()
-        results = [json.loads((folder / name).read_text()) for name in match[3].split()]
-        return match[1] + VIEWS[view](results, *arguments)
+    def make_block(match: re.Match) -> str:
+        comment, view_and_arguments, file_names = match.groups()
+        view, *arguments = view_and_arguments.split()
+        results = [json.loads((folder / name).read_text()) for name in file_names.split()]
+        return comment + VIEWS[view](results, *arguments)
 
-    return BLOCK.sub(content, page)
+    return BLOCK.sub(make_block, page)
 
 
 def as_markdown(heading: str, columns: list[str], rows: list[list[str]]) -> str:
@@ -80,14 +90,14 @@ def as_markdown(heading: str, columns: list[str], rows: list[list[str]]) -> str:
 
 def heading_of(results: dict) -> str:
     """Return the line above a table: the machine, the versions and the command."""
-    return f"{machine(results)}; `{results['command']}`"
+    return f"{machine_of(results)}; `{results['command']}`"
 
 
-def machine(results: dict) -> str:
+def machine_of(results: dict) -> str:
     """Return the device, and the versions of torch and CUDA, that a command printed first."""
-    first = results["output"][0]
-    subject = SUBJECT.fullmatch(first)
-    return subject[2].replace("; ", ", ") if subject else first
+    first_line = results["output"][0]
+    subject = SUBJECT.fullmatch(first_line)
+    return subject["machine"].replace("; ", ", ") if subject else first_line
 
 
 # ------------------------------------------------------------- the views of problems.benchmark
@@ -100,151 +110,198 @@ def tables_of(results: dict) -> list[Table]:
 
 def view_table(results: list[dict]) -> str:
     """Show the one table that a command printed."""
-    [one] = results
-    [table] = tables_of(one)
-    return as_markdown(heading_of(one), table["columns"], table["rows"])
+    [only] = results
+    [table] = tables_of(only)
+    return as_markdown(heading_of(only), table["columns"], table["rows"])
 
 
 def view_range(results: list[dict]) -> str:
-    """Show the least and the largest ratio of each column, in a row for each file.
+    """Show the smallest and the largest ratio of each column, in a row for each file.
 
     A cell of a file's table is a ratio, and ours in microseconds in parentheses: `1.318 (9)`.
     """
     rows = []
     columns: list[str] = []
-    for one in results:
-        [table] = tables_of(one)
+    for file in results:
+        [table] = tables_of(file)
         columns = ["", *table["columns"][1:]]
-        device = machine(one).partition(", ")[0]
-        row = [f"{one['output'][1]} ({device})"]
+        device = machine_of(file).partition(", ")[0]
+        dtype_and_precision = file["output"][1]
+        row = [f"{dtype_and_precision} ({device})"]
         for column in range(1, len(columns)):
-            ratios = sorted((cells[column].split()[0] for cells in table["rows"]), key=float)
-            row.append(f"{ratios[0]} to {ratios[-1]}")
+            ratios = [cells[column].split()[0] for cells in table["rows"]]
+            row.append(f"{min(ratios, key=float)} to {max(ratios, key=float)}")
         rows.append(row)
-    versions = machine(results[0]).partition(", ")[2]
-    commands = ", ".join(f"`{one['command']}`" for one in results)
+    versions = machine_of(results[0]).partition(", ")[2]
+    commands = ", ".join(f"`{file['command']}`" for file in results)
     return as_markdown(f"{versions}; {commands}", columns, rows)
 
 
 # ---------------------------------------------------------------------------- the views of run.py
 
+Row = dict[str, str]  # a row's cells by the names of their columns
+
 
 @dataclass
 class Setting:
-    """The tables that run.py printed for one problem, dtype and precision: rows by name."""
+    """The tables that run.py printed for a problem in one dtype and precision.
 
-    label: str  # "float32, highest"
-    forward: dict[str, dict[str, str]] = field(default_factory=dict)
-    step: dict[str, dict[str, str]] = field(default_factory=dict)
-    errors: dict[str, list[str]] = field(default_factory=dict)  # by gradient; "" is the output
-    kept: tuple[str, str] = ("", "")  # bytes that ours and eager keep for backward
+    Attributes:
+        label: the dtype and the precision, for example "float32, highest".
+        forward: the rows of the forward's table, by their names.
+        step: the rows of the training step's table, by their names.
+        errors: the cells of the rows of the errors' table, by gradient; "" is the output.
+        kept_bytes: the bytes that ours and eager keep for the backward.
+    """
+
+    label: str
+    forward: dict[str, Row] = field(default_factory=dict)
+    step: dict[str, Row] = field(default_factory=dict)
+    errors: dict[str, list[str]] = field(default_factory=dict)
+    kept_bytes: tuple[str, str] = ("", "")
 
 
 def settings_of(results: dict, problem: str) -> list[Setting]:
     """Collect the tables of a problem, in the order in which run.py printed them."""
-    settings: dict[str, Setting] = {}
-    current = dtype = ""
-    latest: Setting | None = None
-
-    def setting_of(precision: str) -> Setting:
-        label = f"{dtype}, {precision}" if precision else dtype
-        return settings.setdefault(label, Setting(label))
-
-    for part in results["output"]:
-        if isinstance(part, str):
-            subject, kept = SUBJECT.fullmatch(part), KEPT.match(part)
-            if subject:
-                current, dtype, latest = subject[1], subject[4], None
-            if kept and latest:
-                latest.kept = (kept[1], kept[2])
-        elif current == problem:
-            what, _, precision = part["columns"][0].partition(", ")
-            if what.startswith("error"):
-                _add_errors(part["rows"], setting_of)
+    collected: dict[str, Setting] = {}  # by label
+    for dtype, parts in _outputs_of(results, problem):
+        last_timed: Setting | None = None
+        for part in parts:
+            if isinstance(part, str):
+                kept = KEPT_BYTES.match(part)
+                if kept and last_timed:
+                    last_timed.kept_bytes = (kept["ours"], kept["eager"])
+                continue
+            # The title of a table's first column is "forward, highest", "forward" or "error ...".
+            title, _, precision = part["columns"][0].partition(", ")
+            if title.startswith("error"):
+                _add_errors(part["rows"], dtype, collected)
             else:
-                latest = setting_of(precision)
-                _add_times(part, what, latest)
-    return list(settings.values())
+                last_timed = _setting_of(dtype, precision, collected)
+                if title == "forward":
+                    last_timed.forward = _rows_by_name(part)
+                else:
+                    last_timed.step = _rows_by_name(part)
+    return list(collected.values())
 
 
-def _add_times(table: Table, what: str, setting: Setting) -> None:
-    """File the rows of a forward's or a training step's table by their names."""
-    rows = {row[0]: dict(zip(table["columns"], row, strict=False)) for row in table["rows"]}
-    if what == "forward":
-        setting.forward = rows
-    else:
-        setting.step = rows
+def _outputs_of(results: dict, problem: str) -> list[tuple[str, list[str | Table]]]:
+    """Return what run.py printed for a problem in each dtype: the dtype, and the lines and tables.
+
+    A line that names a problem and a dtype is above the lines and tables that belong to it.
+    """
+    outputs: list[tuple[str, list[str | Table]]] = []
+    is_of_problem = False
+    for part in results["output"]:
+        subject = SUBJECT.fullmatch(part) if isinstance(part, str) else None
+        if subject:
+            is_of_problem = subject["problem"] == problem
+            if is_of_problem:
+                outputs.append((subject["dtype"], []))
+        elif is_of_problem:
+            _, parts = outputs[-1]
+            parts.append(part)
+    return outputs
 
 
-def _add_errors(rows: list[list[str]], setting_of: Callable[[str], Setting]) -> None:
-    """File rows named `[shape], highest`, `highest, gradient of x` or `gradient of x`."""
-    for name, *values in rows:
-        words = re.sub(r"^\[.*?\](, )?", "", name).split(", ")
-        gradient = words.pop() if words[-1].startswith("gradient of ") else ""
-        precision = words[0] if words else ""
-        setting_of(precision).errors[gradient.removeprefix("gradient of ")] = values
+def _setting_of(dtype: str, precision: str, collected: dict[str, Setting]) -> Setting:
+    """Return the setting of a dtype and a precision; add a new one to `collected` if needed."""
+    label = f"{dtype}, {precision}" if precision else dtype
+    return collected.setdefault(label, Setting(label))
 
 
-def _names(rows: dict[str, dict[str, str]]) -> tuple[str, str]:
-    """Return the names of this project's module and of eager, the first two rows."""
-    ours, eager, *_ = rows
+def _rows_by_name(table: Table) -> dict[str, Row]:
+    """Return the rows of a table by their names, which are their first cells."""
+    return {row[0]: dict(zip(table["columns"], row, strict=False)) for row in table["rows"]}
+
+
+def _add_errors(rows: list[list[str]], dtype: str, collected: dict[str, Setting]) -> None:
+    """Add the rows of an errors' table to their settings.
+
+    A row's name has up to three parts: "[1024, 8192], highest, gradient of x". Without the last
+    part, the errors are those of the output. Without the second, there is one precision.
+    """
+    for name, *cells in rows:
+        without_shape = re.sub(r"^\[.*?\](, )?", "", name)
+        parts = without_shape.split(", ")
+        gradient = ""
+        if parts[-1].startswith("gradient of "):
+            gradient = parts.pop().removeprefix("gradient of ")
+        precision = parts[0] if parts else ""
+        _setting_of(dtype, precision, collected).errors[gradient] = cells
+
+
+def _names_of_modules(settings: list[Setting]) -> tuple[str, str]:
+    """Return the names of this project's module and of eager: those of the first two rows."""
+    ours, eager, *_ = settings[0].forward
     return ours, eager
 
 
 def view_forward(results: list[dict], problem: str) -> str:
     """Show a row for each setting: milliseconds of the forward, and eager's time / this."""
-    [one] = results
-    settings = settings_of(one, problem)
-    ours, eager = _names(settings[0].forward)
-    again = f"{eager} (again)"
+    [only] = results
+    settings = settings_of(only, problem)
+    ours, eager = _names_of_modules(settings)
+    eager_again = f"{eager} (again)"
+    ratio = f"{eager} / this"
     yardsticks: list[str] = []
     for setting in settings:
-        extra = [name for name in setting.forward if name not in (ours, eager, again)]
-        yardsticks += [name for name in extra if name not in yardsticks]
+        for name in setting.forward:
+            if name not in (ours, eager, eager_again, *yardsticks):
+                yardsticks.append(name)
     rows = []
     for setting in settings:
         times = setting.forward
-        cells = [times[name]["median ms"] if name in times else "" for name in yardsticks]
-        ratio = times[ours][f"{eager} / this"]
-        rows.append([setting.label, times[ours]["median ms"], times[eager]["median ms"], ratio])
-        rows[-1] += [times[again][f"{eager} / this"], *cells]
-    columns = ["forward", "this, ms", f"{eager}, ms", f"{eager} / this"]
-    columns += [f"{eager}, timed again", *(f"{name}, ms" for name in yardsticks)]
-    return as_markdown(heading_of(one), columns, rows)
+        row = [setting.label, times[ours]["median ms"], times[eager]["median ms"]]
+        row += [times[ours][ratio], times[eager_again][ratio]]
+        row += [times[name]["median ms"] if name in times else "" for name in yardsticks]
+        rows.append(row)
+    columns = ["forward", "this, ms", f"{eager}, ms", ratio, f"{eager}, timed again"]
+    columns += [f"{name}, ms" for name in yardsticks]
+    return as_markdown(heading_of(only), columns, rows)
 
 
 def view_step(results: list[dict], problem: str) -> str:
     """Show a row for each setting: a training step's milliseconds, ratios and bytes kept."""
-    [one] = results
+    [only] = results
+    settings = settings_of(only, problem)
+    ours, eager = _names_of_modules(settings)
+    ratio = f"{eager} / this"
     rows = []
-    settings = settings_of(one, problem)
-    ours, eager = _names(settings[0].forward)
     for setting in settings:
         step = setting.step
         row = [setting.label]
-        row += [step[f"step, {who}"]["median ms"] for who in (ours, eager, "torch.compile")]
-        halves = ("forward", "backward", "step")
-        row += [step[f"{half}, {ours}"][f"{eager} / this"] for half in halves]
-        rows.append([*row, f"{setting.kept[0]} / {setting.kept[1]}"])
+        for name in (ours, eager, "torch.compile"):
+            row.append(step[f"step, {name}"]["median ms"])
+        for part in ("forward", "backward", "step"):
+            row.append(step[f"{part}, {ours}"][ratio])
+        row.append(" / ".join(setting.kept_bytes))
+        rows.append(row)
     columns = ["training step", "this, ms", f"{eager}, ms", "torch.compile, ms"]
-    columns += [f"forward: {eager} / this", "backward", "step", f"bytes kept: this / {eager}"]
-    return as_markdown(heading_of(one), columns, rows)
+    columns += [f"forward: {ratio}", "backward", "step", f"bytes kept: this / {eager}"]
+    return as_markdown(heading_of(only), columns, rows)
 
 
 def view_errors(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: relative errors in the Frobenius norm, ours / eager's."""
-    [one] = results
+    """Show a row for each setting: relative errors in the Frobenius norm, ours / eager's.
+
+    A row of run.py's table ends with max, mean and relative errors of ours, and then of eager's.
+    """
+    [only] = results
     rows = []
-    columns: dict[str, None] = {}
-    for setting in settings_of(one, problem):
-        columns |= dict.fromkeys(setting.errors)
-        cells = [f"{ours} / {eager}" for *_, ours, _, _, eager in setting.errors.values()]
-        rows.append([setting.label, *cells])
-    titles = [f"gradient of {name}" if name else "output" for name in columns]
-    return as_markdown(heading_of(one), ["relF, this / eager", *titles], rows)
+    gradients: dict[str, None] = {}  # the keys are in the order in which they were added
+    for setting in settings_of(only, problem):
+        gradients |= dict.fromkeys(setting.errors)
+        row = [setting.label]
+        for cells in setting.errors.values():
+            ours, eager = cells[-4], cells[-1]
+            row.append(f"{ours} / {eager}")
+        rows.append(row)
+    titles = [f"gradient of {name}" if name else "output" for name in gradients]
+    return as_markdown(heading_of(only), ["relF, this / eager", *titles], rows)
 
 
-VIEWS = {
+VIEWS: dict[str, Callable[..., str]] = {
     "table": view_table,
     "range": view_range,
     "forward": view_forward,

@@ -1,10 +1,12 @@
-"""ReLU: equal to the last bit, and limited by memory."""
+"""The problem ReLU for the referee: results have to be exact. The memory limits the speed."""
 
 import random
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
+from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import Output
@@ -13,61 +15,74 @@ from referee.problem import Case, Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
 
-SWEEP = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}  # exponents of two, of elements
-LARGE = (1 << 24) + 3  # elements of a vector that takes the way of the timed size
-BACKWARD = [(129, 65), (4097,), (300_007,)]
-RANDOM_SHAPES, LONGEST_SIDE = 12, 90  # shapes that nobody can foresee
-FILLED = 66  # vectors shorter than this are computed while torch fills new memory
+# The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
+SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
+# The elements of a vector so large that kernels compute it in the same way as the timed size. It
+# ends with a part of a block.
+LARGE_VECTOR = (1 << 24) + 3
+BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
+RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee
+LARGEST_RANDOM_SIZE = 90
+# Vectors of this many elements and fewer are computed while torch fills new memory with NaN.
+LONGEST_FILLED_VECTOR = 65
 
 
 class ReluProblem(Problem):
-    """Every dtype that torch.relu takes, shape and layout; NaN payloads and -0 may differ."""
+    """ReLU of every dtype that torch.relu takes, every shape and every layout.
+
+    Results have eager's values. The payload of a NaN may differ, and so may the sign of a zero.
+    """
 
     names = Names(solution="ModelNew", eager="torch.relu")
     needs_float64 = False
 
     def expected(self, module: torch.nn.Module, inputs: list) -> list[Output]:
-        """Return eager's bits."""
+        """Return eager's results; no other values are right."""
         return [Output(eager, None, terms=0) for eager in self.run(module, inputs)]
 
-    def budget(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int) -> Output:
-        """Return eager's bits."""
+    def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> Output:
+        """Return eager's result or gradient; no other values are right."""
         return Output(eager, None, terms=0)
 
-    def clear(self, module: torch.nn.Module, inputs: list) -> torch.Tensor | None:
-        """Return where x is not zero: there a slope may be 0 or 1."""
+    def clear(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
+        """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""
         return inputs[0] != 0
 
     def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
-        """Return the class of a result, which is right only if it is exact."""
+        """Return the accuracy class of a result, which is right only if it is exact."""
         return "exact"
 
     def fastest(self, timings: Timings) -> float:
-        """Return the seconds of a copy of as many bytes."""
+        """Return the seconds of the fastest copy of as many bytes; 0 if no copy was timed."""
         copies = timings.seconds.get(COPY)
         return min(copies) if copies else 0.0
 
     def cases(self, device_seed: int) -> Iterator[Case]:
-        """Return every dtype, shape, layout and special value; those of other dtypes last."""
-        every = list(cases.elementwise(self.device, device_seed))
+        """Yield every shape, layout and special value, first in the problem's dtype.
+
+        The same inputs in other dtypes come later. A solution may refuse those.
+        """
+        elementwise = list(cases.elementwise(self.device, device_seed))
         generator = torch.Generator(self.device).manual_seed(device_seed)
-        own = f"{dtype_name(self.dtype)},"
-        for name, make in every:
-            if name.startswith(own):
+        prefix = f"{dtype_name(self.dtype)},"  # of the names of cases in the problem's dtype
+        for name, make in elementwise:
+            if name.startswith(prefix):
                 x = make()
                 required = x.is_contiguous() and x.numel() > 0
                 yield Case(name, [x], required=required)
-        large = cases.sprinkle(self._draw(generator, LARGE), generator)
+        large = cases.sprinkle(self._draw(generator, LARGE_VECTOR), generator)
         yield Case("a large vector with special values", [large])
-        yield from self._changed_in_part(generator)
+        yield from changed_in_part(self._draw(generator, 129, 65), generator)
+        yield Case("other values at the same address", [self._draw(generator, 129, 65)])
         for _ in range(RANDOM_SHAPES):
-            shape = [random.randint(1, LONGEST_SIDE) for _ in range(random.randint(1, 3))]
+            dimensions = random.randint(1, 3)
+            shape = [random.randint(1, LARGEST_RANDOM_SIZE) for _ in range(dimensions)]
             yield Case(f"shape {shape}, drawn at random", [self._draw(generator, *shape)])
-        for length in range(1, FILLED):
+        for length in range(1, LONGEST_FILLED_VECTOR + 1):
             x = self._draw(generator, length)
             yield Case(f"length {length}, new memory filled", [x], fill=True)
-        for name, make in every:
-            if not name.startswith(own):
+        for name, make in elementwise:
+            if not name.startswith(prefix):
                 yield Case(name, [make()], required=False)
         yield Case("an input", [self._draw(generator, 129, 65)])
 
@@ -76,29 +91,26 @@ class ReluProblem(Problem):
         if not self.dtype.is_floating_point:
             return []
         generator = torch.Generator(self.device).manual_seed(random.randrange(1 << 30))
-        return [[[self._draw(generator, *shape)]] for shape in BACKWARD]
+        return [[[self._draw(generator, *shape)]] for shape in BACKWARD_SHAPES]
 
-    def _draw(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
+    def _draw(self, generator: torch.Generator, *shape: int) -> Tensor:
+        """Return random values of the problem's dtype."""
         return cases.random(shape, self.dtype, self.device, generator)
-
-    def _changed_in_part(self, generator: torch.Generator) -> Iterator[Case]:
-        """Return an input, then it with another row, then with another element."""
-        yield from changed_in_part(self._draw(generator, 129, 65), generator)
-        yield Case("other values at the same address", [self._draw(generator, 129, 65)])
 
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-        """Raise ValueError if torch.relu does not take the dtype."""
+        """Raise a ValueError if torch.relu does not take the dtype."""
         if dtype not in cases.served(device).values():
-            there = f"torch.relu of torch {torch.__version__}"
-            raise ValueError(f"{there} does not take {dtype} on {device}")
+            function = f"torch.relu of torch {torch.__version__}"
+            raise ValueError(f"{function} does not take {dtype} on {device}")
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-        """Return "": no product is computed."""
+        """Return one empty setting, because no product is computed."""
         return ("",)
 
     @staticmethod
-    def sweep(init_inputs: list, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
-        """Return the shapes of x of a sweep, each with the elements of a call's largest tensor."""
-        return [((2**e // 1024, 1024), 2**e) for e in SWEEP[device.type]]
+    def sweep(init_inputs: list, device: torch.device) -> list[SweepShape]:
+        """Return the shapes of x in a sweep: rows of 1,024 elements."""
+        sizes = [2**exponent for exponent in SWEEP_EXPONENTS[device.type]]
+        return [SweepShape((elements // 1024, 1024), elements) for elements in sizes]

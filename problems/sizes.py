@@ -1,78 +1,88 @@
-"""The problems by name, and the sizes at which they are measured."""
+"""This project's problems by name, and the sizes at which they are measured."""
 
 from pathlib import Path
 
 import torch
 
-from model import Problem as Entry
+from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
+from problems.shapes import RowNeeds, SweepShape
 from referee import cases
 from referee.memory import choose_rows
 from referee.problem import Problem
 from referee.reference_file import ReferenceFile
 
-MODEL = Path(__file__).resolve().parent.parent / "model.py"
-# Problems with cases of their own; others are graded as a reference file is.
+MODEL_FILE = Path(__file__).resolve().parent.parent / "model.py"
+# The problems that have cases and limits of their own. The others of `model.PROBLEMS` are graded as
+# any reference file is.
 KINDS: dict[str, type[Problem]] = {
     "relu": ReluProblem,
     "linear_relu_divide": LinearReluDivideProblem,
 }
-# Rows of x on a CPU. Of ReLU: beyond the size from which kernels write past the caches. Of Linear:
-# a float64 product with all of the weight takes a CPU a second.
+# The most rows of x on a CPU. The output of ReLU is then so large that kernels write it past the
+# caches. One float64 product of Linear takes a CPU a second.
 CPU_ROWS = 64
 
 
-def make(
-    name: str, entry: Entry, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+def make_problem(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Problem:
-    """Return a problem of this project's at a size, with one input of both signs.
+    """Return the referee's object for a problem, at one size.
+
+    Inputs are uniform in [-1, 1), because ReLU does not change inputs in [0, 1).
 
     Args:
-        name: of the problem.
-        entry: of `model.PROBLEMS`.
+        name: the problem's name.
         shape: of x.
-        dtype: of x, and of parameters if it is a floating one.
+        dtype: of x, and of the parameters if it is a floating dtype.
         device: where solutions compute.
     """
+    model_problem = PROBLEMS[name]
 
     def get_inputs() -> list[torch.Tensor]:
         return [cases.refill(torch.zeros(tuple(shape), dtype=dtype))]
 
-    reference = entry.reference
-    file = ReferenceFile(
-        MODEL,
-        reference,
+    reference_file = ReferenceFile(
+        MODEL_FILE,
+        model_problem.reference,
         get_inputs,
-        entry.get_init_inputs,
-        text=MODEL.read_bytes(),
-        solutions=(f"{reference.__name__}New", "ModelNew"),
+        model_problem.get_init_inputs,
+        text=MODEL_FILE.read_bytes(),
+        solutions=(f"{model_problem.reference.__name__}New", "ModelNew"),
         dtype=dtype,
         any_values=True,
     )
-    return KINDS.get(name, Problem)(name, file, device)
+    kind = KINDS.get(name, Problem)
+    return kind(name, reference_file, device)
 
 
 def choose_shape(
-    name: str, entry: Entry, wanted: int | None, dtype: torch.dtype, device: torch.device
+    name: str, asked_rows: int | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[int, ...], str]:
     """Return the shape of x, and a sentence that says why it is not the headline's, or "".
 
+    Args:
+        name: the problem's name.
+        asked_rows: how many rows the user asks for; None for as many as fit.
+        dtype: of x.
+        device: where solutions compute.
+
     Raises:
-        ValueError: it does not fit, or the problem does not take the dtype.
+        ValueError: the rows do not fit, or the problem does not take the dtype.
     """
-    row, row_bytes, fixed_bytes = needs(name, entry, dtype, device)
-    usual = entry.rows if device.type == "cuda" else min(entry.rows, CPU_ROWS)
-    count, note = choose_rows(wanted, usual, row_bytes, device, fixed_bytes)
-    if not (note or wanted or usual == entry.rows):
-        note = f"{usual:,} of {entry.rows:,} rows, for a CPU would need minutes for all"
-    return (count, *row), note
+    needs = _needs(name, dtype, device)
+    headline_rows = PROBLEMS[name].rows
+    most_rows = headline_rows if device.type == "cuda" else min(headline_rows, CPU_ROWS)
+    rows, note = choose_rows(asked_rows, most_rows, needs.row_bytes, device, needs.fixed_bytes)
+    is_limited_for_cpu = asked_rows is None and most_rows < headline_rows
+    if is_limited_for_cpu and not note:
+        note = f"{most_rows:,} of {headline_rows:,} rows, for a CPU would need minutes for all"
+    return (rows, *needs.row_shape), note
 
 
-def needs(
-    name: str, entry: Entry, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[int, ...], int, int]:
-    """Return the shape of a row of x, the bytes that each row needs, and those needed in any case.
+def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:
+    """Return a row's shape, and the memory that a forward needs.
 
     Raises:
         ValueError: the problem does not take the dtype.
@@ -81,18 +91,18 @@ def needs(
     if kind is not None:
         kind.check_dtype(dtype, device)
     if kind is LinearReluDivideProblem:
-        return kind.needs(entry.get_init_inputs(), dtype)
+        return kind.row_needs(PROBLEMS[name].get_init_inputs(), dtype)
     with torch.device("meta"):
-        [x] = entry.get_inputs_at(1)
-    return tuple(x.shape[1:]), x.numel() * dtype.itemsize, 0
+        [x] = PROBLEMS[name].get_inputs_at(1)
+    return RowNeeds(tuple(x.shape[1:]), x.numel() * dtype.itemsize, fixed_bytes=0)
 
 
-def settings(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    """Return the settings of the precision of float32 products; "" where there is none."""
+def precision_settings(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
+    """Return the precision settings of float32 products; one empty setting if there is none."""
     kind = KINDS.get(name)
     return kind.settings_for(dtype, device) if kind else ("",)
 
 
-def sweep(name: str, entry: Entry, device: torch.device) -> list[tuple[tuple[int, ...], int]]:
-    """Return the shapes of x of a sweep, each with the elements of a call's largest tensor."""
-    return KINDS[name].sweep(entry.get_init_inputs(), device)
+def sweep_shapes(name: str, device: torch.device) -> list[SweepShape]:
+    """Return the shapes of x in a sweep."""
+    return KINDS[name].sweep(PROBLEMS[name].get_init_inputs(), device)

@@ -10,15 +10,17 @@ from referee.problem import Case
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:
-    """Return an input, then the same with another row, then with another element.
+    """Yield x, then a copy with another row, then a copy of that with another element.
 
-    A result that is kept by its input's address, or by a part of the values, is wrong then.
+    A solution that keeps the result of an input, and finds it again by the input's address or by a
+    part of its values, gets the second and the third case wrong.
     """
     yield Case("an input", [x])
     x = x.clone()
     cases.refill(x[random.randrange(len(x))], generator)
     yield Case("another row at the same address", [x])
     x = x.clone()
+    elements = x.view(-1)
     place = random.randrange(x.numel())
-    x.view(-1)[place] = 1 if x.view(-1)[place].item() <= 0 else 3
+    elements[place] = 1 if elements[place].item() <= 0 else 3  # changes the result in both cases
     yield Case("another element at the same address", [x])

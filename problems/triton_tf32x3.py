@@ -1,7 +1,7 @@
-"""A float32 product of three TF32 products in Triton: the peer of `highest` that Triton offers.
+"""A float32 product in Triton, made of three TF32 products: Triton's counterpart of `highest`.
 
-`input_precision="tf32x3"` splits each float32 into two TF32 numbers and adds three products, which
-is about as accurate as float32. The kernel computes the product alone: no bias, ReLU or division.
+`input_precision="tf32x3"` makes each float32 two TF32 numbers and adds three products of them. The
+result is about as accurate as a float32 product. The kernel has no bias, ReLU or division.
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton.language as tl
 
 
 def _tiling(rows: int, columns: int, k: int, stages: int, warps: int) -> triton.Config:
+    """Return the sizes of a tile, with its pipeline stages and warps."""
     sizes = {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": k}
     return triton.Config(sizes, num_stages=stages, num_warps=warps)
 
@@ -37,12 +38,13 @@ def _product_kernel(  # noqa: PLR0913, PLR0917, sizes and tiles are a kernel's a
     BLOCK_K: tl.constexpr,  # noqa: N803
 ):
     """Compute a tile of out [m, n] = x [m, k] weight [n, k]^T, all contiguous."""
-    # Eight tiles of rows share the tiles of the weight in L2.
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     index = tl.program_id(0)
+    # Tiles are numbered along M first, within a band of eight tiles. Blocks that run at the same
+    # time thus read the same few tiles of the weight, which stay in L2.
     band = index // (8 * tiles_n)
-    band_rows = min(tiles_m - 8 * band, 8)
+    band_rows = min(tiles_m - 8 * band, 8)  # the last band may have fewer than eight
     tile_m = 8 * band + index % (8 * tiles_n) % band_rows
     tile_n = index % (8 * tiles_n) // band_rows
 

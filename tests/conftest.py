@@ -173,6 +173,6 @@ def place(monkeypatch, tmp_path):
         path = tmp_path / "folder of ours" / "model_new.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"import torch\n\nimport model\n\n\n{text}\n")
-        monkeypatch.setattr(run, "OURS", path)
+        monkeypatch.setattr(run, "OUR_SOLUTION", path)
 
     return write

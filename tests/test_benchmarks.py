@@ -148,7 +148,7 @@ def test_results_name_a_device_and_a_command_of_this_project(name):
 
 def test_readmes_table_names_a_device_and_a_command_of_this_project():
     text = benchmark.README.read_text()
-    blocks = benchmark.BLOCK.findall(text)
+    blocks = benchmark.README_TABLE.findall(text)
     assert len(blocks) == text.count("<!-- end -->") > 0
     for _, device, command in blocks:
         check_command(device, command)
@@ -161,7 +161,7 @@ def check_command(device: str, command: str) -> None:
     assert python == "python"
     if arguments[0] != "run.py":
         assert arguments[:2] == ["-m", "problems.benchmark"]
-        benchmark.parse(arguments[2:])
+        benchmark.parse_options(arguments[2:])
 
 
 def test_every_table_of_benchmarks_is_made_from_the_results_and_all_results_are_used():
@@ -174,12 +174,12 @@ def test_every_table_of_benchmarks_is_made_from_the_results_and_all_results_are_
 
 def test_readmes_times_and_ratios_are_those_of_the_results():
     """Every number with three digits behind the point in README's table is in the results."""
-    [(head, _, command)] = benchmark.BLOCK.findall(benchmark.README.read_text())
+    [(head, _, command)] = benchmark.README_TABLE.findall(benchmark.README.read_text())
     [results] = [results for results in RAW.values() if results["command"] == command]
     cells = " ".join(
         cell for table in pages.tables_of(results) for row in table["rows"] for cell in row
     )
-    block = benchmark.BLOCK.search(benchmark.README.read_text())[0].removeprefix(head)
+    block = benchmark.README_TABLE.search(benchmark.README.read_text())[0].removeprefix(head)
     numbers = re.findall(r"\b\d+\.\d{3}\b", block)
     assert len(numbers) >= 3 * 8  # ours, eager's and the ratio of eight rows
     assert set(numbers) <= set(re.findall(r"\b\d+\.\d{3}\b", cells))
@@ -195,5 +195,5 @@ def test_identical_code_takes_the_same_time_after_memory_was_freed():
         torch.cuda.empty_cache()
         torch.relu(x)
         both = {"candidate": torch.relu, "reference": torch.relu}
-        candidate, reference = benchmark.alternate(both, x).values()
+        candidate, reference = benchmark.time_in_turn(both, x).values()
         assert speed_up(reference, candidate)[0] == pytest.approx(1, abs=0.005)

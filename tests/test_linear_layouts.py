@@ -8,7 +8,7 @@ from compare import assert_as_accurate, assert_mask_of, assert_same_bits
 from tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 from torch import nn
 
-from problems.operands import named
+from problems.operands import draw_case
 
 pytestmark = pytest.mark.gpu
 
@@ -243,7 +243,7 @@ def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transpo
 def test_the_layout_changes_no_bit_in_float32(precision, name, shape, transposed):
     """Operands stored by rows and by columns give a step the same bits."""
     m, n, k = shape
-    x, weight, bias = named(name, m, k, n, device="cuda")
+    x, weight, bias = draw_case(name, m, k, n, device="cuda")
     grad_output = torch.randn(m, n, device="cuda")
     results = []
     with float32_precision(precision):

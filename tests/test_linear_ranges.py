@@ -12,7 +12,7 @@ import ranges
 import torch
 from adversary import hunt
 from compositions import operands
-from families import CASES, named
+from families import CASES, draw_case
 from ranges import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
@@ -120,7 +120,7 @@ def judge(*drawn, slack, allowance=0.0, has_bound=False, product=forward):
 @pytest.mark.parametrize("name", CASES)
 def test_the_forward_keeps_the_promises_of_highest(name, path, size):
     _, k, _ = size
-    drawn = named(name, *size, device="cuda")
+    drawn = draw_case(name, *size, device="cuda")
     # For other sizes `auto` may use torch's product, which has no bound.
     has_bound = path in ("sm90", "sm80") or (path == "auto" and size in SIZES)
     allowance = (
@@ -134,7 +134,7 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("name", CASES)
 def test_the_forward_of_few_rows_keeps_the_promises(name, m):
-    drawn = named(name, m, 8192, 16384, device="cuda")
+    drawn = draw_case(name, m, 8192, 16384, device="cuda")
     assert judge(*drawn, slack=SLACK, allowance=ranges.allowance_of_long_sums(name)) == []
     if name not in ranges.LESS_ACCURATE_THAN_TF32:
         with float32_precision("high"):
@@ -146,7 +146,7 @@ def test_the_forward_of_few_rows_keeps_the_promises(name, m):
 @FP16X3_PATHS
 def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     promised = {"slack": SLACK, "allowance": ranges.allowance_of_long_sums(name), "has_bound": True}
-    drawn = named(name, *SIZES[0], device="cuda")
+    drawn = draw_case(name, *SIZES[0], device="cuda")
     assert judge(*drawn, product=product, **promised) == []
 
 
@@ -212,7 +212,7 @@ ONE_PRODUCTS += [("sm90", product, SIZES[0]) for product in (forward, *GRADIENTS
 def test_products_at_high_err_no_more_than_tf32(name, path, product, size):
     slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
     with float32_precision("high"):
-        broken = judge(*named(name, *size, device="cuda"), slack=slack, product=product)
+        broken = judge(*draw_case(name, *size, device="cuda"), slack=slack, product=product)
     if name in ranges.NO_RELATIVE_PROMISE:
         broken = [promise for promise in broken if not promise.startswith("relative")]
     assert broken == []
@@ -232,7 +232,7 @@ def test_products_at_high_err_no_more_than_tf32(name, path, product, size):
 @PRODUCTS
 def test_results_are_the_same_bits_every_time(product, name, size, precision, path):
     """This includes tiles that are computed again, and special values."""
-    drawn = named(name, *size, device="cuda")
+    drawn = draw_case(name, *size, device="cuda")
     first = product(LinearReluDivideNew, *drawn)
     for _ in range(5):
         again = product(LinearReluDivideNew, *drawn)

@@ -43,9 +43,11 @@ FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 
 # Copies the incomplete block at the end of a thread's part, without ReLU.
-CALL_OF_BLOCK = "relu_block<E>(source, made);"
-COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(source, kBlock, made); else "
-NAN_TO_ZERO = "for (int k = 0; k < kBlock; ++k) if (!(E::widen(made[k]) > 0)) made[k] = 0;"
+CALL_OF_BLOCK = "relu_block<E>(x_block, out_block);"
+COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
+NAN_TO_ZERO = (
+    "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
+)
 # Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
 LAUNCH = "return launch<relu_kernel"
 CHANGE_OF_STREAM = """if constexpr (Config::kIsLarge && !kMask) {
@@ -82,8 +84,8 @@ FAULTS = {
     # A bit of the mask is missing, in large outputs only.
     "large_mask": Fault(
         RELU_CPU,
-        "mask_of_block(made)",
-        "mask_of_block(made) & ~(uint64_t{bypasses_caches} << 63)",
+        "mask_of_block(out_block)",
+        "mask_of_block(out_block) & ~(uint64_t{bypasses_caches} << 63)",
         "wrong",
         WRONG_MASK,
     ),

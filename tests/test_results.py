@@ -35,8 +35,8 @@ def quick(monkeypatch, place, small):
     for kind in (relu.ReluProblem, linear.LinearReluDivideProblem):
         monkeypatch.setattr(kind, "cases", lambda self, seed: ())
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
-    monkeypatch.setattr(relu, "SWEEP", {"cpu": range(10, 13)})
-    monkeypatch.setattr(linear, "SWEEP", {"cpu": (1, 4)})
+    monkeypatch.setattr(relu, "SWEEP_EXPONENTS", {"cpu": range(10, 13)})
+    monkeypatch.setattr(linear, "SWEEP_ROWS", {"cpu": (1, 4)})
     monkeypatch.setattr(session, "COPIED", {"cpu": 1 << 20})
 
 
@@ -183,7 +183,7 @@ def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tm
     def need(subject: object, device: object) -> None:
         raise NoRoomError("relu: needs about 9 GiB of memory")
 
-    monkeypatch.setattr(run, "_make", need)
+    monkeypatch.setattr(run, "_make_problem", need)
     path = tmp_path / "result.json"
     assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
     found = check_shape(path.read_text())

@@ -60,7 +60,7 @@ SHORT = {
     "clean_scripted": SCRIPTED,
     "clean_plain_linear": PLAIN_LINEAR,
     "clean_other_names": linear(OTHER_NAMES, NAMES),
-    "ours": run.OURS,
+    "ours": run.OUR_SOLUTION,
 }
 ANYWHERE = ["clean_plain", "clean_compiled", "clean_inductor", "clean_scripted"]
 REPAIRS = ["1_float4_grid_stride", "2_one_element", "4_index_scaled_once"]

@@ -16,7 +16,7 @@ import torch
 from adversary import hunt
 from compare import assert_same_bits
 from compositions import operands
-from families import CASES, named
+from families import CASES, draw_case
 from ranges import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
@@ -63,7 +63,7 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
 
 def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.allowance_of_long_sums):
     """Return the broken promises of a named case with these sizes: M, K and N."""
-    return judge(*named(name, *sizes), kernel, allowance(name))
+    return judge(*draw_case(name, *sizes), kernel, allowance(name))
 
 
 @EACH_KERNEL
@@ -170,7 +170,7 @@ def test_a_hunt_finds_operands_that_break_the_bound_of_a_broken_kernel(k, broken
 def test_one_product_errs_no_more_than_tf32(name):
     """This holds even if results are computed again alone, not with their tile."""
     kernel = replace(SINGLE_PRODUCT, tile=1)
-    x, weight, bias = named(name, 32, 1024, 48)
+    x, weight, bias = draw_case(name, 32, 1024, 48)
     trusted = twin.epilogue(twin.tf32_product(x, weight, kernel), bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
     reference = Reference(x, weight, bias, DIVISOR)
@@ -180,7 +180,7 @@ def test_one_product_errs_no_more_than_tf32(name):
 @pytest.mark.parametrize("name", CASES)
 def test_cases_have_finite_results_and_errors(name):
     """Results are finite except in cases named otherwise; float32 errs except in exact cases."""
-    x, weight, bias = named(name, 24, 1024, 32)
+    x, weight, bias = draw_case(name, 24, 1024, 32)
     trusted = cublas(x, weight, bias, DIVISOR)
     assert torch.isfinite(trusted).all() == ("inf " not in name and name != "overflow")
     assert torch.isfinite(trusted).double().mean() > 0.25
@@ -350,7 +350,7 @@ def test_lo_overflows_only_where_hi_does():
 @pytest.fixture
 def reference_and_result():
     """Return a reference, and torch's result; ReLU changes no element of them."""
-    x, weight, bias = named("normal", 8, 64, 8)
+    x, weight, bias = draw_case("normal", 8, 64, 8)
     bias += 100
     return Reference(x, weight, bias, 1.0), cublas(x, weight, bias, 1.0)
 

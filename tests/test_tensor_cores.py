@@ -10,7 +10,7 @@ from split_twin import SM80, SM80_ON_HOPPER, SM90, linear, product
 from tensors import linear_path
 
 from model_new import LinearReluDivideNew
-from problems.operands import named
+from problems.operands import draw_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIVISOR = 2.0
@@ -48,7 +48,7 @@ def test_kernels_have_the_bits_of_the_twin(path, kernel, k):
     """The twin does not cut tiles along K, and sm90 does not on 132 multiprocessors."""
     if torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("tiles may be cut")
-    x, weight, bias = named("normal", 1024, k, 2816)
+    x, weight, bias = draw_case("normal", 1024, k, 2816)
     module = LinearReluDivideNew(k, 2816, DIVISOR)
     module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
     with linear_path(path), torch.no_grad():

@@ -321,7 +321,7 @@ def test_the_first_line_says_why_a_compiler_failed(monkeypatch, tmp_path, script
 def test_the_first_real_error_is_found_and_explained(first, last, hint):
     """The lines are those of the tools of GCC 12, LLVM 14 and CUDA 13."""
     log = f"[1/2] c++ -Wno-error -c main.cpp\nFAILED: main.o \n{first}\n{last}\nninja: stopped."
-    found, *hints = errors.first_error(log).splitlines()
+    found, *hints = errors.find_cause(log).splitlines()
     assert found == first
     assert bool(hints) == bool(hint)
     assert hint in "".join(hints)

@@ -61,7 +61,7 @@ load_inline(
 {definitions}
 
 
-{module}
+{class_text}
 '''
 
 
@@ -74,14 +74,14 @@ class _Recipe:
         reference: the name of the reference class in `model.py`.
         replacement: the name of the class in `model_new.py` that becomes `ModelNew`.
         operators: the variable in `model_new.py` that holds the operators.
-        modules: the files of the package `kernels` with the functions that the class calls.
+        python_files: the files of the package `kernels` with the functions that the class calls.
     """
 
     title: str
     reference: str
     replacement: str
     operators: str
-    modules: list[str]
+    python_files: list[str]
 
 
 _RECIPES = {
@@ -90,14 +90,14 @@ _RECIPES = {
         reference="Model",
         replacement="ModelNew",
         operators="relu_ops",
-        modules=["interception.py", "relu/dispatch.py"],
+        python_files=["interception.py", "relu/dispatch.py"],
     ),
     "linear_relu_divide": _Recipe(
         title="ModelNew for KernelBench level 2 #63: Linear -> ReLU -> divide.",
         reference="LinearReluDivide",
         replacement="LinearReluDivideNew",
         operators="linear_ops",
-        modules=["interception.py", "linear/dispatch.py"],
+        python_files=["interception.py", "linear/dispatch.py"],
     ),
 }
 
@@ -117,16 +117,18 @@ def bundle(problem: str) -> str:
         raise ValueError(f"expected a problem among {', '.join(_RECIPES)}, got {problem!r}")
     recipe = _RECIPES[problem]
     sources = read_sources(problem)
-    module = _replacement_class(recipe)
-    files = [_read(f"kernels/{path}") for path in recipe.modules] + [_read("model_new.py")]
+    class_text = _replacement_class(recipe)
+    files = [_read(f"kernels/{path}") for path in recipe.python_files] + [_read("model_new.py")]
     # The template defines these two names.
-    imports, definitions = _needed_by(module, files, provided={recipe.operators, "ModelNew"})
+    imports, definitions = _imports_and_definitions(
+        class_text, files, defined_elsewhere={recipe.operators, "ModelNew"}
+    )
     texts = {
         "cpp_source": _join(sources, ".cpp"),
         "cuda_source": _join(sources, ".cu"),
         "imports": imports,
         "definitions": definitions,
-        "module": module,
+        "class_text": class_text,
     }
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
     return _TEMPLATE.format(
@@ -211,22 +213,24 @@ def _method(text: str, class_name: str, name: str) -> str:
     return ""
 
 
-def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, str]:
+def _imports_and_definitions(
+    class_text: str, files: list[str], defined_elsewhere: set[str]
+) -> tuple[str, str]:
     """Return the import lines and the definitions that a class needs.
 
     A definition that the class needs may need others in turn; they are included.
 
     Args:
-        module: the text of the class.
+        class_text: the text of the class.
         files: the texts of Python files. The definitions come in the order of these files.
-        provided: names that the bundle defines elsewhere.
+        defined_elsewhere: names that the template defines.
     """
     definitions: dict[str, str] = {}
     imports: dict[str, str] = {"load_inline": "from torch.utils.cpp_extension import load_inline"}
     for text in files:
         definitions |= _definitions(text)
         imports |= _imports(text)
-    needed = _needed_names(module, definitions, imports, provided)
+    needed = _needed_names(class_text, definitions, imports, defined_elsewhere)
     import_lines = sorted({imports[name] for name in needed if name in imports}, key=_import_order)
     bodies = [_needed_definitions(text, needed) for text in files]
     body = "\n\n\n".join(body for body in bodies if body)
@@ -236,22 +240,25 @@ def _needed_by(module: str, files: list[str], provided: set[str]) -> tuple[str, 
 
 
 def _needed_names(
-    module: str, definitions: dict[str, str], imports: dict[str, str], provided: set[str]
+    class_text: str,
+    definitions: dict[str, str],
+    imports: dict[str, str],
+    defined_elsewhere: set[str],
 ) -> set[str]:
     """Return the names used by the template, by a class, and by the definitions that these need.
 
     Args:
-        module: the text of the class.
+        class_text: the text of the class.
         definitions: the text of each definition, by its name.
         imports: the import line of each imported name.
-        provided: names that the bundle defines elsewhere.
+        defined_elsewhere: names that the template defines.
     """
     needed = {"load_inline", "torch"}  # the template uses these
-    waiting = [module]
-    while waiting:
-        for name in _names(waiting.pop()) - needed - provided:
+    unread_texts = [class_text]
+    while unread_texts:
+        for name in _names(unread_texts.pop()) - needed - defined_elsewhere:
             if name in definitions:
-                waiting.append(definitions[name])
+                unread_texts.append(definitions[name])
             if name in definitions or name in imports:
                 needed.add(name)
     return needed
@@ -279,7 +286,7 @@ def _needed_definitions(text: str, needed: set[str]) -> str:
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
-    """Sort Python's own modules before torch's, and `import` before `from`."""
+    """Return a sort key: Python's own modules come before torch's, and `import` before `from`."""
     return "torch" in line, line.startswith("from"), line
 
 
@@ -319,7 +326,7 @@ def _names(text: str) -> set[str]:
 
 
 def _lines(text: str, node: ast.stmt) -> str:
-    """Return the lines of a statement, and the comment directly above it."""
+    """Return the comment directly above a statement, and the statement's lines."""
     lines = text.splitlines()
     first = node.lineno - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):

@@ -63,7 +63,7 @@ def choose_folder() -> Path:
     """
     for root in _roots():
         folder = root / f"kernels-{os.geteuid()}"
-        reason = _make_private(folder)
+        reason = _make_private_folder(folder)
         if reason is None:
             return folder
         say(f"no builds are kept in {root}: {reason}")
@@ -78,15 +78,15 @@ def choose_folder() -> Path:
 
 def _roots() -> Iterator[Path]:
     """Yield the folders in which the cache folder may be, the best first."""
-    explicit = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if explicit:
-        yield Path(os.path.realpath(explicit))
+    chosen_root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen_root:
+        yield Path(os.path.realpath(chosen_root))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     if not cache.startswith("~"):  # "~" stays if the user has no home
         yield Path(os.path.realpath(cache)) / "torch_extensions"
 
 
-def _make_private(folder: Path) -> str | None:
+def _make_private_folder(folder: Path) -> str | None:
     """Make a folder that only this user may enter, or turn an existing folder into one.
 
     Returns:
@@ -271,7 +271,7 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 @contextlib.contextmanager
-def turn_to_build(folder: Path, name: str) -> Iterator[None]:
+def build_lock(folder: Path, name: str) -> Iterator[None]:
     """Wait until no other process builds the same library, then keep others waiting.
 
     The wait ends after `PATIENCE_S` seconds, and at once where the file system has no locks. Then
@@ -287,7 +287,7 @@ def turn_to_build(folder: Path, name: str) -> Iterator[None]:
 
 
 def _acquire(lock: BinaryIO, folder: Path) -> None:
-    """Lock a file as soon as no other process has locked it; give up as `turn_to_build` says."""
+    """Lock a file as soon as no other process has locked it; give up as `build_lock` says."""
     end = time.monotonic() + PATIENCE_S
     is_waiting = False
     while time.monotonic() < end:

@@ -61,20 +61,21 @@ def explain(error: Exception, folder: Path) -> BuildError:
         advice = "Set TORCH_EXTENSIONS_DIR to another folder"
         return BuildError(f"cannot build in {folder}: {error}. {advice}")
     output = str(error)
-    cause = first_error(output) or _silent_failure(error) or "a build tool failed without a message"
+    cause = find_cause(output) or _silent_failure(error) or "a build tool failed without a message"
     return BuildError(f"{cause}\n\nThe whole output:\n{output}")
 
 
-def first_error(output: str) -> str:
-    """Return the line of the build tools' output that names the cause, and the hints that apply.
+def find_cause(output: str) -> str:
+    """Find the cause of an error in the build tools' output, and the hints that apply.
 
     Returns:
-        The line, and then one line for each hint. Empty if no line looks like an error.
+        The line that names the cause, and then one line for each hint. Empty if no line looks like
+        an error.
     """
     for pattern in _ERROR_LINES:
         match = re.search(pattern, output, re.MULTILINE)
         if match:
-            hints = [hint for sign, hint in _HINTS.items() if re.search(sign, output)]
+            hints = [hint for symptom, hint in _HINTS.items() if re.search(symptom, output)]
             return "\n".join([match[0], *hints])
     return ""
 

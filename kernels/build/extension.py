@@ -77,7 +77,7 @@ def load_extensions(
         BuildError: an extension is not in the cache and cannot be built; the message says why.
     """
     tools = toolchain.find_toolchain()
-    extensions = [_describe(problem, texts, tools) for problem, texts in sources.items()]
+    extensions = [_make_extension(problem, texts, tools) for problem, texts in sources.items()]
     missing = [extension for extension in extensions if not _is_loaded(extension)]
     if missing:
         folder = cache.choose_folder()
@@ -93,8 +93,8 @@ def load_extensions(
     return {extension.problem: extension.namespace for extension in extensions}
 
 
-def _describe(problem: str, sources: Mapping[str, str], tools: Toolchain) -> Extension:
-    """Return the extension of a problem, with its flags and key."""
+def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) -> Extension:
+    """Make the extension of a problem, with its flags and key."""
     flags = toolchain.cpu_flags()
     if tools.targets:
         flags = [*flags, "-DKERNELS_WITH_CUDA"]
@@ -151,7 +151,7 @@ def _build_all(
     toolchain.warn_of_ignored_targets()
 
     def build_one(extension: Extension) -> None:
-        with cache.turn_to_build(folder, extension.name):
+        with cache.build_lock(folder, extension.name):
             cache.remove_leftovers(folder)
             # Another process may have built it while this one waited for its turn.
             if not _load_from_cache(extension, folder, tools):
@@ -162,8 +162,8 @@ def _build_all(
     dlopen_flags = sys.getdlopenflags()
     try:
         with (
-            _announced(extensions, folder),
-            _quiet_torch(),
+            _announce_slow_build(extensions, folder),
+            _silence_torch(),
             toolchain.build_environment(tools),
             ThreadPoolExecutor() as pool,
         ):
@@ -220,7 +220,7 @@ def _include_all(extension: Extension, suffix: str) -> str:
 
 
 @contextlib.contextmanager
-def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
+def _announce_slow_build(extensions: list[Extension], folder: Path) -> Iterator[None]:
     """If the build takes more than `QUIET_S`, say what it does, and at the end how long it took."""
     problems = " and ".join(extension.problem for extension in extensions)
     start = time.monotonic()
@@ -244,7 +244,7 @@ def _announced(extensions: list[Extension], folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
+def _silence_torch() -> Iterator[None]:
     """Silence torch's warnings that there is no GPU, and that clang is not GCC."""
     logger = logging.getLogger("torch.utils.cpp_extension")
     # A filter passes the records of loggers with its name, and no logger has this one.

@@ -65,14 +65,14 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    It does not import torch's build tools, which takes a second, unless TORCH_CUDA_ARCH_LIST is
-    used.
+    Importing torch's build tools takes a second. This function does so only if it uses
+    TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
-    compilers = {"cxx": version_of(cxx_compiler())}
+    compilers = {"cxx": read_version(cxx_compiler())}
     if targets:
-        compilers["nvcc"] = version_of(nvcc_compiler(cuda_home)) if cuda_home else ""
+        compilers["nvcc"] = read_version(nvcc_compiler(cuda_home)) if cuda_home else ""
     return Toolchain(targets, cuda_home, compilers)
 
 
@@ -101,28 +101,28 @@ def cuda_targets() -> list[str]:
     Raises:
         BuildError: torch does not know an entry of the variable.
     """
-    requested = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    arch_list = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if not torch.version.cuda:
         return []
     if torch.cuda.is_available():
         capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
         targets = {f"sm_{major}{minor}" for major, minor in capabilities}
-    elif requested:
-        targets = _requested_targets(requested)
+    elif arch_list:
+        targets = _requested_targets(arch_list)
     else:
         return []
     # Only code for sm_90a has wgmma, Hopper's tensor-core instructions.
     return sorted("sm_90a" if target == "sm_90" else target for target in targets)
 
 
-def _requested_targets(requested: str) -> set[str]:
-    """Return the targets in TORCH_CUDA_ARCH_LIST, whose value is `requested`, as torch reads it."""
+def _requested_targets(arch_list: str) -> set[str]:
+    """Return the targets in TORCH_CUDA_ARCH_LIST, whose value is `arch_list`, as torch reads it."""
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
     except (ValueError, LookupError):
         flags = []
     if not flags:
-        message = f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={requested!r}"
+        message = f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}"
         raise BuildError(message)
     return {flag.rpartition("code=")[2] for flag in flags}
 
@@ -167,7 +167,7 @@ def cuda_flags(targets: list[str]) -> list[str]:
 
 
 def cpp_extension() -> ModuleType:
-    """Import torch's build tools, which takes a second."""
+    """Return the module of torch's build tools. Its first import takes a second."""
     return importlib.import_module("torch.utils.cpp_extension")
 
 
@@ -181,7 +181,7 @@ def nvcc_compiler(cuda_home: Path) -> str:
     return os.environ.get("PYTORCH_NVCC") or str(cuda_home / "bin" / "nvcc")
 
 
-def version_of(compiler: str) -> str:
+def read_version(compiler: str) -> str:
     """Return what `--version` prints, without the first word; empty if the compiler is missing.
 
     The first word is the name by which the compiler was called. Without it, `c++` and `g++-12` have
@@ -202,19 +202,19 @@ def find_cuda_home() -> Path | None:
     installs a toolkit.
     """
     # None if nobody has imported torch's build tools. Their CUDA_HOME may have been set by a user.
-    tools = sys.modules.get("torch.utils.cpp_extension")
+    build_tools = sys.modules.get("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     major = torch.version.cuda.split(".")[0]
-    places = [
-        getattr(tools, "CUDA_HOME", None),
+    candidates = [
+        getattr(build_tools, "CUDA_HOME", None),
         os.environ.get("CUDA_HOME"),
         os.environ.get("CUDA_PATH"),
         str(Path(nvcc).parent.parent) if nvcc else None,
         "/usr/local/cuda",
         *(f"{folder}/nvidia/cu{major}" for folder in sys.path),
     ]
-    for place in filter(None, places):
-        home = Path(place)
+    for candidate in filter(None, candidates):
+        home = Path(candidate)
         if (home / "bin" / "nvcc").exists() and (home / "include" / "cuda_runtime.h").exists():
             return home
     return None
@@ -271,8 +271,8 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
     messages become English, so that `errors.py` finds the cause of an error in them.
     """
-    tools = cpp_extension()
-    cuda_home = tools.CUDA_HOME
+    build_tools = cpp_extension()
+    cuda_home = build_tools.CUDA_HOME
     changes = {
         "PATH": os.environ.get("PATH", "") + os.pathsep + str(Path(find_ninja()).parent),
         "LC_ALL": "C",
@@ -280,11 +280,11 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     if toolchain.cuda_home is not None:
-        tools.CUDA_HOME = str(toolchain.cuda_home)
+        build_tools.CUDA_HOME = str(toolchain.cuda_home)
     try:
         yield
     finally:
-        tools.CUDA_HOME = cuda_home
+        build_tools.CUDA_HOME = cuda_home
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -68,15 +68,19 @@ struct BFloat16 {
 //     float16      1      5  ( 15)             10
 //     float32      1      8  (127)             23
 //
-// Normal numbers need only another bias: that of float32 is 112 more. Subnormal numbers and
-// rounding are left to the machine: both conversions add the number to `magic`, a power of two that
-// is so large that the last place of the sum, a float32, is the last place of the number as a
+// The bias of float32 is 112 more, which is all that normal numbers need. Rounding and subnormal
+// numbers are left to one floating-point operation with `magic`, a power of two. It is so large
+// that the last place of a float32 of its size has the same value as the number's last place in
 // float16.
 //
-// E, below, is how many powers of two the number is above the least normal float16, 2^-14; it is 0
-// for subnormal numbers, too. The last place is 2^(E - 24), and magic is 2^(E - 1). For example,
-// 1 <= |x| < 2 has E = 14. The last place of such a float16 is 2^-10, which is also that of a
-// float32 in 2^13 <= v < 2^14: magic is 2^13.
+//     narrow   adds magic to the number, which rounds the number to that place
+//     widen    puts the mantissa into the last places of magic, and subtracts magic, which
+//              normalizes the number
+//
+// In the comments below, e is how many powers of two the number is above the least normal float16,
+// 2^-14. It is 0 for subnormal numbers, too. The last place is 2^(e - 24), and magic is 2^(e - 1).
+// For example, 1 <= |x| < 2 has e = 14. The last place of such a float16 is 2^-10, which is also
+// that of a float32 in 2^13 <= v < 2^14: magic is 2^13.
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
@@ -93,16 +97,16 @@ struct Float16 {
     const int32_t magnitude = x & 0x7fff;
     const int32_t exponent_bits = magnitude & 0x7c00;
     const int32_t above_least = exponent_bits - kLeastNormal;
-    const int32_t e_in_float16 = if_positive(above_least, above_least);  // E << 10
-    const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(E - 1)
-    // The mantissa, with the leading 1 of normal numbers, in units of 2^(E - 24). The last place of
+    const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
+    const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(e - 1)
+    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). The last place of
     // magic has the same unit, so that the integer sum has the bits of the float magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
     // Infinity and NaN have 143 in the exponent so far. 112 more is 255, as in float32.
-    const int32_t special = if_positive(magnitude - kMostFinite, 112 << 23);
+    const int32_t special_exponent = if_positive(magnitude - kMostFinite, 112 << 23);
     const uint32_t sign = uint32_t{x & 0x8000u} << 16;
-    return Float32::widen((Float32::narrow(value) + special) | sign);
+    return Float32::widen((Float32::narrow(value) + special_exponent) | sign);
   }
 
   static constexpr uint16_t narrow(float x) {
@@ -111,15 +115,15 @@ struct Float16 {
     constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14, of float16
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;
-    const int32_t above = magnitude - kTooLarge;
-    const int32_t finite = magnitude - if_positive(above, above);  // at most 2^16
-    const int32_t exponent_bits = finite & 0x7f800000;
+    const int32_t excess = magnitude - kTooLarge;
+    const int32_t clamped = magnitude - if_positive(excess, excess);  // at most 2^16
+    const int32_t exponent_bits = clamped & 0x7f800000;
     const int32_t above_least = exponent_bits - kLeastNormal;
-    const int32_t e_in_float32 = if_positive(above_least, above_least);  // E << 23
-    const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(E - 1)
-    const float sum = Float32::widen(finite) + Float32::widen(magic);
-    // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(E - 24). That 1
-    // and E add up to the exponent of a float16, which is E + 1 for normal numbers.
+    const int32_t e_in_float32 = if_positive(above_least, above_least);  // e << 23
+    const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(e - 1)
+    const float sum = Float32::widen(clamped) + Float32::widen(magic);
+    // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1
+    // and e add up to the exponent of a float16, which is e + 1 for normal numbers.
     const int32_t mantissa = Float32::narrow(sum) - magic;
     const int32_t rounded = mantissa + (e_in_float32 >> 13);
     // For a NaN, the quiet bit and the upper bits of the payload.
@@ -131,7 +135,7 @@ struct Float16 {
 
 // Calls body with an object of the dtype's struct.
 template <typename Body>
-void dispatch_dtype(DType dtype, const Body& body) {
+void for_floating(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
       return body(Float32{});
@@ -170,8 +174,8 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   constexpr auto kInfinity = std::numeric_limits<typename E::Compute>::infinity();
   constexpr Signed kMinusInfinity = static_cast<Signed>(E::narrow(-kInfinity));
   for (int64_t i = 0; i < kBlock; ++i) {
-    const Signed less_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
-    out[i] = x[i] & ones_if<Bits>(less_1 >= kMinusInfinity);
+    const Signed bits_less_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
+    out[i] = x[i] & ones_if<Bits>(bits_less_1 >= kMinusInfinity);
   }
 }
 
@@ -235,12 +239,12 @@ uint64_t mask_of_block(const Bits* out) {
   return mask;
 }
 
-// target[i] = bit i of mask ? source[i] : 0. A selection and not a product, because a gradient may
-// be NaN or infinite where its bit is 0.
+// selected[i] = bit i of mask ? values[i] : 0. A selection and not a product, because a gradient
+// may be NaN or infinite where its bit is 0.
 //
 // Each lane has a copy of the word of the mask, and tests its own bit of it.
 template <typename Bits>
-void select_block(const Bits* __restrict__ source, uint64_t mask, Bits* __restrict__ target) {
+void select_block(const Bits* __restrict__ values, uint64_t mask, Bits* __restrict__ selected) {
   constexpr int64_t kLanes = kBitOfLane<Bits>.size();
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     const Bits word = static_cast<Bits>(mask >> i);
@@ -249,7 +253,7 @@ void select_block(const Bits* __restrict__ source, uint64_t mask, Bits* __restri
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const bool has_bit = (word & kBitOfLane<Bits>[lane]) != 0;
-      target[i + lane] = source[i + lane] & ones_if<Bits>(has_bit);
+      selected[i + lane] = values[i + lane] & ones_if<Bits>(has_bit);
     }
   }
 }

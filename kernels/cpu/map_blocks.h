@@ -47,8 +47,8 @@ void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool bypasses_ca
       for (int64_t j = 0; j < kBlock; j += kElementsOfStore) {
         // No `auto` pointers: they would lose __m128i's may_alias, and GCC would then take the
         // stores to `block` for dead and remove them.
-        const __m128i v = _mm_load_si128(reinterpret_cast<const __m128i*>(block + j));
-        _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + j), v);
+        const __m128i vector = _mm_load_si128(reinterpret_cast<const __m128i*>(block + j));
+        _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + j), vector);
       }
     }
     // Non-temporal stores are not ordered with ordinary ones. Without a fence, another thread could

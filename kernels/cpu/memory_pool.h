@@ -24,7 +24,7 @@ constexpr size_t kHugePage = 2 << 20;
 // and always where the system is not Linux.
 void* take_memory(size_t bytes);
 
-// Takes back a block of take_memory. The block goes to the pool, or to the system if the
+// Gives back a block of take_memory. The block goes to the pool, or to the system if the
 // environment has KERNELS_CPU_POOL=0, or if the process's address space is limited (RLIMIT_AS).
 void give_memory(void* data);
 

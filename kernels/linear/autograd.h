@@ -35,35 +35,33 @@ using LinearWithMaskFunction = TwoTensors(const Tensor& x, const Tensor& weight,
                                           const std::optional<Tensor>& bias, double divisor);
 using GradientsFunction = ThreeTensors(const Tensor& grad_output, const Tensor& mask,
                                        const std::optional<Tensor>& x,
-                                       const std::optional<Tensor>& weight,
-                                       int64_t wanted_gradients, double divisor);
+                                       const std::optional<Tensor>& weight, int64_t output_mask,
+                                       double divisor);
 
-// The bits of wanted_gradients, which says what linear_relu_divide_gradients is to compute. The
-// operator's schema calls it output_mask, as torch's own backward operators do. It has nothing to
-// do with the ReLU's mask.
+// The bits of output_mask, which says what linear_relu_divide_gradients is to compute.
 constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;
 
-inline Tensor call_linear(Namespace scope, const LinearInputs& inputs) {
-  return call_operator<LinearFunction>(scope, "linear_relu_divide", inputs.x, inputs.weight,
+inline Tensor call_linear(Namespace name_space, const LinearInputs& inputs) {
+  return call_operator<LinearFunction>(name_space, "linear_relu_divide", inputs.x, inputs.weight,
                                        inputs.bias, inputs.divisor);
 }
 
-inline TwoTensors call_linear_with_mask(Namespace scope, const LinearInputs& inputs) {
-  return call_operator<LinearWithMaskFunction>(scope, "linear_relu_divide_with_mask", inputs.x,
+inline TwoTensors call_linear_with_mask(Namespace name_space, const LinearInputs& inputs) {
+  return call_operator<LinearWithMaskFunction>(name_space, "linear_relu_divide_with_mask", inputs.x,
                                                inputs.weight, inputs.bias, inputs.divisor);
 }
 
-inline ThreeTensors call_gradients(Namespace scope, const BackwardInputs& inputs) {
-  int64_t wanted_gradients = 0;
+inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& inputs) {
+  int64_t output_mask = 0;
   // x's gradient is computed from weight, and weight's from x.
-  if (inputs.weight) wanted_gradients |= kGradX;
-  if (inputs.x) wanted_gradients |= kGradWeight;
-  if (inputs.wants_bias) wanted_gradients |= kGradBias;
-  return call_operator<GradientsFunction>(scope, "linear_relu_divide_gradients", inputs.grad_output,
-                                          inputs.mask, inputs.x, inputs.weight, wanted_gradients,
-                                          inputs.divisor);
+  if (inputs.weight) output_mask |= kGradX;
+  if (inputs.x) output_mask |= kGradWeight;
+  if (inputs.wants_bias) output_mask |= kGradBias;
+  return call_operator<GradientsFunction>(name_space, "linear_relu_divide_gradients",
+                                          inputs.grad_output, inputs.mask, inputs.x, inputs.weight,
+                                          output_mask, inputs.divisor);
 }
 
 // --------------------------------------------------------------------------------------- autograd
@@ -71,7 +69,7 @@ inline ThreeTensors call_gradients(Namespace scope, const BackwardInputs& inputs
 // Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
 // wanted, and weight only if x's is.
 struct LinearReluDivideBackward : Node {
-  Namespace scope;  // the namespace of the forward's operator
+  Namespace name_space;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
   bool transposes_grad_x, transposes_grad_weight;  // as in BackwardInputs
@@ -105,15 +103,15 @@ struct LinearReluDivideBackward : Node {
     // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
     // once.
     if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
-    const auto [grad_x, grad_weight, grad_bias] = call_gradients(scope, inputs);
+    const auto [grad_x, grad_weight, grad_bias] = call_gradients(name_space, inputs);
     return {grad_x, grad_weight, grad_bias};
   }
 
   // Computes gradients that can be differentiated once more.
   //
-  // The derivative of torch's threshold_backward by the forward's output is zeros. Eager's graph
-  // has an edge for it, which leads to the node of the forward. The unpacked mask, which takes the
-  // output's place, gets the same edge.
+  // torch's threshold_backward takes the forward's output. Its derivative by that output is zeros,
+  // and eager's graph has an edge for it, to the node of the forward. Here the unpacked mask takes
+  // the output's place, so the mask gets the same edge.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
@@ -128,13 +126,13 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
-// Records the backward of out = linear_relu_divide(in).
-inline void record_backward(Namespace scope, const LinearInputs& inputs, const Tensor& out,
+// Records the backward of out = linear_relu_divide(inputs).
+inline void record_backward(Namespace name_space, const LinearInputs& inputs, const Tensor& out,
                             const Tensor& mask, bool runs_kernels) {
   auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
   if (wants_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
   if (wants_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
-  node->scope = scope;
+  node->name_space = name_space;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = inputs.divisor;
   // The layouts are looked at only if kernels run: a trace's tensors have no memory.
@@ -146,26 +144,26 @@ inline void record_backward(Namespace scope, const LinearInputs& inputs, const T
 
 // linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
 // gradient is wanted.
-template <Namespace kScope>
+template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const Route route = route_of(inputs);
   if (route == Route::kReference) return linear_composite(inputs);
   const bool runs_kernels = route == Route::kKernels;
 
   if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
-    // As in eager, the backward keeps the matrix that view_as_matrix returns. If that is a copy, x
-    // may be changed in place before the backward. view_as_matrix and _unsafe_view record their own
+    // As in eager, the backward keeps the matrix that as_matrix returns. If that is a copy, x may
+    // be changed in place before the backward. as_matrix and _unsafe_view record their own
     // backwards.
-    const Tensor matrix = view_as_matrix(inputs.x);
+    const Tensor matrix = as_matrix(inputs.x);
     const Tensor out =
-        linear_autograd<kScope>({matrix, inputs.weight, inputs.bias, inputs.divisor});
-    return at::_unsafe_view(out, replace_last(inputs.x.sizes(), inputs.weight.size(0)));
+        linear_autograd<name_space>({matrix, inputs.weight, inputs.bias, inputs.divisor});
+    return at::_unsafe_view(out, with_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
 
   if (!any_operand(inputs, wants_gradient)) {
     if (runs_kernels) return compute_linear(inputs, /*mask=*/Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(kScope, inputs);
+    return call_linear(name_space, inputs);
   }
 
   TwoTensors out_and_mask;
@@ -173,16 +171,16 @@ Tensor linear_autograd(const LinearInputs& inputs) {
     out_and_mask = linear_with_mask_forward(inputs);
   } else {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    out_and_mask = call_linear_with_mask(kScope, inputs);
+    out_and_mask = call_linear_with_mask(name_space, inputs);
   }
   const auto& [out, mask] = out_and_mask;
-  record_backward(kScope, inputs, out, mask, runs_kernels);
+  record_backward(name_space, inputs, out, mask, runs_kernels);
   return out;
 }
 
 // linear_relu_divide_gradients for an ordinary call: by torch's ops if its results are
 // differentiated, otherwise by the kernels.
-template <Namespace kScope>
+template <Namespace name_space>
 ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
     return wants_gradient(t) || has_tangent(t);
@@ -192,14 +190,14 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
     return linear_gradients_composite(inputs);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_gradients(kScope, inputs);
+  return call_gradients(name_space, inputs);
 }
 
 // --------------------------------------------------------------------------- autocast and tracing
 
 // linear_relu_divide under autocast. As autocast does for nn.Linear, all operands are cast to its
 // dtype, except those of float64.
-template <Namespace kScope>
+template <Namespace name_space>
 Tensor linear_autocast(const LinearInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::DeviceType device = inputs.x.device().type();
@@ -209,7 +207,7 @@ Tensor linear_autocast(const LinearInputs& inputs) {
   const Tensor weight = cast(inputs.weight);
   std::optional<Tensor> bias;
   if (inputs.bias) bias = cast(*inputs.bias);
-  return call_linear(kScope, {x, weight, bias, inputs.divisor});
+  return call_linear(name_space, {x, weight, bias, inputs.divisor});
 }
 
 // linear_relu_divide of the own namespace under torch.jit.trace. The trace gets the stable name,

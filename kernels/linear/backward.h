@@ -74,16 +74,17 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
   const Tensor grad_bias = inputs.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
 
-  const void* const source = grad_output.const_data_ptr();
-  const uint8_t* const bits = inputs.mask.const_data_ptr<uint8_t>();
-  void* const target = grad_z.mutable_data_ptr();
-  void* const bias = inputs.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  const void* const grad_output_data = grad_output.const_data_ptr();
+  const uint8_t* const mask_data = inputs.mask.const_data_ptr<uint8_t>();
+  void* const grad_z_data = grad_z.mutable_data_ptr();
+  void* const grad_bias_data = inputs.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
     if (inputs.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
-    return cuda::linear_fused_pass_backward(dtype, source, bits, inputs.divisor, target, bias,
+    return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
+                                            grad_z_data, grad_bias_data,
                                             workspace.mutable_data_ptr(), m, n, stream);
   };
   const auto run_on_cpu = [&] {
@@ -94,10 +95,12 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
     // The number of units that have about kGrain elements in all.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass_backward(dtype, source, bits, inputs.divisor, target, run_sums, m, n,
-                                      begin, end);
+      cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
+                                      grad_z_data, run_sums, m, n, begin, end);
     });
-    if (inputs.wants_bias) cpu::linear_fused_pass_backward_sum(dtype, run_sums, bias, m, n);
+    if (inputs.wants_bias) {
+      cpu::linear_fused_pass_backward_sum(dtype, run_sums, grad_bias_data, m, n);
+    }
   };
   run_on_device(grad_output, run_on_gpu, run_on_cpu);
   return {grad_z, grad_bias};
@@ -121,7 +124,8 @@ inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   return is_large && is_readable(a) && is_readable(b);
 }
 
-// Returns a [I, J] times b [J, K]. If torch computes it, `transposes` makes it compute b^T a^T.
+// Returns a [I, J] times b [J, K]. If torch computes the product and `transposes` is true, torch
+// computes b^T a^T, and the result is transposed.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
   if (may_run_gemm(a, b)) {
     // run_gemm multiplies by the transpose of its second operand.
@@ -139,18 +143,18 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
 // Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
 // while the L2 cache still has it.
 inline Gradients multiply_gradients(const BackwardInputs& inputs, const GradZAndBias& grad) {
-  const Tensor grad_z = view_as_matrix(grad.z);
+  const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
   if (inputs.x) {
     gradients.weight =
-        multiply_matrices(grad_z.t(), view_as_matrix(*inputs.x), inputs.transposes_grad_weight);
+        multiply_matrices(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
   }
   if (inputs.weight) {
     gradients.x = multiply_matrices(grad_z, *inputs.weight, inputs.transposes_grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
-      gradients.x = gradients.x.view_symint(replace_last(grad.z.sym_sizes(), k));
+      gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
     }
   }
   return gradients;
@@ -173,7 +177,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
-  if (inputs.wants_bias) grad.bias = view_as_matrix(grad.z).sum(0);
+  if (inputs.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
   return multiply_gradients(inputs, grad);
 }
 
@@ -218,7 +222,7 @@ inline Gradients compute_gradients(const BackwardInputs& inputs) {
 
 // Returns the gradients as an operator does: empty tensors in place of undefined ones, which
 // operators cannot return.
-inline ThreeTensors make_results(const Gradients& gradients, const Tensor& like) {
+inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
   const auto defined_or_empty = [&](const Tensor& t) {
     return t.defined() ? t : at::empty_symint({0}, like.options());
   };
@@ -231,14 +235,14 @@ inline ThreeTensors make_results(const Gradients& gradients, const Tensor& like)
 inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
-  return make_results(compute_gradients(inputs), inputs.grad_output);
+  return as_results(compute_gradients(inputs), inputs.grad_output);
 }
 
 // The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
 // gradients are wanted.
 inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return make_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
+  return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
 }
 
 }  // namespace kernels

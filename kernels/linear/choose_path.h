@@ -2,8 +2,6 @@
 //
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
-// Rows are those of x and out. Columns are those of out; column n comes from row n of the weight.
-//
 // run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
 // (without ReLU). tests/test_linear_paths.py compiles this file alone, so it includes neither torch
 // nor CUDA.
@@ -88,65 +86,65 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 
 // Returns whether skinny.cu takes less time than every other path, for a float32 forward.
 //
-// With so few rows, the tiles of the tensor-core kernels would consist mostly of padding.
-//
-// The limits are fitted to measured times of skinny.cu and of torch's product, with the fused pass.
-// Of the sizes, docs/EXPERIMENTS.md ("Hopper's products") lists two: with up to 32 columns, both
-// take the same time where M * K is about 2^23.
+// skinny.cu divides out into tiles of 16 rows by 32 features. With so few rows, the tiles of the
+// tensor-core kernels would consist mostly of padding.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t m = product.m;
   const int64_t n = product.n;
   const int64_t k = product.k;
-  constexpr int kTileRows = 16;     // rows of x in a tile of skinny.cu
-  constexpr int kTileColumns = 32;  // columns of out; fewer take as long as these
-  const int64_t tiles = divide_rounding_up(m, kTileRows) * divide_rounding_up(n, kTileColumns);
+  constexpr int kTileRows = 16;
+  constexpr int kTileFeatures = 32;
+  constexpr int kVeryFewRows = 8;          // rows of x
+  constexpr int kLongK = 512;              // elements of K
+  constexpr int kMediumK = 256;            // elements of K
+  constexpr int kManyTiles = 4;            // tiles for each multiprocessor
+  constexpr int kMediumTiles = 2;          // tiles for each multiprocessor
+  constexpr int kFewTiles = 1;             // tiles for each multiprocessor
+  constexpr int kLeastFeatures = 8;        // features, if x has more than kTileRows rows
+  constexpr int kSmallProduct = 1 << 27;   // multiplications
+  constexpr int kMediumProduct = 1 << 28;  // multiplications
+
+  const int64_t tiles = divide_rounding_up(m, kTileRows) * divide_rounding_up(n, kTileFeatures);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
-  // Up to half a tile of rows, at either precision, torch's product wins only with many tiles and a
-  // short K.
-  constexpr int kHalfTileRows = kTileRows / 2;
-  constexpr int kMostTilesAtShortK = 4;  // of a multiprocessor
-  constexpr int kLongK = 512;            // elements of K
-  if (m <= kHalfTileRows) return tiles_per_multiprocessor <= kMostTilesAtShortK || k >= kLongK;
+  // With very few rows, at either precision, torch's product wins only with many tiles and a short
+  // K.
+  if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongK;
 
   // With more rows at `high`, a single tensor-core product is faster.
   if (product.precision != Precision::kHighest) return false;
 
-  constexpr int kMediumK = 256;           // elements of K
-  constexpr int kMostTilesAtMediumK = 2;  // of a multiprocessor
-  const bool has_many_tiles = tiles_per_multiprocessor > kMostTilesAtMediumK;
-  if (m <= kTileRows) return k >= kLongK || (k >= kMediumK && !has_many_tiles);
+  if (m <= kTileRows) {
+    return k >= kLongK || (k >= kMediumK && tiles_per_multiprocessor <= kMediumTiles);
+  }
 
-  // With more than one tile of rows, only small products win, those with few multiplications.
-  // Unless there are few tiles, K must not be short.
-  constexpr int kLeastColumns = 8;
-  constexpr int kMostMultiplications = 1 << 27;
-  constexpr int kMostMultiplicationsOfFewTiles = 1 << 28;  // few, or narrow ones
-  if (n < kLeastColumns || has_many_tiles) return false;
-  const bool has_few_tiles = tiles_per_multiprocessor <= 1;
-  const bool has_few_or_narrow_tiles = has_few_tiles || n < kTileColumns;
-  const int64_t most_multiplications =
-      has_few_or_narrow_tiles ? kMostMultiplicationsOfFewTiles : kMostMultiplications;
+  // With more rows than a tile, only small products win. They may be larger where the tiles are few
+  // or narrow. Unless tiles are few, K must not be short. A tile of fewer than 32 features takes as
+  // long as one of 32.
+  if (n < kLeastFeatures || tiles_per_multiprocessor > kMediumTiles) return false;
+  const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles;
+  const bool has_few_or_narrow_tiles = has_few_tiles || n < kTileFeatures;
+  const int64_t most_multiplications = has_few_or_narrow_tiles ? kMediumProduct : kSmallProduct;
   const int64_t least_k = has_few_tiles ? kLeastKAtHighest : kMediumK;
-  const int64_t multiplications = m * std::max<int64_t>(n, kTileColumns) * k;
+  const int64_t multiplications = m * std::max<int64_t>(n, kTileFeatures) * k;
   return k >= least_k && multiplications <= most_multiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// Gradients have limits of their own. With the forward's limits, gradients with 128 to 8192 rows, N
-// from 64 to 4096 and a dimension below 512 ran at 0.2 to 0.9 of the speed of torch's product
+// Gradients have limits of their own. With the forward's limits, gradients with 128 to 8192 rows,
+// 64 to 4096 features and a dimension below 512 ran at 0.2 to 0.9 of the speed of torch's product
 // (docs/EXPERIMENTS.md, "Settings of the Linear kernels"). The constants below are fitted to
 // measured times of gradients, whose sizes that section does not list.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastK = 64;            // elements of K
   constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
 
-  // The costs that M * N has to outgrow, in elements of out: one for each row, one for each column,
-  // and one for the call. The call's cost is kCallCost / (K - kFreeK), so it weighs more where K is
-  // short. Example: 2^29 / (1024 - 40) is about 546,000 elements.
-  constexpr int kRowCost = 150;       // elements of out per row
-  constexpr int kColumnCost = 100;    // elements of out per column
+  // The costs that M * N has to outgrow, in elements of out: one for each row of x, one for each
+  // feature, and one for the call. The call's cost is kCallCost / (K - kFreeK), so it weighs more
+  // where K is short. Example: 2^29 / (1024 - 40) is about 546,000 elements.
+  constexpr int kRowCost = 150;       // elements of out per row of x
+  constexpr int kFeatureCost = 100;   // elements of out per feature
   constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
   constexpr int kFreeK = 40;          // elements of K; below kLeastK, so K - kFreeK is positive
 
@@ -154,7 +152,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastK || n * k < kLeastWeight) return false;
-  return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kFreeK);
+  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kFreeK);
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
@@ -170,45 +168,46 @@ inline bool fp16x3_forward_wins(const Product& product) {
 
   // skinny.cu or torch computes up to 16 rows faster.
   constexpr int kMostRowsOfOthers = 16;  // rows of x
-  // With up to 64 columns, or up to 128 and a long K, torch's product is faster, because most of a
+  // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
   // tile is padding.
-  constexpr int kMostColumnsOfTorch = 64;           // columns
-  constexpr int kMostColumnsOfTorchForLongK = 128;  // columns
-  constexpr int kLongK = 1 << 15;                   // elements of K
+  constexpr int kMostFeaturesOfTorch = 64;           // features
+  constexpr int kMostFeaturesOfTorchForLongK = 128;  // features
+  constexpr int kLongK = 1 << 15;                    // elements of K
   const bool has_enough_rows = m > kMostRowsOfOthers;
-  const int most_columns_of_torch = k < kLongK ? kMostColumnsOfTorch : kMostColumnsOfTorchForLongK;
-  if (!has_enough_rows || n <= most_columns_of_torch) return false;
+  const int most_features_of_torch =
+      k < kLongK ? kMostFeaturesOfTorch : kMostFeaturesOfTorchForLongK;
+  if (!has_enough_rows || n <= most_features_of_torch) return false;
 
   // Our kernel wins where two measures are large enough. Their forms are fitted, not derived:
   //
-  //   columns_squared_k = N^2 K
+  //   features_squared_k = N^2 K
   //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. With
   //                                     K >= 2^11 this reaches 2^28 for every M and N.
   constexpr int kFreeElements = 1 << 17;  // elements of out
-  const double columns_squared_k = n * n * k;
+  const double features_squared_k = n * n * k;
   const double work = (m * n + kFreeElements) * k;
 
   // Storing rows of out that are not aligned to 16 bytes takes as long as computing short sums.
-  constexpr int kLongSum = 64;                               // elements of K
-  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
+  constexpr int kLongSum = 64;                                // elements of K
+  constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
   const bool stores_dominate = k < kLongSum && has_unaligned_output_rows &&
-                               columns_squared_k < kLeastColumnsSquaredKIfUnaligned;
+                               features_squared_k < kLeastFeaturesSquaredKIfUnaligned;
   if (stores_dominate) return false;
 
   if (product.weight_has_vector_rows) {
-    constexpr int kLeastColumnsSquaredK = 1 << 24;  // columns^2 times elements of K
-    constexpr int kLeastWork = 1 << 28;             // multiplications
-    return columns_squared_k >= kLeastColumnsSquaredK && work >= kLeastWork;
+    constexpr int kLeastFeaturesSquaredK = 1 << 24;  // features^2 times elements of K
+    constexpr int kLeastWork = 1 << 28;              // multiplications
+    return features_squared_k >= kLeastFeaturesSquaredK && work >= kLeastWork;
   }
   // The weight is copied first. That pays only with four times the work, more rows and a larger
   // out.
-  constexpr int kMostRowsWithoutCopy = 64;               // rows of x
-  constexpr int kLeastResultForCopy = 1 << 16;           // elements of out, M * N
-  constexpr int kLeastColumnsSquaredKForCopy = 1 << 26;  // columns^2 times elements of K
-  constexpr int kLeastWorkForCopy = 1 << 30;             // multiplications
+  constexpr int kMostRowsWithoutCopy = 64;                // rows of x
+  constexpr int kLeastResultForCopy = 1 << 16;            // elements of out, M * N
+  constexpr int kLeastFeaturesSquaredKForCopy = 1 << 26;  // features^2 times elements of K
+  constexpr int kLeastWorkForCopy = 1 << 30;              // multiplications
   const bool has_rows_for_copy = m > kMostRowsWithoutCopy && m * n >= kLeastResultForCopy;
-  return has_rows_for_copy && columns_squared_k >= kLeastColumnsSquaredKForCopy &&
+  return has_rows_for_copy && features_squared_k >= kLeastFeaturesSquaredKForCopy &&
          work >= kLeastWorkForCopy;
 }
 
@@ -227,25 +226,24 @@ inline bool fp16x3_wins(const Product& product) {
 // the Linear kernels", which does not list the sizes of the fit).
 inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   constexpr int kMostRowsOfTorch = 512;  // rows of x
-  constexpr int kConversionCost = 768;   // columns whose product takes as long as the conversion
+  constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
   constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
   constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
-  constexpr int kLeastColumnsForCopy = 2048;                 // columns
+  constexpr int kLeastFeaturesForCopy = 2048;                // features
   constexpr double kLeastUtilization = 0.6;                  // of the waves, from 0 to 1
 
   const bool has_enough_rows = product.m > kMostRowsOfTorch;
   const int64_t least_work = product.has_relu ? kLeastForwardWork : kLeastGradientWork;
   const bool pays_for_conversion =
       (product.n - kConversionCost) * product.m >= least_work / product.k;
-  // A transposed x is copied first, and few columns do not pay for the copy.
-  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastColumnsForCopy;
+  // A transposed x is copied first, and few features do not pay for the copy.
+  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastFeaturesForCopy;
   const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilization;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }
 
 // Returns whether sm90's gemm_single computes a product of half types in less time than cuBLAS. Its
-// tiles of 256 x 256 win only where they nearly fill their waves. The limit is fitted to measured
-// times, of sizes that were not recorded.
+// tiles of 256 x 256 win only where they nearly fill their waves.
 inline bool single_half_wins(const Product& product, const Gpu& gpu) {
   constexpr double kLeastUtilization = 0.9;  // of the waves, from 0 to 1
   return wave_utilization(product, gpu) >= kLeastUtilization;
@@ -265,16 +263,16 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (is_float32 && product.precision == Precision::kHighest) {
     if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
     // By the arithmetic rates of compute capability 8.0, not measured.
-    constexpr int kLeastKOfSm80 = 1024;
-    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= kLeastKOfSm80;
+    constexpr int kLeastKOnSm80 = 1024;  // elements of K
+    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= kLeastKOnSm80;
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }
 
   // gemm_single. Gradients in half types win from a shorter K on.
-  constexpr int kLeastKOfSingle = 1024;
-  constexpr int kLeastKOfHalfGradient = 256;
+  constexpr int kLeastK = 1024;               // elements of K
+  constexpr int kLeastKOfHalfGradient = 256;  // elements of K
   const bool is_half_gradient = !is_float32 && !product.has_relu;
-  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastKOfSingle;
+  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastK;
   if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
   const bool single_wins =
       is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);

@@ -100,38 +100,39 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
   const auto divide_up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
 
-  // A workspace has `fixed` bytes and `per_row` bytes for each row. So many rows are measured that
+  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. So many rows are measured that
   // rounding slices up to 256 bytes hardly counts.
   constexpr int64_t kMeasuredRows = 1024;
-  const int64_t fixed = workspace_of(0);
-  const int64_t per_row = divide_up(workspace_of(kMeasuredRows) - fixed, kMeasuredRows);
+  const int64_t fixed_bytes = workspace_of(0);
+  const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
 
   // Below, tiles are counted along M.
-  const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed, kMinWorkspaceForRows);
-  const int64_t max_tiles = std::max(bytes_for_rows / (per_row * tiling.rows_of_tile), int64_t{1});
+  const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed_bytes, kMinWorkspaceForRows);
+  const int64_t max_tiles =
+      std::max(bytes_for_rows / (bytes_per_row * tiling.rows_of_tile), int64_t{1});
   const int64_t tiles = divide_up(m, tiling.rows_of_tile);
   if (tiles <= max_tiles) return m;
 
   const auto waves_of = [&](int64_t count) {
     return divide_up(count * tiling.tiles_along_n, tiling.tiles_of_wave);
   };
-  int64_t best = 0;
+  int64_t best_chunk_tiles = 0;
   int64_t fewest_waves = INT64_MAX;
   int64_t fewest_chunks = INT64_MAX;
   // Chunks of half the tiles or less would be about twice as many, and are not tried.
-  for (int64_t size = max_tiles; size > max_tiles / 2; --size) {
-    const int64_t whole_chunks = tiles / size;
-    const int64_t waves = whole_chunks * waves_of(size) + waves_of(tiles % size);
-    const int64_t chunks = divide_up(tiles, size);
+  for (int64_t chunk_tiles = max_tiles; chunk_tiles > max_tiles / 2; --chunk_tiles) {
+    const int64_t whole_chunks = tiles / chunk_tiles;
+    const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
+    const int64_t chunks = divide_up(tiles, chunk_tiles);
     // The last one of equally good sizes, the smallest, is taken. It leaves the most tiles for the
     // last chunk, so the chunks are the most equal.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;
-    best = size;
+    best_chunk_tiles = chunk_tiles;
     fewest_waves = waves;
     fewest_chunks = chunks;
   }
-  return best * tiling.rows_of_tile;
+  return best_chunk_tiles * tiling.rows_of_tile;
 }
 
 // Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is the same

@@ -19,6 +19,7 @@ from kernels.interception import (
 )
 
 Operands = tuple[Tensor, Tensor | None, float]
+Placements = list  # of a DTensor: one placement for each dimension of the device mesh
 
 
 def operands_unless_intercepted(
@@ -111,7 +112,7 @@ def is_exact_as_float(divisor: object) -> bool:
 
 
 def linear_slow_path(
-    module: nn.Module, x: object, operator: Callable, exported: Callable
+    module: nn.Module, x: object, operator: Callable, stable_operator: Callable
 ) -> object:
     """Compute the module's forward where `operands_unless_intercepted` returns None.
 
@@ -122,7 +123,7 @@ def linear_slow_path(
         module: a `LinearReluDivideNew`, or an object of a subclass.
         x: the input of its forward.
         operator: our operator, in the namespace of this build.
-        exported: the same operator in the stable namespace, for programs that are saved.
+        stable_operator: the same operator in the stable namespace, for programs that are saved.
     """
     linear = module.linear
     ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
@@ -140,7 +141,7 @@ def linear_slow_path(
         return _reference_forward(module, x)
     if all(is_plain_or_fake(operand) for operand in operands):
         if torch.compiler.is_exporting():
-            operator = exported
+            operator = stable_operator
         return operator(x, weight, bias, module.divisor)
     if all(is_dtensor(operand) for operand in operands):
         placements = _local_placements(x, weight, bias)
@@ -149,7 +150,9 @@ def linear_slow_path(
     return _reference_forward(module, x)
 
 
-def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: Callable) -> Tensor:
+def linear_in_graph(
+    module: nn.Module, x: Tensor, operator: Callable, stable_operator: Callable
+) -> Tensor:
     """Compute the module's forward while Dynamo traces it into a graph.
 
     Once a divisor has changed between calls, Dynamo makes it a symbol. The operator takes numbers
@@ -160,7 +163,7 @@ def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: 
         module: a `LinearReluDivideNew`, or an object of a subclass.
         x: the input of its forward.
         operator: our operator, in the namespace of this build.
-        exported: the same operator in the stable namespace, for programs that are saved.
+        stable_operator: the same operator in the stable namespace, for programs that are saved.
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
@@ -175,7 +178,7 @@ def linear_in_graph(module: nn.Module, x: Tensor, operator: Callable, exported: 
         return _reference_forward(module, x)
     # In torch 2.9 to 2.11, Dynamo traces `torch.compiler.is_exporting()` as True in every graph.
     if torch.compiler._is_exporting_flag:
-        operator = exported
+        operator = stable_operator
     if has_static_value(divisor):
         return operator(x, linear.weight, linear.bias, divisor)
     return operator(x, linear.weight, linear.bias, 1.0) / divisor
@@ -189,7 +192,9 @@ def _reference_forward(module: nn.Module, x: object) -> object:
     return torch.relu(module.linear(x)) / module.divisor
 
 
-def _local_placements(x: object, weight: object, bias: object | None) -> list[tuple] | None:
+def _local_placements(
+    x: object, weight: object, bias: object | None
+) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
     That is possible in these cases, where M stands for any dimension of x but the last. Each
@@ -206,8 +211,8 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
         bias: a DTensor `[N]`, or None.
 
     Returns:
-        A list with one tuple for each mesh dimension: the placements of the gradient of x, of the
-        gradients of weight and bias, and of the result. None in all other cases.
+        The placements of the gradient of x, of the gradients of weight and bias, and of the result.
+        None in all other cases.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -215,19 +220,27 @@ def _local_placements(x: object, weight: object, bias: object | None) -> list[tu
         return None
     replicated = Replicate()
     sharded_over_n = Shard(0)  # dimension 0 of weight and of bias
-    last = x.ndim - 1  # dimension K of x, and dimension N of the result
-    placements = []
+    last_dimension = x.ndim - 1  # dimension K of x, and dimension N of the result
+    grad_x_placements = []
+    grad_weight_placements = []
+    out_placements = []
     for x_placement, weight_placement in zip(x.placements, weight.placements, strict=True):
-        is_sharded_over_m = type(x_placement) is Shard and x_placement.dim < last
+        is_sharded_over_m = type(x_placement) is Shard and x_placement.dim < last_dimension
         if x_placement == replicated and weight_placement == replicated:
-            placements.append((replicated, replicated, replicated))
+            grad_x_placements.append(replicated)
+            grad_weight_placements.append(replicated)
+            out_placements.append(replicated)
         elif x_placement == replicated and weight_placement == sharded_over_n:
-            placements.append((Partial(), sharded_over_n, Shard(last)))
+            grad_x_placements.append(Partial())
+            grad_weight_placements.append(sharded_over_n)
+            out_placements.append(Shard(last_dimension))
         elif is_sharded_over_m and weight_placement == replicated:
-            placements.append((x_placement, Partial(), x_placement))
+            grad_x_placements.append(x_placement)
+            grad_weight_placements.append(Partial())
+            out_placements.append(x_placement)
         else:
             return None
-    return placements
+    return grad_x_placements, grad_weight_placements, out_placements
 
 
 def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own arguments and two more
@@ -235,7 +248,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     weight: object,
     bias: object | None,
     divisor: float,
-    placements: list[tuple],
+    placements: tuple[Placements, Placements, Placements],
     operator: Callable,
 ) -> object:
     """Compute the result of DTensors: each process computes its part from its local tensors.
@@ -250,9 +263,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     """
     from torch.distributed.tensor import DTensor
 
-    grad_x_placements, grad_weight_placements, out_placements = map(
-        list, zip(*placements, strict=True)
-    )
+    grad_x_placements, grad_weight_placements, out_placements = placements
     local_bias = None
     if bias is not None:
         local_bias = bias.to_local(grad_placements=grad_weight_placements)

@@ -36,32 +36,32 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   int64_t m = rows_of(out);
   int64_t n = out.size(-1);
   void* const data = out.mutable_data_ptr();
-  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   // Only a mask whose rows end within a byte depends on the rows of out. Otherwise the matrix is
   // passed as one long row.
-  const bool mask_depends_on_rows = bits != nullptr && n % 8 != 0;
+  const bool mask_depends_on_rows = mask_data != nullptr && n % 8 != 0;
   if (!mask_depends_on_rows) {
     n *= m;
     m = 1;
   }
   const auto run_on_gpu = [=](auto stream) {
-    return cuda::linear_fused_pass(dtype, data, divisor, bits, m, n, stream);
+    return cuda::linear_fused_pass(dtype, data, divisor, mask_data, m, n, stream);
   };
   const auto run_on_cpu = [=] {
     const int64_t bytes = m * mask_row_bytes(n);
     at::parallel_for(0, bytes, kGrain / 8, [=](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass(dtype, data, divisor, bits, n, begin, end);
+      cpu::linear_fused_pass(dtype, data, divisor, mask_data, n, begin, end);
     });
   };
   run_on_device(out, run_on_gpu, run_on_cpu);
 }
 
-// Returns the output, and writes the mask unless it is undefined. The inputs have supported kinds
-// and matching sizes (gate.h), and may be empty.
+// Returns the output, and writes the mask unless it is undefined. The inputs are supported and
+// their sizes match (gate.h). They may be empty.
 inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
   const DeviceGuard guard(inputs.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Tensor x = view_as_matrix(inputs.x);
+  const Tensor x = as_matrix(inputs.x);
   Tensor out;
   if (!is_empty(inputs)) {
     out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*has_relu=*/true, mask);
@@ -71,7 +71,7 @@ inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
     if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);
   }
   if (inputs.x.dim() == 2) return out;
-  return out.view(replace_last(inputs.x.sizes(), inputs.weight.size(0)));
+  return out.view(with_last(inputs.x.sizes(), inputs.weight.size(0)));
 }
 
 // linear_relu_divide for a call that skips autograd.
@@ -82,12 +82,12 @@ inline Tensor linear_forward(const LinearInputs& inputs) {
 
 // linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
 inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
-  if (!has_supported_kinds(inputs) || !has_matching_sizes(inputs)) {
+  if (!is_supported_except_sizes(inputs) || !has_matching_sizes(inputs)) {
     fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
   }
   const DeviceGuard guard(inputs.x);
   const int64_t row_bytes = mask_row_bytes(inputs.weight.size(0));
-  const Tensor mask = allocate(inputs.x, replace_last(inputs.x.sizes(), row_bytes), at::kByte);
+  const Tensor mask = allocate(inputs.x, with_last(inputs.x.sizes(), row_bytes), at::kByte);
   const Tensor out = compute_linear(inputs, mask);
   return {out, mask};
 }
@@ -98,7 +98,7 @@ inline TwoTensors linear_with_mask_meta(const LinearInputs& inputs) {
   const Tensor out = linear_composite(inputs);
   const c10::SymInt row_bytes = (inputs.weight.sym_size(0) + 7) / 8;
   const at::TensorOptions options = out.options().dtype(at::kByte);
-  const Tensor mask = at::empty_symint(replace_last(inputs.x.sym_sizes(), row_bytes), options);
+  const Tensor mask = at::empty_symint(with_last(inputs.x.sym_sizes(), row_bytes), options);
   return {out, mask};
 }
 

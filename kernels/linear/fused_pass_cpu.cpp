@@ -100,7 +100,7 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 //
 //     body(0, mask, 8)    body(8, mask + 1, 2)    body(10, mask + 2, 8)    body(18, mask + 3, 2)
 template <typename Byte, typename Body>
-void for_each_mask_byte(Byte* mask, int64_t rows, int64_t n, const Body& body) {
+void for_mask_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < n; column += 8) {
       body(row * n + column, mask, std::min<int64_t>(n - column, 8));
@@ -133,7 +133,7 @@ void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t
     for (int64_t i = 0; i < rows; ++i) mask[i] = packed.bytes[i / 8] >> i % 8 & 1;
     return;
   }
-  for_each_mask_byte(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t count) {
+  for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t count) {
     const int all_used_bits = (1 << count) - 1;
     *byte = static_cast<uint8_t>(packed.eight_bits(i) & all_used_bits);
   });
@@ -150,7 +150,7 @@ struct Flags {
     if (n == 1) {  // each byte of the mask has one bit: it is 0 or 1, as a flag
       std::copy_n(mask, rows, bytes);
     } else {
-      for_each_mask_byte(mask, rows, n, [&](int64_t i, const uint8_t* byte, int64_t) {
+      for_mask_bytes(mask, rows, n, [&](int64_t i, const uint8_t* byte, int64_t) {
         // Eight copies of the byte, of which copy k keeps bit k alone.
         const uint64_t eight_flags = *byte * 0x0101010101010101u & 0x8040201008040201u;
         // At the end of a row, this also writes flags of the next row. They are written again.
@@ -162,18 +162,18 @@ struct Flags {
   }
 };
 
-// target[i] = flags[i] != 0 ? source[i] : 0 for a block. select_block does the same by a mask's
+// selected[i] = flags[i] != 0 ? values[i] : 0 for a block. select_block does the same by a mask's
 // bits.
 template <typename Bits>
-void select_block_by_flags(const Bits* __restrict__ source, const uint8_t* __restrict__ flags,
-                           Bits* __restrict__ target) {
-  for (int64_t i = 0; i < kBlock; ++i) target[i] = source[i] & ones_if<Bits>(flags[i] != 0);
+void select_block_by_flags(const Bits* __restrict__ values, const uint8_t* __restrict__ flags,
+                           Bits* __restrict__ selected) {
+  for (int64_t i = 0; i < kBlock; ++i) selected[i] = values[i] & ones_if<Bits>(flags[i] != 0);
 }
 
 // ------------------------------------------------------------------------------------- forward
 
-// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes their bits to
-// `packed` unless it is null.
+// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes the mask's bits of
+// these elements to `packed` unless it is null.
 template <typename E>
 void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute divisor,
                      PackedMask* packed) {
@@ -260,10 +260,10 @@ void add_four_strips(const typename E::Bits* strips, int64_t stride, double* __r
     for (int64_t strip = 0; strip < 4; ++strip) {
       widen_block<E>(strips + strip * stride + i, values[strip]);
     }
-    for (int64_t k = 0; k < kBlock; ++k) {
-      const double first_two = double{values[0][k]} + double{values[1][k]};
-      const double last_two = double{values[2][k]} + double{values[3][k]};
-      sums[i + k] += first_two + last_two;
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const double first_two = double{values[0][j]} + double{values[1][j]};
+      const double last_two = double{values[2][j]} + double{values[3][j]};
+      sums[i + j] += first_two + last_two;
     }
   }
   for (; i < count; ++i) {
@@ -279,7 +279,7 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[kBlock];
     widen_block<E>(strip + i, values);
-    for (int64_t k = 0; k < kBlock; ++k) sums[i + k] += double{values[k]};
+    for (int64_t j = 0; j < kBlock; ++j) sums[i + j] += double{values[j]};
   }
   for (; i < count; ++i) sums[i] += double{E::widen(strip[i])};
 }
@@ -292,9 +292,9 @@ void add_strip(const typename E::Bits* strip, double* __restrict__ sums, int64_t
 void sum_rows(double* sums, int64_t rows, int64_t columns) {
   while (rows > 1) {
     const int64_t kept_rows = (rows + 1) / 2;
-    double* const added = sums + kept_rows * columns;
+    double* const second_half = sums + kept_rows * columns;
     const int64_t count = (rows - kept_rows) * columns;
-    for (int64_t i = 0; i < count; ++i) sums[i] += added[i];
+    for (int64_t i = 0; i < count; ++i) sums[i] += second_half[i];
     rows = kept_rows;
   }
 }
@@ -446,7 +446,7 @@ struct Backward {
 
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end) {
-  dispatch_dtype(dtype, [=](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     for (int64_t byte = begin; byte < end;) {
@@ -472,7 +472,7 @@ int64_t linear_fused_pass_backward_units_of_run(int64_t n) {
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end) {
-  dispatch_dtype(dtype, [=](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     const Backward<E> backward{static_cast<const Bits*>(grad_output), mask,
@@ -488,10 +488,10 @@ void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, 
                                     int64_t n) {
   const int64_t runs = linear_fused_pass_backward_runs(m, n);
   sum_rows(sums, runs, n);
-  dispatch_dtype(dtype, [=](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
-    auto* const target = static_cast<typename E::Bits*>(grad_bias);
-    for (int64_t j = 0; j < n; ++j) target[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
+    auto* const elements = static_cast<typename E::Bits*>(grad_bias);
+    for (int64_t j = 0; j < n; ++j) elements[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
   });
 }
 

@@ -46,9 +46,9 @@ inline bool has_normal_reciprocal(double divisor) {
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
 }
 
-// Returns true if our kernels support everything but the sizes. It reads no sizes because they may
-// be symbols in a trace.
-inline bool has_supported_kinds(const LinearInputs& inputs) {
+// Returns true if our kernels support the operands' layouts, dtypes, devices and dimensions, and
+// the divisor. Sizes are not looked at, because in a trace they may be symbols.
+inline bool is_supported_except_sizes(const LinearInputs& inputs) {
   const auto is_unsupported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
     const bool is_like_x =
@@ -74,7 +74,7 @@ inline bool is_empty(const LinearInputs& inputs) {
 
 // Decides who computes a call.
 inline Route route_of(const LinearInputs& inputs) {
-  if (!has_supported_kinds(inputs)) return Route::kReference;
+  if (!is_supported_except_sizes(inputs)) return Route::kReference;
   const c10::DispatchKeySet keys = keys_of(inputs);
   if (is_plain(keys)) {
     const bool is_supported = has_matching_sizes(inputs) && !is_empty(inputs);

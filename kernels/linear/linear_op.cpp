@@ -9,8 +9,7 @@
 //   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)
 //       Its backward, in traces: the gradients of x, weight and bias, if bits 0, 1 and 2 of
 //       output_mask are set, and empty tensors for bits that are not. weight has to be passed
-//       with bit 0, and x with bit 1; otherwise they are None. (output_mask is torch's name for
-//       such bits; `mask` is the ReLU's.)
+//       with bit 0, and x with bit 1; otherwise they are None.
 //   set_linear_path(name), float32_precision()
 //       For tests.
 //
@@ -49,16 +48,18 @@ auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tens
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
-                                  const std::optional<Tensor>& weight, int64_t wanted_gradients,
+                                  const std::optional<Tensor>& weight, int64_t output_mask,
                                   double divisor) {
-  const bool wants_x = (wanted_gradients & kGradX) != 0;
-  const bool wants_weight = (wanted_gradients & kGradWeight) != 0;
-  const bool wants_bias = (wanted_gradients & kGradBias) != 0;
-  const bool is_in_range =
-      wanted_gradients >= 0 && wanted_gradients <= (kGradX | kGradWeight | kGradBias);
-  if (!is_in_range || weight.has_value() != wants_x || x.has_value() != wants_weight) {
-    fail("output_mask must be 0 to 7, with weight for bit 0 and input for bit 1, got " +
-         std::to_string(wanted_gradients));
+  const bool wants_x = (output_mask & kGradX) != 0;
+  const bool wants_weight = (output_mask & kGradWeight) != 0;
+  const bool wants_bias = (output_mask & kGradBias) != 0;
+  const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
+  if (!is_in_range) fail("output_mask must be 0 to 7, got " + std::to_string(output_mask));
+  if (weight.has_value() != wants_x || x.has_value() != wants_weight) {
+    fail(
+        "output_mask must be in accord with the operands: expected weight exactly if bit 0 is set, "
+        "and input exactly if bit 1 is set, got " +
+        std::to_string(output_mask));
   }
   return function({grad_output, mask, x, weight, wants_bias, divisor});
 }
@@ -90,7 +91,7 @@ std::string float32_precision_name() {
 [[maybe_unused]] const Operator linear_operator =
     Operator(
         "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-        .dense(pack_inputs<linear_forward>)
+        .impl_dense(pack_inputs<linear_forward>)
         .impl(DispatchKey::Autograd, pack_inputs<linear_autograd<Namespace::kOwn>>,
               pack_inputs<linear_autograd<Namespace::kStable>>)
         .impl(DispatchKey::AutocastCPU, pack_inputs<linear_autocast<Namespace::kOwn>>,
@@ -107,14 +108,14 @@ std::string float32_precision_name() {
     Operator(
         "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
         "(Tensor, Tensor)")
-        .dense(pack_inputs<linear_with_mask_forward>)
+        .impl_dense(pack_inputs<linear_with_mask_forward>)
         .impl(DispatchKey::Meta, pack_inputs<linear_with_mask_meta>);
 
 [[maybe_unused]] const Operator linear_gradients_operator =
     Operator(
         "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
         "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-        .dense(pack_backward_inputs<linear_gradients_forward>)
+        .impl_dense(pack_backward_inputs<linear_gradients_forward>)
         .impl(DispatchKey::Meta, pack_backward_inputs<linear_gradients_composite>)
         .impl(DispatchKey::Autograd,
               pack_backward_inputs<linear_gradients_autograd<Namespace::kOwn>>,

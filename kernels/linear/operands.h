@@ -21,7 +21,7 @@ struct LinearInputs {
 
 // Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. The ops
 // that it calls work under autograd, traces and both kinds of vmap.
-inline Tensor view_as_matrix(const Tensor& x) {
+inline Tensor as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
   if (!x.key_set().has(at::DispatchKey::Batched)) return x.flatten(0, -2);
@@ -34,37 +34,40 @@ inline Tensor view_as_matrix(const Tensor& x) {
 
 // Returns the sizes with the last one replaced by `last`.
 template <typename Size>
-c10::SmallVector<Size, 5> replace_last(c10::ArrayRef<Size> sizes, const Size& last) {
+c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
   if (sizes.empty()) fail("expected a tensor of at least one dimension");
   c10::SmallVector<Size, 5> result(sizes.begin(), sizes.end());
   result.back() = last;
   return result;
 }
 
-// Returns true if a kernel can read the matrix in place, line by line. A line runs along dimension
-// line_dimension: lines are the rows if that is 1 and other_dimension 0, and the columns if that is
-// 0 and other_dimension 1.
-//
-// The elements of a line have to be adjacent. Lines must not overlap, and each has to begin at a
-// multiple of `alignment` bytes.
-inline bool has_readable_lines(const Tensor& matrix, int64_t alignment, int line_dimension,
-                               int other_dimension) {
-  const int64_t line_stride = matrix.stride(other_dimension);
-  const bool is_adjacent = matrix.stride(line_dimension) == 1;
-  const bool overlaps = line_stride < matrix.size(line_dimension);
+// The lines of a matrix: its rows, or its columns.
+struct Lines {
+  int64_t length;          // elements of a line
+  int64_t element_stride;  // from one element of a line to the next
+  int64_t line_stride;     // from one line to the next
+};
+
+// Returns true if a kernel can read the matrix in place, line by line: the elements of a line are
+// adjacent, lines do not overlap, and each begins at a multiple of `alignment` bytes.
+inline bool has_readable_lines(const Tensor& matrix, const Lines& lines, int64_t alignment) {
+  const bool is_adjacent = lines.element_stride == 1;
+  const bool overlaps = lines.line_stride < lines.length;
   const bool is_aligned_everywhere =
-      is_aligned(matrix, alignment) && line_stride * matrix.element_size() % alignment == 0;
+      is_aligned(matrix, alignment) && lines.line_stride * matrix.element_size() % alignment == 0;
   return is_adjacent && !overlaps && is_aligned_everywhere;
 }
 
 // Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
 inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*line_dimension=*/1, /*other_dimension=*/0);
+  const Lines rows{matrix.size(1), matrix.stride(1), matrix.stride(0)};
+  return has_readable_lines(matrix, rows, alignment);
 }
 
 // Returns the same for the transpose: column-major with aligned columns.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
-  return has_readable_lines(matrix, alignment, /*line_dimension=*/0, /*other_dimension=*/1);
+  const Lines columns{matrix.size(0), matrix.stride(0), matrix.stride(1)};
+  return has_readable_lines(matrix, columns, alignment);
 }
 
 }  // namespace kernels

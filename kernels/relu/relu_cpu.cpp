@@ -2,8 +2,7 @@
 // these functions and says what they compute; relu_op.cpp calls them on torch's threads.
 //
 // A thread reads its elements once, in blocks of 64, and writes results and mask in the same pass:
-// the memory's bandwidth is the limit. In both functions, make_block computes a block: the results
-// `made` from the elements `source`.
+// the memory's bandwidth is the limit. In both functions, make_block computes one block.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,13 +16,13 @@ namespace kernels::cpu {
 
 void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
           bool bypasses_caches) {
-  dispatch_dtype(dtype, [=](auto element) {
+  for_floating(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
-    const auto make_block = [=](int64_t i, const Bits* source, Bits* made, auto mask_bytes) {
-      relu_block<E>(source, made);
+    const auto make_block = [=](int64_t i, const Bits* x_block, Bits* out_block, auto mask_bytes) {
+      relu_block<E>(x_block, out_block);
       if (mask == nullptr) return;
-      const uint64_t bits = mask_of_block(made);
+      const uint64_t bits = mask_of_block(out_block);
       memcpy(mask + (begin + i) / 8, &bits, mask_bytes);
     };
     map_blocks(static_cast<const Bits*>(x) + begin, static_cast<Bits*>(out) + begin, end - begin,
@@ -33,17 +32,18 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches) {
-  dispatch_dtype(dtype, [=](auto element) {
+  for_floating(dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
     const Bits* const gradient = static_cast<const Bits*>(grad_output);
     Bits* const result = static_cast<Bits*>(grad_input) + begin;
     // A constant gradient has one element in memory. Each of its blocks is this block of copies.
     Bits constant_block[kBlock];
     std::fill_n(constant_block, kBlock, *gradient);
-    const auto make_block = [&](int64_t i, const Bits* source, Bits* made, auto mask_bytes) {
+    const auto make_block = [&](int64_t i, const Bits* gradient_block, Bits* result_block,
+                                auto mask_bytes) {
       uint64_t bits = 0;
       memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
-      select_block(is_constant ? constant_block : source, bits, made);
+      select_block(is_constant ? constant_block : gradient_block, bits, result_block);
     };
     // map_blocks needs an operand with as many elements as the result. For a constant gradient it
     // is the result itself, which make_block ignores.

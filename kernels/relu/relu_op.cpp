@@ -38,15 +38,15 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const Tensor out = allocate_like(x);
   const DType dtype = *kernel_dtype(x.scalar_type());
   const int64_t n = x.numel();
-  void* const target = out.mutable_data_ptr();
-  const void* const source = x.const_data_ptr();
-  uint8_t* const bits = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  void* const out_data = out.mutable_data_ptr();
+  const void* const x_data = x.const_data_ptr();
+  uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const auto run_on_gpu = [=](auto stream) {
-    return cuda::relu(dtype, source, target, bits, n, stream);
+    return cuda::relu(dtype, x_data, out_data, mask_data, n, stream);
   };
   const auto run_on_cpu = [&] {
     for_each_range(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu(dtype, source, target, bits, begin, end, bypasses_caches);
+      cpu::relu(dtype, x_data, out_data, mask_data, begin, end, bypasses_caches);
     });
   };
   run_on_device(x, run_on_gpu, run_on_cpu);
@@ -73,17 +73,17 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
             [=](int64_t a, int64_t b) { return output_strides[a] < output_strides[b]; });
 
   GradientLayout layout = kConstantLayout;  // remains so if the gradient has one element
-  int last = -1;                            // the outermost dimension so far
+  int outermost = -1;                       // the layout's outermost dimension so far
   for (const int64_t d : dimensions) {
-    if (last >= 0 && grad.stride(d) == layout.sizes[last] * layout.strides[last]) {
-      layout.sizes[last] *= grad.size(d);
+    if (outermost >= 0 && grad.stride(d) == layout.sizes[outermost] * layout.strides[outermost]) {
+      layout.sizes[outermost] *= grad.size(d);
       continue;
     }
-    ++last;
-    if (last == GradientLayout::kMaxDimensions) return std::nullopt;
-    layout.sizes[last] = grad.size(d);
-    layout.strides[last] = grad.stride(d);
-    layout.dimensions = last + 1;
+    ++outermost;
+    if (outermost == GradientLayout::kMaxDimensions) return std::nullopt;
+    layout.sizes[outermost] = grad.size(d);
+    layout.strides[outermost] = grad.stride(d);
+    layout.dimensions = outermost + 1;
   }
   return layout;
 }
@@ -114,14 +114,14 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
                     const Tensor& out) {
   const DType dtype = *kernel_dtype(out.scalar_type());
   const int64_t n = out.numel();
-  void* const target = out.mutable_data_ptr();
-  const uint8_t* const bits = mask.const_data_ptr<uint8_t>();
+  void* const out_data = out.mutable_data_ptr();
+  const uint8_t* const mask_data = mask.const_data_ptr<uint8_t>();
   const auto run_on_gpu = [&](auto stream) {
-    return cuda::relu_backward(dtype, grad_output, layout, bits, target, n, stream);
+    return cuda::relu_backward(dtype, grad_output, layout, mask_data, out_data, n, stream);
   };
   const auto run_on_cpu = [&] {
     for_each_range(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu_backward(dtype, grad_output, layout.is_constant(), bits, target, begin, end,
+      cpu::relu_backward(dtype, grad_output, layout.is_constant(), mask_data, out_data, begin, end,
                          bypasses_caches);
     });
   };
@@ -225,7 +225,7 @@ Tensor relu_autograd(const Tensor& x) {
 
 [[maybe_unused]] const Operator relu_operator =
     Operator("relu(Tensor input) -> Tensor")
-        .dense(relu_forward)
+        .impl_dense(relu_forward)
         .impl(DispatchKey::Autograd, relu_autograd)
         // torch.jit.trace records torch's own relu, which compilers fuse with its neighbours.
         .impl(DispatchKey::Tracer, relu_composite)

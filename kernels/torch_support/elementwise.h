@@ -37,8 +37,8 @@ class LargeAllocator final : public c10::Allocator {
     return {data, context, release, at::kCPU};
   }
 
-  void copy_data(void* target, const void* source, size_t bytes) const override {
-    default_copy_data(target, source, bytes);
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    default_copy_data(destination, source, bytes);
   }
 
  private:
@@ -98,8 +98,8 @@ using RangeFunction = c10::function_ref<void(int64_t begin, int64_t end, bool by
 // The last byte of a page is written before `work` writes to the page. Linux clears a huge page
 // when it is first touched, and clears the touched part of it last. If that part is the page's end,
 // Linux clears the page at ascending addresses, which takes half the time (AMD EPYC, Linux 6.18).
-inline void for_each_page_range(char* block, int64_t element_bytes, int64_t begin, int64_t end,
-                                RangeFunction work) {
+inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t begin, int64_t end,
+                                  RangeFunction work) {
   const int64_t page_elements = static_cast<int64_t>(cpu::kHugePage) / element_bytes;
   while (begin < end) {
     const int64_t page_end = (begin / page_elements + 1) * page_elements;
@@ -138,7 +138,7 @@ inline void for_each_range(const Tensor& out, RangeFunction work) {
   at::parallel_for(0, steps, kGrain / kRangeStep, [=](int64_t first_step, int64_t last_step) {
     const int64_t begin = first_step * kRangeStep;
     const int64_t end = std::min(last_step * kRangeStep, n);
-    if (goes_by_pages) return for_each_page_range(data, element_bytes, begin, end, work);
+    if (goes_by_pages) return for_elements_by_pages(data, element_bytes, begin, end, work);
     work(begin, end, /*bypasses_caches=*/is_large);
   });
 }

@@ -84,14 +84,14 @@ enum class Namespace {
   kStable,  // relu_divide_kernels, the same for all builds
 };
 
-inline std::string namespace_name(Namespace scope) {
-  if (scope == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
+inline std::string namespace_name(Namespace name_space) {
+  if (name_space == Namespace::kOwn) return KERNELS_STRINGIFY(KERNELS_NAMESPACE);
   return "relu_divide_kernels";
 }
 
 // Defines one operator in both namespaces when the library is loaded:
 //
-//   const auto relu = Operator("relu(Tensor input) -> Tensor").dense(relu_forward);
+//   const auto relu = Operator("relu(Tensor input) -> Tensor").impl_dense(relu_forward);
 //
 // A namespace that has the operator already keeps it, and nothing is registered there. This happens
 // in the stable namespace if another build was loaded before, or if both namespaces are one.
@@ -126,7 +126,7 @@ class Operator {
 
   // Registers the function for dense tensors on a CPU or a GPU, in both namespaces.
   template <typename Function>
-  Operator& dense(Function* function) {
+  Operator& impl_dense(Function* function) {
     return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
   }
 
@@ -136,20 +136,20 @@ class Operator {
     bool is_new;            // whether this object defined it
   };
 
-  static Definition define(Namespace scope, const std::string& signature) {
-    const std::string full_signature = namespace_name(scope) + "::" + signature;
+  static Definition define(Namespace name_space, const std::string& signature) {
+    const std::string full_signature = namespace_name(name_space) + "::" + signature;
     c10::FunctionSchema schema = torch::schema(full_signature.c_str());
     const c10::OperatorName name = schema.operator_name();
     const bool is_new = !c10::Dispatcher::singleton().findSchema(name).has_value();
-    if (is_new) library_of(scope).def(std::move(schema));
+    if (is_new) library_of(name_space).def(std::move(schema));
     return {name.name, is_new};
   }
 
   template <typename Function>
-  static void register_function(Namespace scope, const Definition& definition, DispatchKey key,
+  static void register_function(Namespace name_space, const Definition& definition, DispatchKey key,
                                 Function* function) {
     if (!definition.is_new) return;
-    library_of(scope).impl(definition.full_name.c_str(), torch::dispatch(key, function));
+    library_of(name_space).impl(definition.full_name.c_str(), torch::dispatch(key, function));
   }
 
   // Returns the object that holds a namespace's registrations until the process ends.
@@ -157,15 +157,15 @@ class Operator {
   // Builds are compiled with -fvisibility=hidden, so that two builds in one process do not share
   // these static variables. If exported, they would be STB_GNU_UNIQUE symbols, of which the loader
   // keeps one for the whole process.
-  static torch::Library& library_of(Namespace scope) {
+  static torch::Library& library_of(Namespace name_space) {
     static torch::Library own = fragment(Namespace::kOwn);
     static torch::Library stable = fragment(Namespace::kStable);
-    return scope == Namespace::kOwn ? own : stable;
+    return name_space == Namespace::kOwn ? own : stable;
   }
 
   // Several libraries may each define a fragment of one namespace.
-  static torch::Library fragment(Namespace scope) {
-    return torch::Library(torch::Library::FRAGMENT, namespace_name(scope),
+  static torch::Library fragment(Namespace name_space) {
+    return torch::Library(torch::Library::FRAGMENT, namespace_name(name_space),
                           /*k=*/std::nullopt, __FILE__, __LINE__);
   }
 
@@ -176,8 +176,8 @@ class Operator {
 // Calls an operator through the dispatcher, as Python would. Function is the operator's type in
 // C++, such as Tensor(const Tensor&).
 template <typename Function, typename... Arguments>
-auto call_operator(Namespace scope, const std::string& name, const Arguments&... arguments) {
-  const std::string full_name = namespace_name(scope) + "::" + name;
+auto call_operator(Namespace name_space, const std::string& name, const Arguments&... arguments) {
+  const std::string full_name = namespace_name(name_space) + "::" + name;
   const c10::OperatorHandle found =
       c10::Dispatcher::singleton().findSchemaOrThrow(full_name.c_str(), /*overload_name=*/"");
   return found.typed<Function>().call(arguments...);

@@ -1,6 +1,6 @@
 // Helpers for torch's tensors, which every operator uses: dtypes, devices, allocation, streams.
 //
-// The functions avoid trips through torch's dispatcher, which would show in the time of calls on
+// The functions do not call torch's dispatcher, because that would show in the time of calls on
 // small tensors.
 
 #pragma once
@@ -124,20 +124,20 @@ void run_on_gpu_only(const Tensor& x, const Launch& launch) {
 }
 #endif
 
-// Calls gpu_body(stream) if x is on a GPU, as run_on_gpu_only does, and cpu_body() otherwise.
+// Calls on_gpu(stream) if x is on a GPU, as run_on_gpu_only does, and on_cpu() otherwise.
 //
-// gpu_body has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
+// on_gpu has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
 // instantiates it, so the build links although it has no functions of kernels::cuda.
-template <typename GpuBody, typename CpuBody>
-void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const GpuBody& gpu_body,
-                   const CpuBody& cpu_body) {
+template <typename OnGpu, typename OnCpu>
+void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGpu& on_gpu,
+                   const OnCpu& on_cpu) {
 #ifdef KERNELS_WITH_CUDA
   if (x.is_cuda()) {
-    run_on_gpu_only(x, gpu_body);
+    run_on_gpu_only(x, on_gpu);
     return;
   }
 #endif
-  cpu_body();
+  on_cpu();
 }
 
 }  // namespace kernels

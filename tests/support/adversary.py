@@ -56,7 +56,7 @@ def _places(d: Draw, rows: int, k: int) -> Tensor:
     """A run of columns of each row, or some at random, or both."""
     length = d.powers(0, 7, rows, 1)
     first = (d.uniform(rows, 1) * k).floor()
-    first = torch.where(d.choice(0.5, rows, 1), first, (first / length).floor() * length)
+    first = torch.where(d.mask(0.5, rows, 1), first, (first / length).floor() * length)
     column = d.index(k)
     run = (column >= first) & (column < first + length)
     spread = d.uniform(rows, k) < d.uniform(rows, 1) ** 2
@@ -68,7 +68,7 @@ def _mantissas(d: Draw, *shape: int) -> Tensor:
     """In [1, 2): those whose pieces are rounded most, the ends, and any."""
     steps = torch.tensor([0.0, 2.0**-23, 2.0**-12, 2.0**-11, 2.0**-11 - 2.0**-23, 1 - 2.0**-23])
     chosen = steps.to(d.options["device"])[(d.uniform(*shape) * len(steps)).long()]
-    return 1 + torch.where(d.choice(0.5, *shape), d.uniform(*shape), chosen)
+    return 1 + torch.where(d.mask(0.5, *shape), d.uniform(*shape), chosen)
 
 
 def _changed(d: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

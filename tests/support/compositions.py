@@ -10,7 +10,7 @@ import torch
 from families import flush_tiny, student
 from torch import Tensor
 
-from problems.operands import Draw, blocks, few, whole
+from problems.operands import Draw, block_diagonal_mask, mask_in_each_row, round_to_integers
 
 # Where the values of x or weight come from.
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
@@ -30,18 +30,18 @@ DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
 
 # Which elements are kept; all others become zeros.
 KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "1/2 kept": lambda d, r, k: d.choice(0.5, r, k),
-    "1/10 kept": lambda d, r, k: d.choice(0.1, r, k),
-    "1/100 kept": lambda d, r, k: d.choice(0.01, r, k),
+    "1/2 kept": lambda d, r, k: d.mask(0.5, r, k),
+    "1/10 kept": lambda d, r, k: d.mask(0.1, r, k),
+    "1/100 kept": lambda d, r, k: d.mask(0.01, r, k),
     "columns from K/4": lambda d, r, k: d.index(k) >= k // 4,
     "columns from 7K/8": lambda d, r, k: d.index(k) >= 7 * k // 8,
-    "1/2 of the columns": lambda d, r, k: d.choice(0.5, k),
-    "1/16 of the columns": lambda d, r, k: d.choice(1 / 16, k),
-    "8 blocks": blocks,
-    "one-hot": lambda d, r, k: few(d, r, k, 1),
-    "4 in a row": lambda d, r, k: few(d, r, k, 4),
-    "32 in a row": lambda d, r, k: few(d, r, k, 32),
-    "some rows": lambda d, r, k: d.choice(0.7, r, 1),
+    "1/2 of the columns": lambda d, r, k: d.mask(0.5, k),
+    "1/16 of the columns": lambda d, r, k: d.mask(1 / 16, k),
+    "8 blocks": block_diagonal_mask,
+    "one-hot": lambda d, r, k: mask_in_each_row(d, r, k, 1),
+    "4 in a row": lambda d, r, k: mask_in_each_row(d, r, k, 4),
+    "32 in a row": lambda d, r, k: mask_in_each_row(d, r, k, 32),
+    "some rows": lambda d, r, k: d.mask(0.7, r, 1),
 }
 
 # Factors for the columns of x and weight, that is, along K.
@@ -56,15 +56,15 @@ COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
 # Factors for the rows of x or weight.
 ROW_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
     "rows scaled": lambda d, r: d.powers(-2, 2, r, 1) ** 15,
-    "some rows large": lambda d, r: torch.where(d.choice(0.3, r, 1), 1e4, 1.0),
+    "some rows large": lambda d, r: torch.where(d.mask(0.3, r, 1), 1e4, 1.0),
 }
 
 # Roundings to the few values that a narrower dtype has.
 GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
     "float16": lambda rows: rows.clamp(-6e4, 6e4).half().float(),
     "bfloat16": lambda rows: rows.bfloat16().float(),
-    "int8": lambda rows: whole(rows, 127),
-    "12 bits": lambda rows: whole(rows, 4095),
+    "int8": lambda rows: round_to_integers(rows, 127),
+    "12 bits": lambda rows: round_to_integers(rows, 4095),
 }
 
 
@@ -119,7 +119,7 @@ def _unscaled_values(
         share = choose.choice([0.001, 0.03, 0.5])
         factor = 2.0 ** choose.randint(-10, 10)
         other = factor * DISTRIBUTIONS[name](draw, rows, k)
-        values = torch.where(draw.choice(share, rows, k), other, values)
+        values = torch.where(draw.mask(share, rows, k), other, values)
         parts.append(f"{share} of it {factor:g} {name}")
     if choose.random() < 0.2:
         name = choose.choice(list(GRIDS))

@@ -12,23 +12,21 @@ from torch import Tensor
 
 from problems import operands
 from problems.operands import (
-    ALL,
-    COLUMN,
+    SPECIAL_COLUMN,
     Case,
     Draw,
-    N,
+    IndependentOperands,
+    MatrixFunction,
     Operands,
-    Side,
-    U,
-    column,
-    cycle,
-    few,
-    integers,
-    of,
-    plus,
-    put,
-    times,
+    mask_in_each_row,
+    normal_with_column,
+    repeat_factors,
+    small_integers,
 )
+
+# How much larger than the other elements of its row the sampled columns are made.
+LARGE_FACTORS = [10.0, 1e2, 1e3, 1e4, 1e6, 1e20]
+SMALL_FACTORS = [0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20]
 
 
 def student(d: Draw, *shape: int) -> Tensor:
@@ -47,98 +45,195 @@ def sampled_columns(k: int) -> Tensor:
     return chunk[chunk < k].unique()
 
 
-def _scale_sampled_columns(*factors: float) -> Side:
-    """Draw normal numbers, and multiply the sampled columns of each row by one of the factors.
+def scaled_sampled_columns(draw: Draw, rows: int, k: int, *, factors: list[float]) -> Tensor:
+    """Draw normal values, and multiply the sampled columns of each row by one of the factors.
 
     The rows take the factors in turn.
     """
-
-    def factor_of_each(d, rows, k):
-        ones = d.zeros(rows, k) + 1
-        return put(ones, (ALL, sampled_columns(k)), cycle(*factors)(d, rows, k))
-
-    return times(factor_of_each)
+    values = draw.normal(rows, k)
+    scales = draw.ones(rows, k)
+    scales[:, sampled_columns(k)] = repeat_factors(draw, factors, rows)[:, None]
+    return values * scales
 
 
-def _inversely_graded(span, x, weight, d, m, k, n):
+def tiny_matrix_with_zero_samples(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw normal values, multiply them by 1e-6, and put zeros into the sampled columns."""
+    return scaled_sampled_columns(draw, rows, k, factors=[0.0]) * 1e-6
+
+
+def integers_with_larger_samples(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw small integers, and add 2^-11 to the sampled columns."""
+    values = small_integers(draw, rows, k)
+    added = draw.zeros(k)
+    added[sampled_columns(k)] = 2.0**-11
+    return values + added
+
+
+def scaled_one_hot(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw one normal value for each row, at a random place among zeros."""
+    mask = mask_in_each_row(draw, rows, k, 1)
+    return mask * draw.normal(rows, 1)
+
+
+def graded_without_tiny(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw normal values in columns scaled by 2^-10 to 2^10; tiny elements become zeros."""
+    return flush_tiny(draw.normal(rows, k) * draw.grades(10, k, shuffled=True))
+
+
+def one_hot_in_one_column(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return ones in one column, and zeros elsewhere."""
+    values = draw.zeros(rows, k)
+    values[:, SPECIAL_COLUMN] = 1
+    return values
+
+
+def tiny_column(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw normal values, of which one column is multiplied by 1e-10."""
+    values = draw.normal(rows, k)
+    scales = draw.ones(k)
+    scales[SPECIAL_COLUMN] = 1e-10
+    return values * scales
+
+
+def column_of_large_powers(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw normal values, but for one column: a power of two from 2^10 to 2^24 in each row."""
+    values = draw.normal(rows, k)
+    values[:, SPECIAL_COLUMN] = draw.powers(10, 24, rows)
+    return values
+
+
+def scaled_normal(draw: Draw, rows: int, k: int, *, scale: float) -> Tensor:
+    """Draw normal values, and multiply them by the scale."""
+    return draw.normal(rows, k) * scale
+
+
+def scaled_uniform(
+    draw: Draw, rows: int, k: int, *, scale: float = 1.0, offset: float = 0.0
+) -> Tensor:
+    """Draw values from 0 to 1, add the offset, and multiply the sum by the scale."""
+    return (draw.uniform(rows, k) + offset) * scale
+
+
+def rows_near_overflow(draw: Draw, rows: int, k: int) -> Tensor:
+    """Draw values from 0.5 to 1.5, and multiply every second row by 2^40 or -2^40."""
+    values = draw.uniform(rows, k) + 0.5
+    return values * repeat_factors(draw, [-(2.0**40), 1.0, 2.0**40, 1.0], rows)[:, None]
+
+
+def inversely_graded(
+    draw: Draw,
+    m: int,
+    k: int,
+    n: int,
+    *,
+    span: int,
+    x: MatrixFunction = Draw.normal,
+    weight: MatrixFunction = Draw.normal,
+) -> Operands:
     """Scale the columns of x by 2^-span to 2^span in random order, and those of weight inversely.
 
     `x` and `weight` are the functions that draw the two before they are scaled.
     """
-    grades = d.grades(span, k, shuffled=True)
-    return x(d, m, k) * grades, weight(d, n, k) / grades, d.zeros(n)
+    grades = draw.grades(span, k, shuffled=True)
+    return x(draw, m, k) * grades, weight(draw, n, k) / grades, draw.zeros(n)
 
 
-def _large_values_meet_zeros(d, m, k, n):
+def large_values_meet_zeros(draw: Draw, m: int, k: int, n: int) -> Operands:
     """Put zeros into weight where x is large, so that only small elements of x count."""
-    x, weight = N(d, m, k), N(d, n, k)
-    kept = d.choice(0.02, k)
-    return torch.where(kept, x, x * 2.0**24), weight * kept, d.zeros(n)
+    x = draw.normal(m, k)
+    weight = draw.normal(n, k)
+    is_small = draw.mask(0.02, k)
+    return torch.where(is_small, x, x * 2.0**24), weight * is_small, draw.zeros(n)
 
 
-def _sharing_columns(count, factor, d, m, k, n):
-    """Draw x and weight that are both nonzero in `count` columns only.
+def sharing_columns(
+    draw: Draw, m: int, k: int, n: int, *, count: int | None = None, factor: float = 1.0
+) -> Operands:
+    """Draw x and weight that are both nonzero in `count` columns only, K / 16 by default.
 
     Half of the other columns are nonzero in x alone, and half in weight alone. The shared columns
-    are multiplied by the factor. A count of 0 means K / 16.
+    are multiplied by the factor.
     """
-    order = d.columns(k, k)
-    count = count or k // 16
+    order = draw.columns(k, k)
+    if count is None:
+        count = k // 16
     half = (k + count) // 2
-    x, weight = N(d, m, k), N(d, n, k)
+    x = draw.normal(m, k)
+    weight = draw.normal(n, k)
     x[:, order[half:]] = 0
     weight[:, order[: half - count]] = 0
-    common = order[half - count : half]
-    x[:, common] *= factor
-    weight[:, common] *= factor
-    return x, weight, d.zeros(n)
+    shared = order[half - count : half]
+    x[:, shared] *= factor
+    weight[:, shared] *= factor
+    return x, weight, draw.zeros(n)
 
+
+_half_signed = partial(scaled_uniform, offset=-0.5)  # from -0.5 to 0.5
+_large_samples = partial(scaled_sampled_columns, factors=LARGE_FACTORS)
 
 CASES: dict[str, Case] = operands.CASES | {
-    "student weight": of(N, student),
-    "sampled weights are zero": of(N, times(1e-6, _scale_sampled_columns(0.0))),
-    "sampled weights are tiny": of(N, _scale_sampled_columns(0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20)),
-    "sampled weights are huge": of(N, _scale_sampled_columns(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)),
-    "huge sampled weights meet zeros": of(
-        _scale_sampled_columns(0.0), _scale_sampled_columns(10.0, 1e2, 1e3, 1e4, 1e6, 1e20)
+    # The sample of a weight row misleads.
+    "student weight": IndependentOperands(x=Draw.normal, weight=student),
+    "sampled weights are zero": IndependentOperands(
+        x=Draw.normal, weight=tiny_matrix_with_zero_samples
     ),
-    "integers, larger ones in the sample": of(
-        integers, lambda d, r, k: integers(d, r, k) + put(d.zeros(k), sampled_columns(k), 2.0**-11)
+    "sampled weights are tiny": IndependentOperands(
+        x=Draw.normal, weight=partial(scaled_sampled_columns, factors=SMALL_FACTORS)
     ),
-    "one-hot x, scaled columns of the weight": of(
-        lambda d, r, k: few(d, r, k, 1) * N(d, r, 1),
-        lambda d, r, k: flush_tiny(N(d, r, k) * d.grades(10, k, shuffled=True)),
+    "sampled weights are huge": IndependentOperands(x=Draw.normal, weight=_large_samples),
+    "huge sampled weights meet zeros": IndependentOperands(
+        x=partial(scaled_sampled_columns, factors=[0.0]), weight=_large_samples
     ),
-    "one-hot x meets a tiny column": of(  # the weight gradient where a row of x is tiny
-        lambda d, *s: put(d.zeros(*s), (ALL, COLUMN), 1),
-        times(lambda d, r, k: put(d.zeros(k) + 1, COLUMN, 1e-10)),
+    "integers, larger ones in the sample": IndependentOperands(
+        x=small_integers, weight=integers_with_larger_samples
+    ),
+    "one-hot x, scaled columns of the weight": IndependentOperands(
+        x=scaled_one_hot, weight=graded_without_tiny
+    ),
+    # The weight gradient where a row of x is tiny.
+    "one-hot x meets a tiny column": IndependentOperands(
+        x=one_hot_in_one_column, weight=tiny_column
     ),
     # In each row of x, one element is 2^10 to 2^24 times larger than the others, on both sides of
     # every threshold of the kernels. It meets a zero, so that only the others count.
-    "2^10 .. 2^24 meet a zero column": of(
-        lambda d, r, k: put(N(d, r, k), (ALL, COLUMN), d.powers(10, 24, r)), column(0)
+    "2^10 .. 2^24 meet a zero column": IndependentOperands(
+        x=column_of_large_powers, weight=partial(normal_with_column, value=0.0)
     ),
-    "large values meet zeros": _large_values_meet_zeros,
+    "large values meet zeros": large_values_meet_zeros,
     # Operands or results are subnormal, or so large that sums may overflow.
-    "subnormal results": of(times(2.0**-70)),
-    "subnormals in x": of(times(2.0**-132), times(2.0**40)),
-    "subnormals in the weight": of(times(2.0**40), times(2.0**-132)),
-    "near overflow, finite": of(times(2.0**112, U), times(2.0, plus(-0.5))),
-    "operands near overflow": of(times(2.0**127, plus(-0.5)), times(2.0**-100, plus(-0.5))),
-    "overflow": of(  # in every second column
-        times(2.0**100, plus(0.5)), times(cycle(-(2.0**40), 1.0, 2.0**40, 1.0), plus(0.5))
+    "subnormal results": IndependentOperands(
+        x=partial(scaled_normal, scale=2.0**-70), weight=partial(scaled_normal, scale=2.0**-70)
     ),
-    "graded and inversely graded, shuffled": partial(_inversely_graded, 20, N, N),
+    "subnormals in x": IndependentOperands(
+        x=partial(scaled_normal, scale=2.0**-132), weight=partial(scaled_normal, scale=2.0**40)
+    ),
+    "subnormals in the weight": IndependentOperands(
+        x=partial(scaled_normal, scale=2.0**40), weight=partial(scaled_normal, scale=2.0**-132)
+    ),
+    "near overflow, finite": IndependentOperands(
+        x=partial(scaled_uniform, scale=2.0**112),
+        weight=partial(scaled_uniform, offset=-0.5, scale=2.0),
+    ),
+    "operands near overflow": IndependentOperands(
+        x=partial(scaled_uniform, offset=-0.5, scale=2.0**127),
+        weight=partial(scaled_uniform, offset=-0.5, scale=2.0**-100),
+    ),
+    "overflow": IndependentOperands(  # in every second column
+        x=partial(scaled_uniform, offset=0.5, scale=2.0**100), weight=rows_near_overflow
+    ),
+    "graded and inversely graded, shuffled": partial(inversely_graded, span=20),
     # The next two stay within the range in which hi and lo keep their bits.
-    "mildly graded and inversely graded": partial(_inversely_graded, 8, N, N),
-    "graded by 2^22 and inversely graded": partial(_inversely_graded, 11, U, plus(-0.5)),
-    "1/16 of the columns shared": partial(_sharing_columns, 0, 1.0),
-    "16 columns shared": partial(_sharing_columns, 16, 1.0),
-    "1 column shared": partial(_sharing_columns, 1, 1.0),
-    "tiny shared columns": partial(_sharing_columns, 0, 2.0**-30),
+    "mildly graded and inversely graded": partial(inversely_graded, span=8),
+    "graded by 2^22 and inversely graded": partial(
+        inversely_graded, span=11, x=Draw.uniform, weight=_half_signed
+    ),
+    "1/16 of the columns shared": sharing_columns,
+    "16 columns shared": partial(sharing_columns, count=16),
+    "1 column shared": partial(sharing_columns, count=1),
+    "tiny shared columns": partial(sharing_columns, factor=2.0**-30),
 }
 
 
-def named(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
+def draw_case(name: str, m: int, k: int, n: int, device: str = "cpu") -> Operands:
     """Return x [M, K], weight [N, K] and bias [N] of a case."""
     return CASES[name](Draw(0, device), m, k, n)

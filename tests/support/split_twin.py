@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import torch
-from families import CASES, named, sampled_columns
+from families import CASES, draw_case, sampled_columns
 from ranges import FEW_TERMS_ERROR, SLACK, Reference, broken_promises
 from torch import Tensor
 
@@ -371,7 +371,7 @@ def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
     print("error to those of the sum, and its relative error; ! where a promise is broken\n")
     print(f"{'':37} float32 | {'sm_80':25} | sm_90")
     for name in CASES:
-        x, weight, bias = named(name, m, k, n)
+        x, weight, bias = draw_case(name, m, k, n)
         reference = Reference(x, weight, bias, 2.0)
         trusted = cublas(x, weight, bias, 2.0)
         allowed = reference.errors(trusted)

@@ -3,5 +3,5 @@ _RECIPES["gelu"] = _Recipe(
     reference="Gelu",
     replacement="GeluNew",
     operators="gelu_ops",
-    modules=["interception.py"],
+    python_files=["interception.py"],
 )

@@ -1,5 +1,5 @@
 gelu_ops = getattr(torch.ops, namespaces["gelu"])
-gelu_kernel = as_builtin(gelu_ops.gelu.default)
+gelu_builtin = as_builtin(gelu_ops.gelu.default)
 
 
 class GeluNew(reference.Gelu):
@@ -12,7 +12,7 @@ class GeluNew(reference.Gelu):
         """
         if type(x) is not Tensor or is_dynamo_compiling():
             return torch.nn.functional.gelu(x)
-        return gelu_kernel(x)
+        return gelu_builtin(x)
 
 
 SOLUTIONS["gelu"] = GeluNew

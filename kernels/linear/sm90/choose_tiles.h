@@ -33,26 +33,27 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   using Config = StreamKConfig;
   const double group_time = Config::group_time(rows);
-  // How many clusters share a tile, on average. It may be fewer than there are for each tile, as
-  // ranges have a minimum length.
+  // How many clusters share a tile, on average: as many as there are for each tile, but no more
+  // than the minimum length of their ranges of K allows.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums. It is at least what cutting a tile must save.
-  const double adding =
+  // The time to store and add partial sums. It counts as no less than the time that sharing a tile
+  // has to save.
+  const double adding_time =
       std::max(Config::kMinSaving * group_time, Config::kAddingPerRow * sharers * rows);
-  const double uncut = k_groups * group_time;
-  const double shared = k_groups / sharers * group_time + adding;
-  return std::min(uncut, shared);
+  const double uncut_time = k_groups * group_time;
+  const double shared_time = k_groups / sharers * group_time + adding_time;
+  return std::min(uncut_time, shared_time);
 }
 
 // The estimated time of all tiles: those of whole waves, and those of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
   const double group_time = StreamKConfig::group_time(rows);
   const int whole_waves = tiles.count() / clusters;
-  const int rest = tiles.count() % clusters;
-  const double time_of_whole_waves = whole_waves * k_groups * group_time;
-  if (rest == 0) return time_of_whole_waves;
-  return time_of_whole_waves + estimate_last_wave(rest, rows, k_groups, clusters);
+  const int remaining_tiles = tiles.count() % clusters;
+  const double whole_waves_time = whole_waves * k_groups * group_time;
+  if (remaining_tiles == 0) return whole_waves_time;
+  return whole_waves_time + estimate_last_wave(remaining_tiles, rows, k_groups, clusters);
 }
 
 // How many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160): as few
@@ -74,12 +75,12 @@ inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   using Config = GemmFp16x3Config;
   const int k_groups = Config::k_groups(k);
 
-  const TileOrder mixed = tiles_of(m, n, Config::kWideRows);
-  const int wide_x_tiles = count_wide_x_tiles(m, k, mixed.x_tiles);
-  const int mean_rows = Config::kNarrowRows +
-                        (Config::kWideRows - Config::kNarrowRows) * wide_x_tiles / mixed.x_tiles;
-  GemmTiles best{{mixed}, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
-  double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
+  const TileOrder wide_and_narrow = tiles_of(m, n, Config::kWideRows);
+  const int wide_x_tiles = count_wide_x_tiles(m, k, wide_and_narrow.x_tiles);
+  const int mean_rows = Config::kNarrowRows + (Config::kWideRows - Config::kNarrowRows) *
+                                                  wide_x_tiles / wide_and_narrow.x_tiles;
+  GemmTiles best{{wide_and_narrow}, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
+  double best_time = estimate_time(wide_and_narrow, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
     const TileOrder tiles = tiles_of(m, n, rows);

@@ -37,7 +37,7 @@ Tensor gelu_autograd(const Tensor& x) {
 
 [[maybe_unused]] const auto gelu_operator =
     Operator("gelu(Tensor input) -> Tensor")
-        .dense(gelu_forward)
+        .impl_dense(gelu_forward)
         .impl(DispatchKey::Autograd, gelu_autograd)
         .impl(DispatchKey::CompositeExplicitAutograd, gelu_composite);
 
