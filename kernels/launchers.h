@@ -42,6 +42,9 @@ enum class Precision {
 // The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
 // quotient is then rounded to out's dtype.
 //
+// Column n of out comes from row n of the weight: where kernels multiply or finish results, that
+// row is called column n, too.
+//
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
 struct LinearArguments {
@@ -63,7 +66,7 @@ struct LinearArguments {
 
   const void* bias;  // [n], contiguous; null for none
   float divisor;     // a normal float with a normal reciprocal
-  bool relu;         // false for a gradient: out is the product (plus bias) / divisor, without ReLU
+  bool has_relu;     // false for a gradient: out is the product (plus bias) / divisor, without ReLU
   void* out;         // [m, n], contiguous
 
   // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Bits beyond column n - 1 are 0.
@@ -72,13 +75,13 @@ struct LinearArguments {
   void* workspace;  // as many bytes as the kernel's *_workspace function returns, aligned to 256
 };
 
-// A float32 matrix to transpose: to[r][c] = from[c][r]. linear/run_gemm.h and linear/sm90/launch.cu
-// copy a transposed operand this way when the kernel cannot read it.
+// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
+// linear/sm90/launch.cu copy a transposed operand this way when the kernel cannot read it.
 struct Transposition {
-  const float* from;    // [columns, rows]; the elements of a row are adjacent
-  int64_t from_stride;  // from one row of `from` to the next
-  float* to;            // [rows, columns]; the elements of a row are adjacent
-  int64_t to_stride;    // from one row of `to` to the next
+  const float* source;    // [columns, rows]; the elements of a row are adjacent
+  int64_t source_stride;  // from one row of `source` to the next
+  float* target;          // [rows, columns]; the elements of a row are adjacent
+  int64_t target_stride;  // from one row of `target` to the next
   int64_t rows, columns;
 };
 

@@ -41,7 +41,7 @@ int main(int, char** arguments) {
   });
   printf("%lld", static_cast<long long>(rows));
   const auto address = [](const void* pointer) { return reinterpret_cast<long long>(pointer); };
-  kernels::for_chunks(linear, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
+  kernels::for_each_chunk(linear, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
     printf(" %lld %lld %lld %lld %d", address(chunk.x), address(chunk.out), address(chunk.mask),
            static_cast<long long>(chunk.m), is_first);
   });

@@ -154,9 +154,9 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 
 // Turns a dtype that is known at run time into a C++ type: calls `body` with a zero of the element
 // type and returns what `body` returns. The body gets the type by decltype, as in
-//   for_floating(dtype, [&](auto zero) { using T = decltype(zero); ... });
+//   dispatch_dtype(dtype, [&](auto zero) { using T = decltype(zero); ... });
 template <typename Body>
-int for_floating(DType dtype, const Body& body) {
+int dispatch_dtype(DType dtype, const Body& body) {
   if (dtype == DType::kFloat32) return body(float{});
   if (dtype == DType::kFloat64) return body(double{});
   if (dtype == DType::kFloat16) return body(__half{});

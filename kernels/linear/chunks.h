@@ -138,7 +138,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
 // Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is the same
 // problem with its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
-void for_chunks(const LinearArguments& linear, int64_t rows, const Launch& launch) {
+void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
   const int64_t element_size = linear.dtype == DType::kFloat32 ? 4 : 2;
   const int64_t mask_row_bytes = (linear.n + 7) / 8;
   for (int64_t begin = 0; begin < linear.m; begin += rows) {

@@ -122,12 +122,16 @@ struct Epilogue {
         mask(linear.mask),
         m(static_cast<int>(linear.m)),
         n(static_cast<int>(linear.n)),
-        floor(linear.relu ? 0.0f : -INFINITY),
+        floor(linear.has_relu ? 0.0f : -INFINITY),
         divisor(linear.divisor),
         is_fast(linear.n % vector_size == 0 && divisor.is_power_of_two && divisor.scale <= 1 &&
                 divisor.scale >= 0x1p-32f) {}
 
-  // The result for z, in the general and in the fast epilogue. Both pass NaN on.
+  // The result for z, in the general and in the fast epilogue. Both keep NaN.
+  //
+  // They may differ in the sign of a zero: with ReLU, a z of -0.0 becomes +0.0 in the fast
+  // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
+  // power of two. The sign of such a zero is not promised: the referee takes +0 and -0 for equal.
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
   __device__ float finish_fast(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
 
@@ -142,23 +146,23 @@ struct Epilogue {
 
 // ------------------------------------------------------------------ stores of the general epilogue
 
-// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `to` is aligned
-// to their size, so one instruction stores them. Otherwise only those at to[i] with i < count
+// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `target` is
+// aligned to their size, so one instruction stores them. Otherwise only target[i] with i < count
 // exist, and they are stored one by one.
 template <typename T>
-__device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_aligned) {
+__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {
   if (is_aligned) {
     if constexpr (std::is_same_v<T, float>) {
-      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+      *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-      *reinterpret_cast<uint2*>(to) =
+      *reinterpret_cast<uint2*>(target) =
           make_uint2(ptx::pack<T>(v[0], v[1]), ptx::pack<T>(v[2], v[3]));
     }
     return;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < count) to[i] = static_cast<T>(v[i]);
+    if (i < count) target[i] = static_cast<T>(v[i]);
   }
 }
 
@@ -174,25 +178,25 @@ __device__ void store_four(T* to, const float (&v)[4], int64_t count, bool is_al
 // All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
 // has `row_exists` false, and stores nothing.
 template <int kLaneBit, typename T>
-__device__ void finish_four(const Epilogue<T>& p, bool row_exists, int row, int column,
+__device__ void finish_four(const Epilogue<T>& epilogue, bool row_exists, int row, int column,
                             const float (&z)[4]) {
-  const bool exists = row_exists && column < p.n;
-  if (p.mask != nullptr) {
+  const bool exists = row_exists && column < epilogue.n;
+  if (epilogue.mask != nullptr) {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool passes = column + i < p.n && mask_bit(z[i]);  // 0 past the end of the row
+      const bool passes = column + i < epilogue.n && mask_bit(z[i]);  // 0 past the end of the row
       bits |= uint32_t{passes} << i;
     }
     bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBit) << 4;
     const bool stores_byte = exists && column % 8 == 0;
-    if (stores_byte) *p.mask_at(row, column) = static_cast<uint8_t>(bits);
+    if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
   }
   if (!exists) return;
   float out[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = p.finish(z[i]);
-  store_four(p.out_at(row, column), out, p.n - column, p.n % 4 == 0);
+  for (int i = 0; i < 4; ++i) out[i] = epilogue.finish(z[i]);
+  store_four(epilogue.out_at(row, column), out, epilogue.n - column, epilogue.n % 4 == 0);
 }
 
 }  // namespace kernels

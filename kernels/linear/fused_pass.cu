@@ -55,28 +55,28 @@ struct RowVector {
         count(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
-  // Loads the elements; `from` is the address of the first. Those past the end of the row are 0.
-  __device__ Vector<T> load(const T* from) const {
-    // The policy of ordinary loads, because nvcc would split an ordinary load.
-    if (is_vector) return load_vector(from, evict_normal_policy());
+  // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
+  __device__ Vector<T> load(const T* source) const {
+    // nvcc would split a load without a policy. This policy is that of ordinary loads.
+    if (is_vector) return load_vector(source, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) v.value[j] = j < count ? from[j] : T{};
+    for (int j = 0; j < kSize; ++j) v.value[j] = j < count ? source[j] : T{};
     return v;
   }
 
-  // Stores the elements that exist; `to` is the address of the first.
-  __device__ void store(T* to, const Vector<T>& v) const {
+  // Stores the elements that exist; `target` is the address of the first.
+  __device__ void store(T* target, const Vector<T>& v) const {
     if (is_vector) {
       uint4 bits;
       memcpy(&bits, &v, sizeof(bits));
       // The asm statement keeps this store whole. nvcc would merge the first element's part of an
       // ordinary 16-byte store with the first store of the loop below, and split the rest.
-      return ptx::store_global_four(to, bits);
+      return ptx::store_global_four(target, bits);
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      if (j < count) to[j] = v.value[j];
+      if (j < count) target[j] = v.value[j];
     }
   }
 };
@@ -213,8 +213,8 @@ struct BlockGrid {
     const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
-    const int64_t most_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
-    const int64_t steps = divide_up(divide_up(m, most_blocks_of_strip), rows_at_once);
+    const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
+    const int64_t steps = divide_up(divide_up(m, max_blocks_of_strip), rows_at_once);
     rows_of_block = std::max<int64_t>(steps, 1) * rows_at_once;
     blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
   }
@@ -250,12 +250,12 @@ __device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = total[j];
   __syncthreads();
-  const int j = threadIdx.x / 32;
-  if (threadIdx.x % 32 >= lanes || j >= elements.count) return;
+  const int element = threadIdx.x / 32;  // of the vectors: the one that this warp adds up
+  if (threadIdx.x % 32 >= lanes || element >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][j][lane];
-  sums[blockIdx.y * n + elements.first + j] = sum;
+  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][lane];
+  sums[blockIdx.y * n + elements.first + element] = sum;
 }
 
 // grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   const int count = has_columns ? static_cast<int>(divide_up(end - begin, rows_at_once)) : 0;
   const int64_t step = rows_at_once * n;  // elements from one of the thread's rows to the next
   const int64_t mask_step = rows_at_once * row_bytes;
-  int64_t at = begin * n + elements.first;  // the first element of the batch
+  int64_t first = begin * n + elements.first;  // the first element of the batch
   mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
 
   Compute<T> total[kSize] = {};  // of the runs that are complete
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (done + i >= count) continue;
-      grad[i] = elements.load(grad_output + at + i * step);
+      grad[i] = elements.load(grad_output + first + i * step);
       bits[i] = mask[i * mask_step] >> elements.first % MaskLayout::kColumns;
     }
 #pragma unroll
@@ -310,9 +310,9 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
         if (!passes) v = T{};
         run[j] += static_cast<Compute<T>>(v);
       }
-      elements.store(grad_z + at + i * step, grad[i]);
+      elements.store(grad_z + first + i * step, grad[i]);
     }
-    at += kBatch * step;
+    first += kBatch * step;
     mask += kBatch * mask_step;
     const bool run_is_complete = (done + kBatch) % BackwardConfig::kRun == 0;
     if (!run_is_complete) continue;
@@ -388,7 +388,7 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
     n *= m;
     m = 1;
   }
-  return for_floating(dtype, [&](auto zero) {
+  return dispatch_dtype(dtype, [&](auto zero) {
     using T = decltype(zero);
     const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
     const int64_t all_vectors = m * row_vectors;
@@ -411,7 +411,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                                double divisor, void* grad_z, void* grad_bias, void* workspace,
                                int64_t m, int64_t n, CUstream_st* stream) {
   using namespace fused_pass;
-  return for_floating(dtype, [&](auto zero) {
+  return dispatch_dtype(dtype, [&](auto zero) {
     using T = decltype(zero);
     using Sum = Compute<T>;
     const bool has_bias = grad_bias != nullptr;

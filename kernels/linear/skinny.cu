@@ -10,24 +10,24 @@
 // float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
 // weight in flight all the time.
 //
-// A feature is a row of the weight and a column of out. A cluster of up to 8 blocks computes a tile
-// of kM rows of x (16 at most) and 32 features, and then goes on to further tiles of features. Its
-// blocks divide K: each has its own range of K, and keeps that range of x in shared memory for all
-// its tiles. For a cluster of 4 blocks:
+// Row n of the weight makes column n of out, and is called column n here. A cluster of up to 8
+// blocks computes a tile of kM rows of x (16 at most) and 32 columns, and then goes on to further
+// tiles of columns. Its blocks divide K: each has its own range of K, and keeps that range of x in
+// shared memory for all its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
 //      x       |    kM rows; each block has its range in shared memory
-//      weight  |  32 features of the tile, streamed through registers
+//      weight  |  32 columns of the tile, streamed through registers
 //
-// Within a block, warp w multiplies features 4 w to 4 w + 3 of the tile with all rows. In a "step",
+// Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a "step",
 // the warp handles 128 elements of K, and each of its lanes 4 of them:
 //
 //      K of the step      0..3     4..7    ...   124..127
-//      feature 4 w       lane 0   lane 1   ...   lane 31
-//      feature 4 w + 1   lane 0   lane 1   ...   lane 31
-//      feature 4 w + 2   lane 0   lane 1   ...   lane 31
-//      feature 4 w + 3   lane 0   lane 1   ...   lane 31
+//      column 4 w        lane 0   lane 1   ...   lane 31
+//      column 4 w + 1    lane 0   lane 1   ...   lane 31
+//      column 4 w + 2    lane 0   lane 1   ...   lane 31
+//      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
 // A "bundle" is two steps, so 256 elements of K. While a warp multiplies one bundle, it loads the
 // weights of the next into registers. At the end of a tile, these are the weights of the next tile.
@@ -37,7 +37,6 @@
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
 //   2. add_blocks adds the sums of the blocks of a cluster, which read each other's shared memory.
-//      Blocks do this one tile later, so that they hardly ever wait for each other.
 //   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
 //      the bias.
 //
@@ -64,10 +63,10 @@ namespace kernels::skinny {
 struct Config {
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kThreads = 32 * kWarps;
-  // Features of a warp, and of a tile. With 4 warps of 8 features each, 16 rows of [8192, 8192]
-  // take 15% longer.
-  static constexpr int kFeatures = 4;
-  static constexpr int kTileFeatures = kWarps * kFeatures;
+  // Columns of a warp, and of a tile. With 4 warps of 8 columns each, 16 rows of [8192, 8192] take
+  // 15% longer.
+  static constexpr int kWarpColumns = 4;
+  static constexpr int kTileColumns = kWarps * kWarpColumns;
   // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a bundle, which is
   // what a warp prefetches. With one step a bundle, 16 rows take 11% longer; with four, registers
   // spill.
@@ -103,19 +102,19 @@ struct Problem {
   Epilogue<float> epilogue;
   int k;
   int x_tiles;       // of kM rows
-  int weight_tiles;  // of kTileFeatures features
+  int weight_tiles;  // of kTileColumns columns
   int bundles;       // of K, in each block of a cluster
 
   // K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
 };
 
-// The shared memory of a block: the sums of two tiles, double [2][kM][kTileFeatures], and the
+// The shared memory of a block: the sums of two tiles, double [2][kM][kTileColumns], and the
 // block's range of x, Sum<kM> [steps][kM][kStepK].
 template <int kM>
 constexpr size_t shared_bytes(int bundles) {
-  return kM * (2 * Config::kTileFeatures * sizeof(double) +
-               bundles * Config::kBundleK * sizeof(Sum<kM>));
+  return kM *
+         (2 * Config::kTileColumns * sizeof(double) + bundles * Config::kBundleK * sizeof(Sum<kM>));
 }
 
 // ---------------------------------------------------------------------------- a row of x in a step
@@ -135,15 +134,17 @@ struct XStep {
   static constexpr int kLineBytes = 32 * kLaneBytes;
 };
 
-// Stores this lane's four elements of a row, as floats or as doubles. The 128 elements of the row
-// begin at `row`. Only the type of the last argument is used: it chooses between the two.
-__device__ inline void store_step(uint8_t* row, float4 v, float) {
-  *reinterpret_cast<float4*>(row + threadIdx.x % 32 * XStep::kLaneBytes) = v;
-}
-__device__ inline void store_step(uint8_t* row, float4 v, double) {
-  uint8_t* const to = row + threadIdx.x % 32 * XStep::kLaneBytes;
-  *reinterpret_cast<double2*>(to) = {v.x, v.y};
-  *reinterpret_cast<double2*>(to + XStep::kLineBytes) = {v.z, v.w};
+// Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
+// begin at `row`.
+template <typename T>
+__device__ void store_step(uint8_t* row, float4 v) {
+  uint8_t* const target = row + threadIdx.x % 32 * XStep::kLaneBytes;
+  if constexpr (std::is_same_v<T, float>) {
+    *reinterpret_cast<float4*>(target) = v;
+  } else {
+    *reinterpret_cast<double2*>(target) = {v.x, v.y};
+    *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
+  }
 }
 
 // Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
@@ -167,7 +168,8 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
 // memory, with zeros past the last row and past whole_k.
 template <int kM>
-__device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k, int k_range) {
+__device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int first_k,
+                       int k_range) {
   constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -176,61 +178,62 @@ __device__ void load_x(const Problem& p, uint8_t* x, int first_row, int first_k,
   for (int i = warp; i < steps * kM; i += Config::kWarps) {
     const int row = first_row + i % kM;
     const int k = first_k + i / kM * Config::kStepK + lane * Config::kLaneK;
-    const bool exists = row < p.epilogue.m && k < p.whole_k();
-    const float4* const from = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
-    store_step(x + i * kRowBytes, exists ? __ldg(from) : float4{}, Sum<kM>{});
+    const bool exists = row < problem.epilogue.m && k < problem.whole_k();
+    const float4* const source =
+        reinterpret_cast<const float4*>(problem.x + row * problem.x_stride + k);
+    store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
   }
 }
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next: v[step][feature] has 4 elements of K of a feature of
+// The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
 // bundle. `tile` and `bundle` tell which weights are loaded next.
 struct PrefetchedWeights {
-  const Problem& p;
-  int tile;                     // of features
-  const int first_k;            // this lane's K in the block's first step
-  int bundle = 0;               // of the block's range of K
-  const float* from = nullptr;  // the weight of the warp's first feature, at first_k
-  int features_after = 0;       // how many features exist after the warp's first
-  float4 v[Config::kStepsPerBundle][Config::kFeatures]{};
+  const Problem& problem;
+  int tile;                       // of columns
+  const int first_k;              // this lane's K in the block's first step
+  int bundle = 0;                 // of the block's range of K
+  const float* source = nullptr;  // the weight of the warp's first column, at first_k
+  int columns_after = 0;          // how many columns exist after the warp's first
+  float4 v[Config::kStepsPerBundle][Config::kWarpColumns]{};
 
-  // Finds this warp's features in the tile. Past the last feature, the last one is loaded instead,
-  // so that all addresses are valid; the results are not stored.
-  __device__ void find_features() {
+  // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
+  // that all addresses are valid; the results are not stored.
+  __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int first_feature = tile * Config::kTileFeatures + warp * Config::kFeatures;
-    const int feature = min(first_feature, p.epilogue.n - 1);
-    from = p.weight + feature * p.weight_stride + first_k;
-    features_after = p.epilogue.n - 1 - feature;
+    const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
+    const int column = min(first_column, problem.epilogue.n - 1);
+    source = problem.weight + column * problem.weight_stride + first_k;
+    columns_after = problem.epilogue.n - 1 - column;
   }
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
     const int k = bundle * Config::kBundleK + step * Config::kStepK;
-    const bool exists = first_k + k < p.whole_k() && tile < p.weight_tiles;
+    const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
 #pragma unroll
-    for (int i = 0; i < Config::kFeatures; ++i) {
-      // Past the last feature this is the last one again.
-      const float* const at = from + min(i, features_after) * p.weight_stride + k;
-      v[step][i] = ptx::load_global_four_if(exists, at);
+    for (int i = 0; i < Config::kWarpColumns; ++i) {
+      // Past the last column this is the last one again.
+      const float* const address = source + min(i, columns_after) * problem.weight_stride + k;
+      v[step][i] = ptx::load_global_four_if(exists, address);
     }
   }
 
   // Goes on to the next bundle, or to the first bundle of the cluster's next tile.
   __device__ void advance() {
-    if (++bundle < p.bundles) return;
+    if (++bundle < problem.bundles) return;
     bundle = 0;
-    tile += ptx::nclusterid() / p.x_tiles;
-    find_features();
+    tile += ptx::nclusterid() / problem.x_tiles;
+    find_columns();
   }
 };
 
-// Adds the products of one step to the sums [kM][kFeatures] of this lane. `x_address` is where this
-// lane's elements of the first row of x in the step are in shared memory.
+// Adds the products of one step to the sums [kM][kWarpColumns] of this lane. `x_address` is where
+// this lane's elements of the first row of x in the step are in shared memory.
 template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatures],
+__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpColumns],
                                               const PrefetchedWeights& weights, int step,
                                               uint32_t x_address) {
 #pragma unroll
@@ -238,9 +241,9 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatu
     Sum<kM> a[4];
     load_step(x_address + m * Config::kStepK * sizeof(Sum<kM>), a);
 #pragma unroll
-    for (int i = 0; i < Config::kFeatures; ++i) {
+    for (int i = 0; i < Config::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kM>& s = sum[m * Config::kFeatures + i];
+      Sum<kM>& s = sum[m * Config::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       s = fma(a[3], Sum<kM>{b.w}, s);
       s = fma(a[2], Sum<kM>{b.z}, s);
@@ -253,20 +256,21 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kFeatu
 // -------------------------------------------------------------------------------------------- sums
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes: lane l gets the kOwn totals from i = l * kCount / 32 on in `own`.
+// the totals over the lanes: lane l gets kTotals of them, from i = l * kCount / 32 on, in `totals`.
 //
-// Pairs of lanes that are kApart apart exchange half of their sums. The lower lane keeps the lower
-// half and sends the upper half; the upper lane does the opposite. Both add what they receive. The
-// recursion does the same with half as many sums, at half the distance, down to a distance of 1.
-// The first call has kApart = 16. For kCount = 4, the lanes have these sums after each exchange:
+// Pairs of lanes that are kDistance apart exchange half of their sums. The lower lane keeps the
+// lower half and sends the upper half; the upper lane does the opposite. Both add what they
+// receive. The recursion does the same with half as many sums, at half the distance, down to a
+// distance of 1. The first call has kDistance = 16. For kCount = 4, the lanes have these sums after
+// each exchange:
 //
-//   kApart = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
-//   kApart = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
+//   kDistance = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
+//   kDistance = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
 //   4, 2 and 1     the same; both lanes of a pair keep their single sum
-template <int kApart, typename T, int kCount, int kOwn>
-__device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
+template <int kDistance, typename T, int kCount, int kTotals>
+__device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
   constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
-  const bool is_upper = threadIdx.x & kApart;
+  const bool is_upper = threadIdx.x & kDistance;
   double added[kHalf];
 #pragma unroll
   for (int i = 0; i < kHalf; ++i) {
@@ -274,13 +278,13 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
     const T high = sums[kCount - kHalf + i];
     const T kept = is_upper ? high : low;
     const T sent = is_upper ? low : high;
-    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kApart)};
+    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};
   }
-  if constexpr (kApart > 1) {
-    add_lanes<kApart / 2>(added, own);
+  if constexpr (kDistance > 1) {
+    add_lanes<kDistance / 2>(added, totals);
   } else {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) own[i] = added[i];
+    for (int i = 0; i < kTotals; ++i) totals[i] = added[i];
   }
 }
 
@@ -288,34 +292,38 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&own)[kOwn]) {
 // products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
 // of the element, in shared memory. The other blocks have theirs at the same place.
 template <int kM>
-__device__ float add_blocks(const Problem& p, const double* block_sum, int row, int feature) {
+__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
   const int cluster_size = ptx::cluster_nctarank();
   const uint32_t address = ptx::shared_address(block_sum);
-  double of_block[Config::kMaxClusterSize];
+  double block_sums[Config::kMaxClusterSize];
 #pragma unroll
   for (int i = 0; i < Config::kMaxClusterSize; ++i) {
     const bool exists = i < cluster_size;
-    of_block[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
+    block_sums[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
   }
 #pragma unroll
   for (int half = Config::kMaxClusterSize / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int i = 0; i < half; ++i) of_block[i] += of_block[i + half];
+    for (int i = 0; i < half; ++i) block_sums[i] += block_sums[i + half];
   }
-  double sum = of_block[0];
+  double sum = block_sums[0];
 
-  const float* const x = p.x + row * p.x_stride;
-  const float* const weight = p.weight + feature * p.weight_stride;
+  const float* const x = problem.x + row * problem.x_stride;
+  const float* const weight = problem.weight + column * problem.weight_stride;
 #pragma unroll 1
-  for (int k = p.whole_k(); k < p.k; ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+  for (int k = problem.whole_k(); k < problem.k; ++k) {
+    sum = fma(double{x[k]}, double{weight[k]}, sum);
+  }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
   // are summed again, in double.
   constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
-    for (int k = 0; k < p.k && !isnan(sum); ++k) sum = fma(double{x[k]}, double{weight[k]}, sum);
+    for (int k = 0; k < problem.k && !isnan(sum); ++k) {
+      sum = fma(double{x[k]}, double{weight[k]}, sum);
+    }
   }
-  if (p.epilogue.bias != nullptr) sum += __ldg(p.epilogue.bias + feature);
+  if (problem.epilogue.bias != nullptr) sum += __ldg(problem.epilogue.bias + column);
   return static_cast<float>(sum);
 }
 
@@ -324,7 +332,7 @@ __device__ float add_blocks(const Problem& p, const double* block_sum, int row, 
 //
 // A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
 // handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
-// features begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
+// columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
 // blocks:
 //
 //   byte    0     1     2     3     4     5     6     7     8     9    ...
@@ -332,45 +340,45 @@ __device__ float add_blocks(const Problem& p, const double* block_sum, int row, 
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
 template <int kM>
-__device__ void store_results(const Problem& p, const double* sums, int first_row,
-                              int first_feature) {
+__device__ void store_results(const Problem& problem, const double* sums, int first_row,
+                              int first_column) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
-  constexpr int kBytesPerRow = Config::kTileFeatures / 8;
+  constexpr int kBytesPerRow = Config::kTileColumns / 8;
   constexpr int kBytes = kM * kBytesPerRow;
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const Epilogue<float>& epilogue = p.epilogue;
+  const Epilogue<float>& epilogue = problem.epilogue;
   const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
   // first_byte is the byte of lanes 0 to 7.
   for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
        first_byte += bytes_at_once) {
     const int byte = first_byte + lane / 8 * cluster_size;
     const int row_of_tile = byte / kBytesPerRow;
-    const int feature_of_tile = byte % kBytesPerRow * 8 + lane % 8;
+    const int column_of_tile = byte % kBytesPerRow * 8 + lane % 8;
     const int row = first_row + row_of_tile;
-    const int feature = first_feature + feature_of_tile;
-    const bool exists = byte < kBytes && row < epilogue.m && feature < epilogue.n;
+    const int column = first_column + column_of_tile;
+    const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
     float z = 0;
     if (exists) {
-      const double* const sum = sums + row_of_tile * Config::kTileFeatures + feature_of_tile;
-      z = add_blocks<kM>(p, sum, row, feature);
-      *epilogue.out_at(row, feature) = epilogue.finish(z);
+      const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
+      z = add_blocks<kM>(problem, sum, row, column);
+      *epilogue.out_at(row, column) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {
       const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
       const bool stores_byte = exists && lane % 8 == 0;
-      if (stores_byte) *epilogue.mask_at(row, feature) = static_cast<uint8_t>(bits);
+      if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
     }
   }
 }
 
 // ------------------------------------------------------------------------------------------ kernel
 
-// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of features
-// is c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters
-// and 2 tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of features.
+// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of columns is
+// c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters and 2
+// tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
@@ -383,41 +391,41 @@ __device__ void store_results(const Problem& p, const double* sums, int first_ro
 // `wait` waits until all blocks of the cluster have arrived.
 template <int kM>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
-    skinny_kernel(const __grid_constant__ Problem p) {
+    skinny_kernel(const __grid_constant__ Problem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileFeatures]
-  double* other_sums = sums + kM * Config::kTileFeatures;    // of the previous tile
-  uint8_t* const x = reinterpret_cast<uint8_t*>(other_sums + kM * Config::kTileFeatures);
+  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileColumns]
+  double* previous_sums = sums + kM * Config::kTileColumns;  // of the previous tile
+  uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kM * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int k_range = p.bundles * Config::kBundleK;
+  const int k_range = problem.bundles * Config::kBundleK;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
-  const int first_row = cluster % p.x_tiles * kM;
-  int tile = cluster / p.x_tiles;
+  const int first_row = cluster % problem.x_tiles * kM;
+  int tile = cluster / problem.x_tiles;
 
-  PrefetchedWeights weights{p, tile, first_k + lane * Config::kLaneK};
-  weights.find_features();
+  PrefetchedWeights weights{problem, tile, first_k + lane * Config::kLaneK};
+  weights.find_columns();
 #pragma unroll
   for (int step = 0; step < Config::kStepsPerBundle; ++step) weights.load(step);
   weights.advance();
-  load_x<kM>(p, x, first_row, first_k, k_range);
+  load_x<kM>(problem, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kM][kFeatures], and after add_lanes kOwn totals. If there are fewer
-  // than 32 sums, kLanesPerTotal lanes have the same total.
-  constexpr int kCount = kM * Config::kFeatures;
+  // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kTotals totals. If there are
+  // fewer than 32 sums, kLanesPerTotal lanes have the same total.
+  constexpr int kCount = kM * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
-  constexpr int kOwn = kCount * kLanesPerTotal / 32;
-  int previous = -1;  // the tile whose sums are in other_sums, if there is one
-  for (; tile < p.weight_tiles; tile += ptx::nclusterid() / p.x_tiles) {
-    if (p.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(p.epilogue.bias + tile * Config::kTileFeatures);
+  constexpr int kTotals = kCount * kLanesPerTotal / 32;
+  int previous = -1;  // the tile whose sums are in previous_sums, if there is one
+  for (; tile < problem.weight_tiles; tile += ptx::nclusterid() / problem.x_tiles) {
+    if (problem.epilogue.bias != nullptr && threadIdx.x == 0) {
+      ptx::prefetch_l2(problem.epilogue.bias + tile * Config::kTileColumns);
     }
     Sum<kM> sum[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
-    for (int bundle = 0; bundle < p.bundles; ++bundle) {
+    for (int bundle = 0; bundle < problem.bundles; ++bundle) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBundle; ++step) {
         multiply_step<kM>(sum, weights, step, x_address);
@@ -426,31 +434,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       }
       weights.advance();
     }
-    double own[kOwn];
-    add_lanes<16>(sum, own);
+    double totals[kTotals];
+    add_lanes<16>(sum, totals);
 
     if (previous >= 0) {
       ptx::cluster_wait();
-      store_results<kM>(p, other_sums, first_row, previous * Config::kTileFeatures);
+      store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
     }
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const int index = lane * kCount / 32 + i;  // in sum [kM][kFeatures]
-        const int row = index / Config::kFeatures;
-        const int feature = warp * Config::kFeatures + index % Config::kFeatures;
-        sums[row * Config::kTileFeatures + feature] = own[i];
+      for (int i = 0; i < kTotals; ++i) {
+        const int index = lane * kCount / 32 + i;  // in sum [kM][kWarpColumns]
+        const int row = index / Config::kWarpColumns;
+        const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
+        sums[row * Config::kTileColumns + column] = totals[i];
       }
     }
     ptx::cluster_arrive();
     previous = tile;
     double* const swapped = sums;
-    sums = other_sums;
-    other_sums = swapped;
+    sums = previous_sums;
+    previous_sums = swapped;
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(p, other_sums, first_row, previous * Config::kTileFeatures);
+    store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
   }
   ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif
@@ -486,7 +494,7 @@ struct Division {
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
 // fewer clusters run at once. The time is counted in bundles:
 //
-//   time = waves * tiles of features of a cluster * (bundles of a block + kTileEndBundles)
+//   time = waves * tiles of columns of a cluster * (bundles of a block + kTileEndBundles)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 template <int kM>
@@ -509,7 +517,7 @@ Division divide(int k, int x_tiles, int weight_tiles) {
     least_time = time;
     best.cluster_size = 1 << log_size;
     best.bundles = bundles;
-    // As few clusters as are needed if each computes tiles_each tiles of features.
+    // As few clusters as are needed if each computes tiles_each tiles of columns.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
   return best;
@@ -526,7 +534,7 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
                   Epilogue<float>(linear),
                   static_cast<int>(linear.k),
                   blocks_of(linear.m, kM),
-                  blocks_of(linear.n, Config::kTileFeatures)};
+                  blocks_of(linear.n, Config::kTileColumns)};
   const Division division = divide<kM>(problem.k, problem.x_tiles, problem.weight_tiles);
   if constexpr (kM > 1) {
     if (division.blocks == 0) return launch<kM / 2>(linear, stream);
@@ -558,7 +566,7 @@ bool linear_skinny_supports(const LinearArguments& linear) {
   // subtracted because K of a block is rounded up to whole bundles.
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
-      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileFeatures - Config::kBundleK);
+      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileColumns - Config::kBundleK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&

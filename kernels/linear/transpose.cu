@@ -1,6 +1,6 @@
 // A transposed copy of a float32 matrix:
 //
-//   to [rows, columns] = from [columns, rows]^T
+//   target [rows, columns] = source [columns, rows]^T
 //
 // Both matrices have adjacent elements in a row. Their rows may be further apart than they are
 // long, and may begin anywhere.
@@ -10,11 +10,11 @@
 // 163 us on an H200, where torch's copy takes 466 us.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
-// neighbouring elements. A thread that reads along a row of `from` would have to write down a
-// column of `to`. So the matrix passes through shared memory in square tiles. Both matrices are
+// neighbouring elements. A thread that reads along a row of `source` would have to write down a
+// column of `target`. So the matrix passes through shared memory in square tiles. Both matrices are
 // accessed along their rows, four floats a thread, and only shared memory is read down its columns:
 //
-//     from                     shared memory                    to
+//     source                   shared memory                    target
 //
 //     a b c d                  a b c d                          a e i m
 //     e f g h    along rows    e f g h    down the columns      b f j n
@@ -62,42 +62,44 @@ __global__ void __launch_bounds__(Config::kThreads)
   wait_for_previous_kernel();  // which writes *is_needed
   if (is_needed != nullptr && *is_needed == 0) return;
 
-  const bool from_aligned = has_aligned_rows(t.from, sizeof(float) * t.from_stride);
-  const bool to_aligned = has_aligned_rows(t.to, sizeof(float) * t.to_stride);
-  const int64_t tiles_down = divide_up(t.rows, kTile);
-  const int64_t tiles = tiles_down * divide_up(t.columns, kTile);
+  const bool source_is_aligned = has_aligned_rows(t.source, sizeof(float) * t.source_stride);
+  const bool target_is_aligned = has_aligned_rows(t.target, sizeof(float) * t.target_stride);
+  const int64_t row_tiles = divide_up(t.rows, kTile);
+  const int64_t tiles = row_tiles * divide_up(t.columns, kTile);
   // The thread's place in a tile: the first of its kVector elements in a row, and its first row.
-  const int across = threadIdx.x % Config::kThreadsPerRow * kVector;
-  const int down = threadIdx.x / Config::kThreadsPerRow;
+  const int thread_column = threadIdx.x % Config::kThreadsPerRow * kVector;
+  const int thread_row = threadIdx.x / Config::kThreadsPerRow;
 
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t first_row = index % tiles_down * kTile;
-    const int64_t first_column = index / tiles_down * kTile;
-    // Read along the rows of `from`, which are the columns of `to`.
+    const int64_t first_row = index % row_tiles * kTile;
+    const int64_t first_column = index / row_tiles * kTile;
+    // Read along the rows of `source`, which are the columns of `target`.
 #pragma unroll
-    for (int i = down; i < kTile; i += Config::kRowsAtOnce) {
+    for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t column = first_column + i;
-      const int64_t row = first_row + across;
+      const int64_t row = first_row + thread_column;
       float v[kVector] = {};
       if (column < t.columns) {
-        load_floats(v, t.from + column * t.from_stride + row, 0, t.rows - row, from_aligned);
+        load_floats(v, t.source + column * t.source_stride + row, 0, t.rows - row,
+                    source_is_aligned);
       }
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) tile[i][across + j] = v[j];
+      for (int j = 0; j < kVector; ++j) tile[i][thread_column + j] = v[j];
     }
     __syncthreads();
-    // Write along the rows of `to`, which are the columns of the tile.
+    // Write along the rows of `target`, which are the columns of the tile.
 #pragma unroll
-    for (int i = down; i < kTile; i += Config::kRowsAtOnce) {
+    for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t row = first_row + i;
-      const int64_t column = first_column + across;
+      const int64_t column = first_column + thread_column;
       if (row >= t.rows) continue;
       float v[kVector];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) v[j] = tile[across + j][i];
+      for (int j = 0; j < kVector; ++j) v[j] = tile[thread_column + j][i];
       // How many elements the row has from `column` on. Past the end of the row it is 0 or less.
       const int64_t count = t.columns - column;
-      store_four(t.to + row * t.to_stride + column, v, count, to_aligned && count >= kVector);
+      store_four(t.target + row * t.target_stride + column, v, count,
+                 target_is_aligned && count >= kVector);
     }
     __syncthreads();  // all have read the tile before the next one replaces it
   }
@@ -111,8 +113,8 @@ int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* st
   using transpose_tiles::Config;
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;
-  const int64_t most_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
-  const int blocks = static_cast<int>(std::min(tiles, most_blocks));
+  const int64_t max_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
+  const int blocks = static_cast<int>(std::min(tiles, max_blocks));
   // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
   const Grid grid{blocks, Config::kThreads, /*bytes=*/0, stream, /*has_pdl=*/is_conditional};
   return status_of([&] { launch_grid(grid, transpose_tiles::transpose_kernel, t, is_needed); });

@@ -64,7 +64,7 @@ using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/fa
 // This takes 7 to 9% less time than Small for 8 MiB with a mask on an H200.
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// The sizes of x, in bytes, by which with_config (below) chooses among these.
+// The sizes of x, in bytes, by which choose_config (below) chooses among these.
 struct SizeLimits {
   // x is large from these sizes on. If L2 evicts the lines of a large x last, the lines of results
   // go to memory in longer runs. For a smaller tensor the hint does harm: a loop over the same
@@ -75,8 +75,8 @@ struct SizeLimits {
   // Between these sizes, without a mask, a thread has four vectors: 9.6 instead of 10.3 us for
   // 12 MiB on an H200. For fewer bytes, one vector wins because its code is shorter. For more
   // bytes, one vector is 2% better.
-  static constexpr int64_t kFourVectorsFrom = 512 << 10;
-  static constexpr int64_t kFourVectorsTo = 20 << 20;
+  static constexpr int64_t kFourVectorsBegin = 512 << 10;
+  static constexpr int64_t kFourVectorsEnd = 20 << 20;
 };
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions below
@@ -142,8 +142,8 @@ __device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool exists,
 // Loads a vector of x as four 32-bit words. nvcc would take a vector of 16-bit elements apart
 // between the load and the use, which costs instructions.
 template <typename Config, typename T>
-__device__ Vector<uint32_t> load_words(const T* from, uint64_t policy) {
-  const auto* const words = reinterpret_cast<const uint32_t*>(from);
+__device__ Vector<uint32_t> load_words(const T* source, uint64_t policy) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(source);
   if constexpr (Config::kIsLarge) return load_vector(words, policy);
   return load_vector(words);
 }
@@ -180,22 +180,24 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kVectors = Config::kVectors;
   using Elements = ThreadElements<Config, kSize>;
-  const Elements own;
+  const Elements elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   Vector<uint32_t> words[kVectors];
 
   // A full block does not test which vectors exist. Its code is short and comes first: if the
   // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
   // earliest. That saves 4% of the time of 1 MiB.
-  if (own.block_is_full(n)) {
+  if (elements.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+      const int offset = u * Elements::kStride;
+      words[u] = load_words<Config>(x + elements.first + offset, policy);
     }
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride,
-                                   /*exists=*/true, policy);
+      const int offset = u * Elements::kStride;
+      finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, /*exists=*/true,
+                                   policy);
     }
     return;
   }
@@ -214,16 +216,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    if (own.first + u * Elements::kStride < whole) {
-      words[u] = load_words<Config>(x + own.first + u * Elements::kStride, policy);
+    const int offset = u * Elements::kStride;
+    if (elements.first + offset < whole) {
+      words[u] = load_words<Config>(x + elements.first + offset, policy);
     }
   }
   if (rest_index < n) rest_value = x[rest_index];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const bool exists = own.first + u * Elements::kStride < whole;
-    finish_vector<Config, kMask>(words[u], out, mask, own.first, u * Elements::kStride, exists,
-                                 policy);
+    const int offset = u * Elements::kStride;
+    const bool exists = elements.first + offset < whole;
+    finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, exists, policy);
   }
   if (rest_index < n) out[rest_index] = relu_of(rest_value);
   if constexpr (kMask) {
@@ -248,8 +251,8 @@ __device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_
   if (is_constant) {
     for (Bits& value : v.value) value = *grad_output;
   } else {
-    const Bits* const from = grad_output + first + offset;
-    v = Config::kIsLarge ? load_vector(from, policy) : load_vector(from);
+    const Bits* const source = grad_output + first + offset;
+    v = Config::kIsLarge ? load_vector(source, policy) : load_vector(source);
   }
 }
 
@@ -280,21 +283,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kSize = Vector<Bits>::kSize;
   constexpr int kVectors = Config::kVectors;
   using Elements = ThreadElements<Config, kSize>;
-  const Elements own;
+  const Elements elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   Vector<Bits> v[kVectors];
   uint32_t byte[kVectors];
 
-  if (own.block_is_full(n)) {
+  if (elements.block_is_full(n)) {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
       const int offset = u * Elements::kStride;
-      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
     }
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
-      store_masked(grad_input, own.first, u * Elements::kStride, v[u], byte[u]);
+      store_masked(grad_input, elements.first, u * Elements::kStride, v[u], byte[u]);
     }
     return;
   }
@@ -307,9 +310,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (own.first + offset < whole) {
-      load_gradient<Config>(v[u], grad_output, is_constant, own.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, own.first + offset, policy);
+    if (elements.first + offset < whole) {
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
     }
   }
   if (rest_index < n) {
@@ -319,8 +322,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (own.first + offset < whole) {
-      store_masked(grad_input, own.first, offset, v[u], byte[u]);
+    if (elements.first + offset < whole) {
+      store_masked(grad_input, elements.first, offset, v[u], byte[u]);
     }
   }
   if (rest_index < n) {
@@ -365,7 +368,7 @@ __device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
   return mask[i / 8] >> i % 8 & 1;
 }
 
-// Handles element i. Reads the gradient only where it passes: a typical mask saves half of the
+// Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of the
 // scattered reads.
 template <typename Bits>
 __device__ void select_one(const Bits* grad_output, const GradientLayout& layout,
@@ -374,9 +377,9 @@ __device__ void select_one(const Bits* grad_output, const GradientLayout& layout
   grad_input[i] = gradient_passes(mask, i) ? grad_output[strided_offset(layout, i)] : Bits{0};
 }
 
-// Handles kElements elements, of which element `first` is the first. All are loaded before any is
-// stored, so that the loads overlap. Past the end, the last element is loaded again, and nothing is
-// stored.
+// Computes kElements elements of grad_input, kThreads apart, from `first` on. All are loaded before
+// any is stored, so that the loads overlap. Past the end, the last element is loaded again, and
+// nothing is stored.
 template <typename Bits>
 __device__ void select_several(const Bits* grad_output, const GradientLayout& layout,
                                const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t first) {
@@ -396,17 +399,17 @@ __device__ void select_several(const Bits* grad_output, const GradientLayout& la
   }
 }
 
-// Handles the elements of a thread, 1 or kElements, as unsigned integers of their size.
+// Computes the elements of a thread, 1 or kElements, as unsigned integers of their size.
 template <typename Bits>
 __device__ void select_elements(const void* grad_output, const GradientLayout& layout,
                                 const uint8_t* mask, void* grad_input, uint32_t n,
                                 int elements_of_thread, uint32_t first) {
-  const auto from = static_cast<const Bits*>(grad_output);
-  const auto to = static_cast<Bits*>(grad_input);
+  const auto source = static_cast<const Bits*>(grad_output);
+  const auto target = static_cast<Bits*>(grad_input);
   if (elements_of_thread == 1) {
-    select_one(from, layout, mask, to, n, first);
+    select_one(source, layout, mask, target, n, first);
   } else {
-    select_several(from, layout, mask, to, n, first);
+    select_several(source, layout, mask, target, n, first);
   }
 }
 
@@ -433,13 +436,13 @@ __global__ void __launch_bounds__(StridedConfig::kThreads)
 // Calls body(config) with the ReluConfig for n elements of type T, and returns the body's status.
 // float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
 template <typename T, bool kMask, typename Body>
-int with_config(int64_t n, const Body& body) {
+int choose_config(int64_t n, const Body& body) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
   if constexpr (sizeof(T) < 8 && kMask) {
     if (bytes < SizeLimits::kLargeWithMask) return body(SmallWithMask{});
   }
   if constexpr (sizeof(T) < 8 && !kMask) {
-    if (SizeLimits::kFourVectorsFrom <= bytes && bytes < SizeLimits::kFourVectorsTo) {
+    if (SizeLimits::kFourVectorsBegin <= bytes && bytes < SizeLimits::kFourVectorsEnd) {
       return body(SmallByFour{});
     }
     if (bytes < SizeLimits::kLarge) return body(Small{});
@@ -457,9 +460,9 @@ int count_blocks(int64_t n) {
 template <bool kMask>
 int launch_relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
                 CUstream_st* stream) {
-  return for_floating(dtype, [&](auto zero) {
+  return dispatch_dtype(dtype, [&](auto zero) {
     using T = decltype(zero);
-    return with_config<T, kMask>(n, [&](auto config) {
+    return choose_config<T, kMask>(n, [&](auto config) {
       using Config = decltype(config);
       return launch<relu_kernel<T, Config, kMask>>(
           count_blocks<T, Config>(n), Config::kThreads, stream, static_cast<const T*>(x),
@@ -489,7 +492,7 @@ template <typename Bits>
 int launch_backward(const void* grad_output, bool is_constant, const uint8_t* mask,
                     void* grad_input, int64_t n, CUstream_st* stream) {
   // Backward reads a mask, and takes the configurations of a forward that writes one.
-  return with_config<Bits, /*kMask=*/true>(n, [&](auto config) {
+  return choose_config<Bits, /*kMask=*/true>(n, [&](auto config) {
     using Config = decltype(config);
     return launch<relu_backward_kernel<Bits, Config>>(
         count_blocks<Bits, Config>(n), Config::kThreads, stream,
@@ -524,7 +527,7 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream) {
   const bool is_constant = layout.is_constant();
   const bool is_dense = layout.is_dense() && has_aligned_rows(grad_output);
-  return for_floating(dtype, [&](auto zero) {
+  return dispatch_dtype(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
     if (!is_constant && !is_dense) {
       return elementwise::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,

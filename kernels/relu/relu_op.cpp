@@ -45,7 +45,7 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
     return cuda::relu(dtype, x_data, out_data, mask_data, n, stream);
   };
   const auto run_on_cpu = [&] {
-    for_elements(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
+    for_each_range(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
       cpu::relu(dtype, x_data, out_data, mask_data, begin, end, bypasses_caches);
     });
   };
@@ -120,7 +120,7 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
     return cuda::relu_backward(dtype, grad_output, layout, mask_data, out_data, n, stream);
   };
   const auto run_on_cpu = [&] {
-    for_elements(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
+    for_each_range(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
       cpu::relu_backward(dtype, grad_output, layout.is_constant(), mask_data, out_data, begin, end,
                          bypasses_caches);
     });

@@ -117,7 +117,7 @@ inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t be
 //
 // Each range begins at a multiple of kRangeStep, and so of 8. So no two threads write to one byte
 // of a mask, as the functions of launchers.h demand.
-inline void for_elements(const Tensor& out, RangeFunction work) {
+inline void for_each_range(const Tensor& out, RangeFunction work) {
   constexpr int64_t kRangeStep = 64;
   static_assert(cpu::kHugePage % (kRangeStep * sizeof(double)) == 0,
                 "a range that begins with a huge page begins at a multiple of kRangeStep");

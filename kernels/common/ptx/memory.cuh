@@ -42,7 +42,7 @@ __device__ inline double2 load_shared_two(uint32_t address) {
 // ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
 // not access the memory. The hint .cs (streaming) says that nobody will read them again. The
 // compiler does not move this load across other accesses to memory.
-__device__ inline float4 load_global_four_if(bool condition, const float* from) {
+__device__ inline float4 load_global_four_if(bool condition, const float* source) {
   float4 v;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -50,22 +50,22 @@ __device__ inline float4 load_global_four_if(bool condition, const float* from) 
       "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
       "@p ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
       : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
-      : "l"(from), "r"(static_cast<uint32_t>(condition))
+      : "l"(source), "r"(static_cast<uint32_t>(condition))
       : "memory");
   return v;
 }
 
 // st.global.v4: stores 16 bytes at once. The compiler may split an ordinary store of a uint4, or
 // merge it with another store to the same place. It never does that to this one.
-__device__ inline void store_global_four(void* to, const uint4& v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+__device__ inline void store_global_four(void* target, const uint4& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 
 // prefetch.global.L2: loads the cache line of an address into L2.
-__device__ inline void prefetch_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+__device__ inline void prefetch_l2(const void* source) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
 
 // createpolicy: the L2 policy "evict these lines first", for data that is read once.
@@ -114,19 +114,19 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
 // ----------------------------------------- asynchronous copies from global memory to shared memory
 
 // cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, 16 zeros are written
-// instead, and `from` is not read. This thread sees the bytes after wait_copies.
-__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+// instead, and `source` is not read. This thread sees the bytes after wait_copies.
+__device__ inline void copy_async(uint32_t target, const void* source, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target),
+               "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
                : "memory");
 }
 
 // cp.async.cg with a cache hint: always copies 16 bytes, with an L2 policy such as
 // evict_first_policy().
-__device__ inline void copy_async(void* to, const void* from, uint64_t policy) {
+__device__ inline void copy_async(void* target, const void* source, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "l"(policy)
+                   static_cast<uint32_t>(__cvta_generic_to_shared(target))),
+               "l"(source), "l"(policy)
                : "memory");
 }
 
@@ -145,15 +145,15 @@ __device__ void wait_copies() {
 
 // red.release.add: adds to a counter in global memory. Threads of the GPU that see the sum with
 // load_acquire also see everything that this thread has written before.
-__device__ inline void add_release(unsigned* to, unsigned value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+__device__ inline void add_release(unsigned* target, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }
 
 // ld.acquire: loads a counter. If its value includes what a call of add_release has added, this
 // thread's later accesses see what the adding thread wrote before that call.
-__device__ inline unsigned load_acquire(const unsigned* from) {
+__device__ inline unsigned load_acquire(const unsigned* source) {
   unsigned value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
   return value;
 }
 

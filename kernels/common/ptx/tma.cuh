@@ -23,59 +23,59 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // A box comes from a matrix (2d), or from matrix number `matrix` of a tensor of several (3d). It
 // begins at element [row, column] of the matrix; the instructions take the column first. The box
-// goes to address `to` in shared memory. The mbarrier at address `barrier` counts the bytes as they
-// arrive. Multicast copies go to the same address in each block of the cluster whose bit is set in
-// `blocks`, and each of these blocks has its own mbarrier.
+// goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
+// they arrive. Multicast copies go to the same address in each block of the cluster whose bit is
+// set in `blocks`, and each of these blocks has its own mbarrier.
 
 // cp.async.bulk.tensor.2d with multicast: a box to several blocks.
-__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+__device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,
                                              int row, uint32_t barrier, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
       "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
       : "memory");
 }
 
 // cp.async.bulk.tensor.3d with multicast: a box of one of several matrices to several blocks.
-__device__ inline void copy_tensor_multicast(uint32_t to, const CUtensorMap* map, int column,
+__device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,
                                              int row, int matrix, uint32_t barrier,
                                              uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(target),
       "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "h"(blocks)
       : "memory");
 }
 
 // cp.async.bulk.tensor.2d: a box to this block alone.
-__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+__device__ inline void copy_tensor(uint32_t target, const CUtensorMap* map, int column, int row,
                                    uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(target),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
 
 // cp.async.bulk.tensor.3d: a box of one of several matrices to this block alone.
-__device__ inline void copy_tensor(uint32_t to, const CUtensorMap* map, int column, int row,
+__device__ inline void copy_tensor(uint32_t target, const CUtensorMap* map, int column, int row,
                                    int matrix, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(target),
       "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
       : "memory");
 }
 
 // ------------------------------------------------------------- from shared memory to global memory
 
-// cp.async.bulk.tensor.2d to global memory: a box from address `from` in this block's shared memory
-// to element [row, column] of a matrix.
-__device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t from) {
+// cp.async.bulk.tensor.2d to global memory: a box from address `source` in this block's shared
+// memory to element [row, column] of a matrix.
+__device__ inline void store_tensor(const CUtensorMap* map, int column, int row, uint32_t source) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-      "r"(column), "r"(row), "r"(from)
+      "r"(column), "r"(row), "r"(source)
       : "memory");
 }
 

@@ -49,10 +49,52 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
 
 // Loads element i of a row as a double. A row past the matrix's last is read as the last.
 __device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_t row, int64_t i) {
-  return double{matrix.from[min(row, matrix.rows - 1) * matrix.row_stride + i]};
+  return double{matrix.source[min(row, matrix.rows - 1) * matrix.row_stride + i]};
 }
 
-// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x, ...
+// The first rows of x and of the weight of a tile.
+struct TileRows {
+  int m;
+  int n;
+};
+
+// Returns where the tile of this number begins. `tiles_n` is the number of tiles along N.
+__device__ __forceinline__ TileRows find_tile(int64_t tile, int64_t tiles_n) {
+  return {static_cast<int>(tile / tiles_n * NonfiniteConfig::kXRows),
+          static_cast<int>(tile % tiles_n * NonfiniteConfig::kWeightRows)};
+}
+
+// Adds up the 32 sums of a tile. Each thread sums every kThreads-th element of K. Each warp then
+// adds up its lanes' sums, and stores them to warp_sums[warp]: result j is that of row j / 8 of x
+// and row j % 8 of the weight. Rows past a matrix's last get sums, too, which are not used.
+__device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
+                                              const fp16x3::SplitMatrix& weight, int64_t k,
+                                              const TileRows& first,
+                                              double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
+  using Config = NonfiniteConfig;
+  double sums[Config::kXRows][Config::kWeightRows] = {};
+  for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
+    double a[Config::kXRows];
+#pragma unroll
+    for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first.m + m, element);
+#pragma unroll
+    for (int n = 0; n < Config::kWeightRows; ++n) {
+      const double b = load(weight, first.n + n, element);
+#pragma unroll
+      for (int m = 0; m < Config::kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    const double lane_sum = sums[j / Config::kWeightRows][j % Config::kWeightRows];
+    const double sum = fp16x3::reduce_warp(lane_sum, [](double a, double b) { return a + b; });
+    if (threadIdx.x % 32 == j) warp_sums[threadIdx.x / 32][j] = sum;
+  }
+}
+
+// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. Before
+// every kThreads of its tiles, each of its threads looks for kNonfinite rows in one of them.
+//
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite, or is null.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
@@ -62,15 +104,14 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   using Config = NonfiniteConfig;
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double of_warp[Config::kWarps][32];  // each warp's share of the tile's 32 sums
-  __shared__ bool has_work[Config::kThreads];     // a flag for each of the block's next tiles
+  __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
+  __shared__ bool has_work[Config::kThreads];       // a flag for each of the block's next tiles
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
   // i counts the block's tiles, modulo kThreads.
   for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
        tile += gridDim.x, i = (i + 1) % Config::kThreads) {
-    // Find: before every kThreads tiles, each thread looks for kNonfinite rows in one of them.
     if (i == 0) {
       const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();
@@ -82,42 +123,17 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
       __syncthreads();
     }
     if (!has_work[i]) continue;
-
-    // The tile's first rows of x and of the weight.
-    const int first_m = tile / tiles_n * Config::kXRows;
-    const int first_n = tile % tiles_n * Config::kWeightRows;
-    // Multiply: each thread sums every kThreads-th element of K, for the 32 results of the tile.
-    // Sums of rows past a matrix's last are made, but not stored.
-    double sums[Config::kXRows][Config::kWeightRows] = {};
-    for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
-      double a[Config::kXRows];
-#pragma unroll
-      for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first_m + m, element);
-#pragma unroll
-      for (int n = 0; n < Config::kWeightRows; ++n) {
-        const double b = load(weight, first_n + n, element);
-#pragma unroll
-        for (int m = 0; m < Config::kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
-      }
-    }
-
-    // Reduce: each warp adds up its lanes' sums. Result j, of row j / 8 of x and row j % 8 of the
-    // weight, is stored by lane j.
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const double of_lane = sums[j / Config::kWeightRows][j % Config::kWeightRows];
-      const double sum = fp16x3::reduce_warp(of_lane, [](double a, double b) { return a + b; });
-      if (lane == j) of_warp[threadIdx.x / 32][j] = sum;
-    }
+    const TileRows first = find_tile(tile, tiles_n);
+    multiply_tile(x, weight, k, first, warp_sums);
     __syncthreads();
-    // Epilogue: the first warp finishes the results of kNonfinite rows, one a lane.
+    // The first warp finishes the results of kNonfinite rows: lane j has result j.
     if (threadIdx.x < 32) {
-      const int row = first_m + lane / Config::kWeightRows;
-      const int column = first_n + lane % Config::kWeightRows;
+      const int row = first.m + lane / Config::kWeightRows;
+      const int column = first.n + lane % Config::kWeightRows;
       const bool is_own = row < epilogue.m && column < epilogue.n &&
                           (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
       double sum = is_own && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
-      for (const auto& sums_of_warp : of_warp) sum += sums_of_warp[lane];
+      for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
       const float z = static_cast<float>(sum);
 
       // The eight lanes of a row share a byte of the mask. The first of them writes it, and keeps
@@ -131,7 +147,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
         *byte = static_cast<uint8_t>((*byte & ~own_bits) | bits);
       }
     }
-    __syncthreads();  // of_warp has been read before the next tile's sums are written
+    __syncthreads();  // warp_sums has been read before the next tile's sums are written
   }
 }
 

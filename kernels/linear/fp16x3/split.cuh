@@ -20,9 +20,9 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN is split as if it were zero. Another kernel computes its results
-// after the GEMM. After the fp16x3 GEMM it is that of nonfinite.cuh. After the GEMM with one
-// product it is a GEMM in TF32 (see kNeedsTf32).
+// A row that holds infinity or NaN is split as if it were zero. A later kernel computes its
+// results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one product a GEMM in
+// TF32 (see kNeedsTf32).
 //
 // split_x_kernel (sm90/split_x.cuh) splits x with split_row; split_rows_kernel (sm80/launch.cu)
 // splits x and the weight. The sm90 GEMMs treat the weight themselves: the fp16x3 GEMM splits it
@@ -82,8 +82,8 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 //   k-tiled, hi and lo  [k-tile][row][32 hi, 32 lo]     a k-tile is 32 of K, and lo = hi + 32
 //
 // Why k-tiled. For a pipeline stage, a thread block loads the same k-tile of many rows. In the
-// k-tiled layout these rows are consecutive in memory, so the loads use all of L2 for every K. In a
-// row-major matrix they are K elements apart, and for some K they share a few slices of L2.
+// k-tiled layout these rows are consecutive in memory, so the loads use all slices of L2 for every
+// K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K. The eight pairs
 // of neighbours (pair p is elements 2p and 2p + 1) are stored in the order 0 2 4 6 1 3 5 7:
@@ -98,9 +98,9 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // as x has the same order. Example: thread 1 uses elements 4 to 7 of the weight as columns 2, 3, 10
 // and 11. In these places the table has elements 4 to 7 of x.
 struct SplitMatrix {
-  const float* from;  // the float32 matrix
+  const float* source;  // the float32 matrix
   int64_t rows;
-  int64_t row_stride;  // elements between the beginnings of two rows of `from`
+  int64_t row_stride;  // elements between the beginnings of two rows of `source`
   __half* hi;          // null for the weight of sm90's fp16x3 GEMM, which splits it in registers
   __half* lo;          // null where hi is null, and where hi alone is made
 
@@ -191,24 +191,24 @@ __device__ T reduce_warp(T value, const Op& op) {
 }
 
 // Combines the values of all threads of the splitter by op; every thread gets the result. A block
-// must pass __syncthreads between two calls with the same T, which share `of_warp`.
+// must pass __syncthreads between two calls with the same T, which share `warp_values`.
 template <typename T, typename Op>
 __device__ T reduce(T value, Splitter splitter, const Op& op) {
-  __shared__ T of_warp[SplitConfig::kWarps];
+  __shared__ T warp_values[SplitConfig::kWarps];
   value = reduce_warp(value, op);
   if (splitter == Splitter::kWarp) return value;
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
   __syncthreads();
-  value = of_warp[0];
-  for (int warp = 1; warp < blockDim.x / 32; ++warp) value = op(value, of_warp[warp]);
+  value = warp_values[0];
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) value = op(value, warp_values[warp]);
   return value;
 }
 
-// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * apart.
+// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * stride.
 // Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
 __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, int64_t first,
-                            int64_t apart, int64_t k) {
+                            int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // Loads of four elements, which give zeros where their condition is false. No branch separates
   // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
@@ -217,7 +217,7 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kGroupSize; j += 4) {
-      const int64_t i = first + g * apart + j;
+      const int64_t i = first + g * stride + j;
       const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
       v[g][j + 1] = four.y;
@@ -230,7 +230,7 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kGroupSize; ++j) {
-      const int64_t i = first + g * apart + j;
+      const int64_t i = first + g * stride + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
   }
@@ -261,10 +261,11 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kGroupSize / 2]) {
 }
 
 // Stores a group of hi or lo, four pairs, if it exists. All threads of a warp call it.
-__device__ inline void store_group(__half* to, uint32_t (&pairs)[kGroupSize / 2],
+__device__ inline void store_group(__half* target, uint32_t (&pairs)[kGroupSize / 2],
                                    bool is_interleaved, bool exists) {
   if (is_interleaved) interleave_pairs(pairs);
-  if (exists) *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  if (!exists) return;
+  *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
@@ -329,7 +330,7 @@ struct RowOfThread {
   int64_t row;
   int64_t k;
   int64_t padded_k;
-  const float* from;  // the row's first element
+  const float* source;  // the row's first element
   int64_t start;
   int64_t step;
 
@@ -337,7 +338,7 @@ struct RowOfThread {
       : row(row),
         k(k),
         padded_k(padded(k)),
-        from(matrix.from + row * matrix.row_stride),
+        source(matrix.source + row * matrix.row_stride),
         start(kGroupSize * thread),
         step(int64_t{kGroupSize} * threads) {}
 
@@ -362,12 +363,12 @@ __device__ __forceinline__ uint32_t load_and_find_largest(
     const RowOfThread& part, float (&kept)[SplitConfig::kKeptGroups][kGroupSize]) {
   constexpr int kGroups = SplitConfig::kKeptGroups;
   uint32_t largest = 0;
-  load_groups(kept, part.from, part.start, part.step, part.k);
+  load_groups(kept, part.source, part.start, part.step, part.k);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) update_largest(kept[g], &largest);
   for (int64_t i = part.start + kGroups * part.step; i < part.k; i += part.step) {
     float v[1][kGroupSize];
-    load_groups(v, part.from, i, part.step, part.k);
+    load_groups(v, part.source, i, part.step, part.k);
     update_largest(v[0], &largest);
   }
   return largest;
@@ -382,7 +383,7 @@ split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowSca
   constexpr int kGroups = SplitConfig::kKeptGroups;
   // From one group to the next are whole k-tiles, so their places are equally far apart.
   const int64_t place = part.place_of(matrix, part.start, has_lo);
-  const int64_t apart = part.place_of(matrix, part.start + part.step, has_lo) - place;
+  const int64_t place_step = part.place_of(matrix, part.start + part.step, has_lo) - place;
   const auto split_group = [&](int64_t g, const float (&v)[kGroupSize]) {
     float scaled[kGroupSize];
     scale.apply(v, scaled);
@@ -395,8 +396,8 @@ split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowSca
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
     const bool exists = part.start + g * part.step < part.padded_k;
-    store_group(matrix.hi + place + g * apart, hi, is_interleaved, exists);
-    if (has_lo) store_group(matrix.lo + place + g * apart, lo, is_interleaved, exists);
+    store_group(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
+    if (has_lo) store_group(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
   };
   // The conditions of both loops are the same for all threads, as all must call store_group.
 #pragma unroll
@@ -405,7 +406,7 @@ split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowSca
   }
   for (int64_t g = kGroups; g * part.step < part.padded_k; ++g) {
     float v[1][kGroupSize];
-    load_groups(v, part.from, part.start + g * part.step, part.step, part.k);
+    load_groups(v, part.source, part.start + g * part.step, part.step, part.k);
     split_group(g, v[0]);
   }
   return counter;
@@ -431,7 +432,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
 
-  // 4. Decide whether hi, or hi and lo, represent the row, and write it down.
+  // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
   bool is_represented = scale.can_split;
   if (!has_lo) {
     // Sum both counts of all threads at once, in the halves of a 64-bit number.

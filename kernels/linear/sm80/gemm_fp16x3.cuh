@@ -103,18 +103,18 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
 // end become zeros.
 struct Copies {
   using Config = GemmFp16x3Config;
-  static constexpr int kRowsApart = Config::kThreads / 4;         // four vectors a row
-  static constexpr int kRowsEach = Config::kBlockM / kRowsApart;  // of each operand
+  static constexpr int kRowStep = Config::kThreads / 4;             // four vectors a row
+  static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
 
   int64_t stride;  // elements between rows of a split matrix: the padded k
-  int64_t x_lo;    // where lo is, in elements after hi
+  int64_t x_lo;    // elements from x's hi to its lo
   int64_t weight_lo;
   int x_rows_left;  // rows of x from the thread's first one on; it may be negative
   int weight_rows_left;
   int k_left;       // elements of K from the vector that is copied next
   const __half* x;  // hi of the vector that is copied next
   const __half* weight;
-  uint32_t to;         // the address of the thread's vector in the first stage's hi of x
+  uint32_t target;     // the address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;  // the offset of the stage that is written next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
@@ -128,25 +128,26 @@ struct Copies {
     weight_rows_left = operand_weight.rows - first_n - row;
     x = operand_x.hi + stride * (first_m + row) + vector * 8;
     weight = operand_weight.hi + stride * (first_n + row) + vector * 8;
-    to = shared + vector_offset(row, vector);
+    target = shared + vector_offset(row, vector);
     k_left = k - vector * 8;
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. The last
   // quarter moves on to the next k-tile and the next stage.
   __device__ void copy_quarter(int quarter) {
-    constexpr int kRowsOfBoth = 2 * kRowsEach;  // those of x, then those of the weight
+    constexpr int kRowsOfBoth = 2 * kRowsOfThread;  // those of x, then those of the weight
 #pragma unroll
     for (int i = 0; i < kRowsOfBoth; ++i) {
-      if (i * 4 / kRowsOfBoth != quarter) continue;
-      const bool is_x = i < kRowsEach;
-      const int row = (is_x ? i : i - kRowsEach) * kRowsApart;
-      const __half* const from = (is_x ? x : weight) + stride * row;
+      const int quarter_of_row = i * 4 / kRowsOfBoth;
+      if (quarter_of_row != quarter) continue;
+      const bool is_x = i < kRowsOfThread;
+      const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;
+      const __half* const source = (is_x ? x : weight) + stride * row;
       const bool exists = k_left > 0 && row < (is_x ? x_rows_left : weight_rows_left);
-      const uint32_t operand = is_x ? 0 : 2 * Config::kTileBytes;
-      const uint32_t at = to + stage + operand + row * Config::kRowBytes;
-      ptx::copy_async(at, from, exists);
-      ptx::copy_async(at + Config::kTileBytes, from + (is_x ? x_lo : weight_lo), exists);
+      const uint32_t operand_offset = is_x ? 0 : 2 * Config::kTileBytes;
+      const uint32_t address = target + stage + operand_offset + row * Config::kRowBytes;
+      ptx::copy_async(address, source, exists);
+      ptx::copy_async(address + Config::kTileBytes, source + (is_x ? x_lo : weight_lo), exists);
     }
     if (quarter < 3) return;
     ptx::commit_copies();
@@ -165,14 +166,14 @@ struct Fragments {
   using Config = GemmFp16x3Config;
   uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Half, registers
   uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Half, fragment, registers
-  uint32_t a_from;  // address of the lane's row of x in the first stage, for ldmatrix
-  uint32_t b_from;  // the same for the weight
+  uint32_t a_address;  // address of the lane's row of x in the first stage, for ldmatrix
+  uint32_t b_address;  // the same for the weight
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
-    a_from = shared + vector_offset(warp_m + lane % 16, lane / 16);
-    b_from = shared + 2 * Config::kTileBytes +
-             vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    a_address = shared + vector_offset(warp_m + lane % 16, lane / 16);
+    b_address = shared + 2 * Config::kTileBytes +
+                vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
@@ -180,10 +181,11 @@ struct Fragments {
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t (&to)[4] = a[k_step][fragment][half];
+      uint32_t (&target)[4] = a[k_step][fragment][half];
       const uint32_t place =
           stage + half * Config::kTileBytes + fragment * (16 * Config::kRowBytes);
-      ptx::load_matrices(to[0], to[1], to[2], to[3], (a_from ^ k_step * 32) + place);
+      ptx::load_matrices(target[0], target[1], target[2], target[3],
+                         (a_address ^ k_step * 32) + place);
     }
   }
 
@@ -196,10 +198,10 @@ struct Fragments {
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
       const int half = i / kLoadsOfHalf;
       const int j = i % kLoadsOfHalf * 2;
-      uint32_t (&to)[Config::kFragmentsN][2] = b[k_step][half];
+      uint32_t (&target)[Config::kFragmentsN][2] = b[k_step][half];
       const uint32_t place = stage + half * Config::kTileBytes + j * (8 * Config::kRowBytes);
-      ptx::load_matrices(to[j][0], to[j][1], to[j + 1][0], to[j + 1][1],
-                         (b_from ^ k_step * 32) + place);
+      ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
+                         (b_address ^ k_step * 32) + place);
     }
   }
 };
@@ -223,12 +225,10 @@ struct Accumulators {
     }
   }
 
-  // Removes lo's factor of 2^11, which is exact.
-  __device__ static void remove_lo_scale(float (&fragments)[Config::kFragmentsN][4]) {
+  // Removes lo's factor of 2^11, which is exact, from the sums or totals of a fragment along M.
+  __device__ static void remove_lo_scale(float (&values)[Config::kFragmentsN][4]) {
 #pragma unroll
-    for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
-      fragments[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
-    }
+    for (int j = 0; j < Config::kFragmentsN * 4; ++j) values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
   }
 
   // Adds the products of one half of a fragment of x and one half of all fragments of the weight.
@@ -313,14 +313,15 @@ __device__ __forceinline__ void store_results(
     exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
   }
 #pragma unroll
-  for (int first = 0; first < Config::kFragmentsM; first += Config::kSubtileFragments) {
+  for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
+       first_fragment += Config::kSubtileFragments) {
     // Stage the subtile. i counts fragments along M, halves of their rows, fragments along N.
 #pragma unroll
     for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
       const int fragment = i / (2 * Config::kFragmentsN);
       const int row_half = i / Config::kFragmentsN % 2;
       const int j = i % Config::kFragmentsN;
-      const float* const sum = &total[first + fragment][j][row_half * 2];
+      const float* const sum = &total[first_fragment + fragment][j][row_half * 2];
       const int row = fragment * 16 + row_half * 8 + lane / 4;
       *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
           make_float2(sum[0], sum[1]);
@@ -329,7 +330,7 @@ __device__ __forceinline__ void store_results(
     // Finish and store it.
 #pragma unroll 1
     for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
-      const int out_row = first_m + first * 16 + row;
+      const int out_row = first_m + first_fragment * 16 + row;
       const float* const sums = staged + row * Config::kSubtilePitch + staged_column;
       const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];

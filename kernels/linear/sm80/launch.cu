@@ -25,9 +25,9 @@
 
 namespace kernels::sm80 {
 
-// Returns whether this build contains the kernels below. They take nvcc 1 s of 9, and choose_path
-// chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run them on every
-// GPU, and define KERNELS_ALL_PATHS.
+// Returns whether this build contains the kernels below. nvcc spends 1 of its 9 s on them, and
+// choose_path chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run
+// them on every GPU, and define KERNELS_ALL_PATHS.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -84,10 +84,10 @@ struct Workspace {
   }
 
  private:
-  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* from, int64_t rows,
+  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
                                         int64_t stride, int64_t k) {
     fp16x3::SplitMatrix matrix{};
-    matrix.from = static_cast<const float*>(from);
+    matrix.source = static_cast<const float*>(source);
     matrix.rows = rows;
     matrix.row_stride = stride;
     matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
@@ -125,7 +125,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 
   // Split.
   Matrix weight_to_split = weight;
-  if (!is_first) weight_to_split.rows = 0;
+  if (!is_first) weight_to_split.rows = 0;  // the first chunk has split it
   const int64_t rows = x.rows + weight_to_split.rows;
   const int split_blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
   launch_grid({split_blocks, SplitRowsConfig::kThreads, 0, stream, /*has_pdl=*/false},
@@ -170,12 +170,12 @@ size_t linear_sm80_workspace(const LinearArguments& linear) {
 
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
-    for_chunks(linear, sm80::rows_of_chunk(linear),
-               [&](const LinearArguments& chunk, bool is_first) {
-                 if constexpr (sm80::is_built()) {
-                   sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
-                 }
-               });
+    for_each_chunk(linear, sm80::rows_of_chunk(linear),
+                   [&](const LinearArguments& chunk, bool is_first) {
+                     if constexpr (sm80::is_built()) {
+                       sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
+                     }
+                   });
   });
 }
 

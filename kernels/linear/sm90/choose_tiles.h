@@ -22,10 +22,10 @@
 
 namespace kernels::sm90 {
 
-// How many tiles cover M and N if a tile has `rows` rows of x and 256 features.
+// How many tiles cover M and N if a tile has `rows` rows of x and 256 columns.
 inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
-  constexpr int kFeatures = GemmFp16x3Config::kWeightRows * BlockConfig::kClusterSize;
-  return {blocks_of(m, rows), blocks_of(n, kFeatures)};
+  constexpr int kTileColumns = GemmFp16x3Config::kBlockColumns * BlockConfig::kClusterSize;
+  return {blocks_of(m, rows), blocks_of(n, kTileColumns)};
 }
 
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The

@@ -1,13 +1,13 @@
 // The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel.
 //
-//   from       [N, K] float32, row-major, or its transpose [K, N]
+//   source     [N, K] float32, row-major, or its transpose [K, N]
 //   exponent   [N] int, of each row of the weight
 //   hi         [k-tile][N][64] fp16
 //
-// (These are members of WeightConversion::weight.) Element (n, k) of hi is weight[n][k] *
+// (These are members of WeightConversion::weight.) Element (n, k) of hi is source[n][k] *
 // 2^exponent[n], rounded to nearest, and 0 for k >= K. Its index is ((k / 64) * N + n) * 64 + k %
-// 64. The kernel before, split_x_kernel, has found the exponents from a sample of each row.
+// 64. The previous kernel, split_x_kernel, has found the exponents from a sample of each row.
 //
 // In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
 // wait_converted before it loads a k-tile.
@@ -47,10 +47,7 @@
 // The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
 // but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
 // a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
-// warp then puts an infinity into the row. All sums of the row become infinite or NaN, the consumer
-// warps notice, and RedoTraits computes the tile again, as TF32 (gemm_single.cuh). A row that
-// overflows fp16, as its largest elements were not in the sample, or that holds infinity or NaN,
-// has infinite or NaN sums without any counting.
+// warp then puts an infinity into the row, so that its tiles are computed again (gemm_single.cuh).
 
 #pragma once
 
@@ -91,7 +88,7 @@ struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
   static constexpr int kUnitKTiles = 4;
   static constexpr int kUnitRows = 32;
-  static constexpr int kUnitsPerPanel = Config::kWeightRows / kUnitRows;
+  static constexpr int kUnitsPerPanel = Config::kBlockColumns / kUnitRows;
 
   static constexpr int kBatchesPerKTile = 4;
   static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
@@ -171,7 +168,7 @@ __device__ inline uint4 round_group(const float (&v)[fp16x3::kGroupSize], float 
 // compare the row's sum with K. Eight lanes have a row, with a group of eight elements each.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
-__device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
+__device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& group) {
   const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
   // Counts in fp16, exact up to 2048: elements with even index in the low half, odd in the high.
@@ -189,7 +186,7 @@ __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
   const unsigned nonzero_count = __half2int_rz(__low2half(sum));
   const unsigned lost = nonzero_count - __half2int_rz(__high2half(sum));
   if (threadIdx.x % 8 == 0 && lost != 0) {
-    atomicAdd(p.subnormals + row, lost * fp16x3::kKTileWidth / nonzero_count);
+    atomicAdd(conversion.subnormals + row, lost * fp16x3::kKTileWidth / nonzero_count);
   }
 }
 
@@ -197,7 +194,7 @@ __device__ inline void count_subnormals(const WeightConversion& p, int64_t row,
 // for each. All of them have the row-major shape, 8 rows x 64 of K. `hi_k_tile` points to row 0 of
 // the unit's first k-tile, and the next k-tile is k_tile_elements further. Counting follows the
 // conversion of the whole unit, as counting in every batch would take 1% of the kernel's time.
-__device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t first_row,
+__device__ __forceinline__ void count_batches(const WeightConversion& conversion, int64_t first_row,
                                               const __half* hi_k_tile, int64_t k_tile_elements,
                                               uint32_t batches) {
   using C = ConvertWeightConfig;
@@ -207,15 +204,17 @@ __device__ __forceinline__ void count_batches(const WeightConversion& p, int64_t
     const int batch = __ffs(batches) - 1;
     const int k_tile = batch / C::kBatchesPerKTile;
     const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
-    const __half* const from = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
-                               lane % 8 * fp16x3::kGroupSize;
+    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
+                                 lane % 8 * fp16x3::kGroupSize;
     uint4 groups[C::kGroupsPerBatch];
 #pragma unroll
     for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-      groups[i] = *reinterpret_cast<const uint4*>(from + 4 * i * fp16x3::kKTileWidth);
+      groups[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileWidth);
     }
 #pragma unroll
-    for (int i = 0; i < C::kGroupsPerBatch; ++i) count_subnormals(p, row + 4 * i, groups[i]);
+    for (int i = 0; i < C::kGroupsPerBatch; ++i) {
+      count_subnormals(conversion, row + 4 * i, groups[i]);
+    }
   }
 }
 
@@ -227,43 +226,45 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 }
 
 // Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on. Returns whether
-// anything was added to p.subnormals. All lanes of a warp call it, and meet at `barrier`.
+// anything was added to the counters of subnormals. All lanes of a warp call it, and meet at
+// `barrier`.
 //
 // A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
 // are loaded. A batch has 8 rows x 64 of K:
 //
 //   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
-//             slot[i][lane] gets row 2 i + lane / 16, columns 4 (lane % 16) to 4 (lane % 16) + 3.
-//   convert   Eight lanes have a row, eight columns each, so group i of the warp is four rows.
-//             A lane has row 4 i + lane / 8, columns 8 (lane % 8) to 8 (lane % 8) + 7.
+//             slot[i][lane] gets row 2 i + lane / 16, k = 4 (lane % 16) to 4 (lane % 16) + 3.
+//   convert   Eight lanes have a row, eight k each, so group i of the warp is four rows.
+//             A lane has row 4 i + lane / 8, k = 8 (lane % 8) to 8 (lane % 8) + 7.
 //
-// Example: group 1 of lane 27 is row 4 + 3 = 7, columns 24 to 31. Row 7 was loaded by copy 3, lanes
-// 16 to 31. Its columns 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
+// Example: group 1 of lane 27 is row 4 + 3 = 7, k = 24 to 31. Row 7 was loaded by copy 3, lanes
+// 16 to 31. Its k = 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
 // loaded[2 i + half_warp][lane % 16 * 2] = loaded[3][22] and the next one.
-__device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t first_row,
+__device__ inline bool convert_row_major_unit(const WeightConversion& conversion, int64_t first_row,
                                               int k_tile, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
   constexpr int kScales = C::kBatchesPerKTile * C::kGroupsPerBatch;  // rows of a lane in a unit
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int half_warp = lane / 16;
-  const int64_t row_stride = p.weight.row_stride;
-  const int64_t k_tile_elements = p.weight.rows * fp16x3::kKTileWidth;
+  const int64_t row_stride = weight.row_stride;
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
-  __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
-  __half* to =
+  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
+  __half* target =
       hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first_policy();
-  const float* const from =
-      p.weight.from + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
+  const float* const source =
+      weight.source + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
 
   const auto load = [&](int batch) {
-    const int columns = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
-    const float* at =
-        from + (columns + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
+    const int batch_k = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
+    const float* address =
+        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      ptx::copy_async(&ring[batch % C::kSlots][i][lane], at, policy);
-      at += 2 * row_stride;
+      ptx::copy_async(&ring[batch % C::kSlots][i][lane], address, policy);
+      address += 2 * row_stride;
     }
   };
 
@@ -271,19 +272,19 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
     const int64_t row = first_row + (lane / 8 + 4 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(p.weight.exponent + row));
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
     load(batch);
     ptx::commit_copies();
   }
-  uint32_t with_subnormals = 0;  // a bit for each batch
+  uint32_t subnormal_batches = 0;  // a bit for each batch
 #pragma unroll 1
   for (int first = 0; first < C::kBatchesPerUnit; first += C::kBatchesPerKTile) {
 #pragma unroll
-    for (int in_k_tile = 0; in_k_tile < C::kBatchesPerKTile; ++in_k_tile) {
-      const int batch = first + in_k_tile;
+    for (int batch_in_k_tile = 0; batch_in_k_tile < C::kBatchesPerKTile; ++batch_in_k_tile) {
+      const int batch = first + batch_in_k_tile;
       wait_for_batch(barrier);
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
@@ -295,18 +296,18 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
         alignas(16) float v[fp16x3::kGroupSize];
         *reinterpret_cast<float4*>(v) = group[0];
         *reinterpret_cast<float4*>(v + 4) = group[1];
-        const int row_in_unit = in_k_tile * C::kRowMajorBatchRows + 4 * i;
-        *reinterpret_cast<uint4*>(to + row_in_unit * fp16x3::kKTileWidth) =
-            round_group(v, scale[in_k_tile * C::kGroupsPerBatch + i], &least);
+        const int row_in_unit = batch_in_k_tile * C::kRowMajorBatchRows + 4 * i;
+        *reinterpret_cast<uint4*>(target + row_in_unit * fp16x3::kKTileWidth) =
+            round_group(v, scale[batch_in_k_tile * C::kGroupsPerBatch + i], &least);
       }
-      if (least != C::kNoSubnormal) with_subnormals |= 1u << batch;
+      if (least != C::kNoSubnormal) subnormal_batches |= 1u << batch;
     }
-    to += k_tile_elements;
+    target += k_tile_elements;
   }
-  with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
-  const bool any_counted = with_subnormals != 0;
+  subnormal_batches = __reduce_or_sync(0xffffffff, subnormal_batches);
+  const bool any_counted = subnormal_batches != 0;
   // A lane counts the groups that it has written itself, so no __syncwarp is needed.
-  count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
+  count_batches(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_batches);
   return any_counted;
 }
 
@@ -323,28 +324,31 @@ __device__ inline bool convert_row_major_unit(const WeightConversion& p, int64_t
 // would be 8 * 32 floats apart, in the same 16 of the 32 banks. So the last eight k of a batch have
 // the two halves of their 32 rows swapped: `lane ^ 4` where they are loaded (copies 2 and 3), and
 // `i ^ half_warp` where they are read.
-__device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_t first_row,
-                                               int k_tile, BatchRing& ring, int barrier) {
+__device__ inline bool convert_transposed_unit(const WeightConversion& conversion,
+                                               int64_t first_row, int k_tile, BatchRing& ring,
+                                               int barrier) {
   using C = ConvertWeightConfig;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int half_warp = lane / 16;
-  const int64_t row_stride = p.weight.row_stride;  // from one k to the next
-  const int64_t k_tile_elements = p.weight.rows * fp16x3::kKTileWidth;
+  const int64_t row_stride = weight.row_stride;  // from one k to the next
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
   const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
-  __half* const hi_k_tile = p.weight.hi + k_tile * k_tile_elements;
-  __half* to =
+  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
+  __half* target =
       hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
   const uint64_t policy = ptx::evict_first_policy();
-  const float* const from = p.weight.from + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
+  const float* const source =
+      weight.source + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
 
   const auto load = [&](int batch) {
-    const float* at = from + batch * C::kTransposedBatchDepth * row_stride;
+    const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerBatch; ++i) {
       const bool is_second_eight = i >= C::kCopiesPerBatch / 2;
       const int slot_lane = is_second_eight ? lane ^ 4 : lane;
-      ptx::copy_async(&ring[batch % C::kSlots][i][slot_lane], at, policy);
-      at += 4 * row_stride;
+      ptx::copy_async(&ring[batch % C::kSlots][i][slot_lane], address, policy);
+      address += 4 * row_stride;
     }
   };
 
@@ -352,19 +356,19 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
 #pragma unroll
   for (int i = 0; i < C::kGroupsPerBatch; ++i) {
     const int64_t row = first_row + (lane % 16 + 16 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(p.weight.exponent + row));
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
     load(batch);
     ptx::commit_copies();
   }
-  uint32_t with_subnormals = 0;  // a bit for each batch of the row-major shape
+  uint32_t subnormal_batches = 0;  // a bit for each batch of the row-major shape
 #pragma unroll 1
   for (int first = 0; first < C::kBatchesPerUnit; first += C::kBatchesPerKTile) {
 #pragma unroll
-    for (int in_k_tile = 0; in_k_tile < C::kBatchesPerKTile; ++in_k_tile) {
-      const int batch = first + in_k_tile;
+    for (int batch_in_k_tile = 0; batch_in_k_tile < C::kBatchesPerKTile; ++batch_in_k_tile) {
+      const int batch = first + batch_in_k_tile;
       wait_for_batch(barrier);
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
@@ -373,74 +377,76 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& p, int64_
 #pragma unroll
       for (int i = 0; i < C::kGroupsPerBatch; ++i) {
         const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
-        const float* const column = first_eight + (i ^ half_warp) * 16 + lane % 16;
+        const float* const slot_column = first_eight + (i ^ half_warp) * 16 + lane % 16;
         alignas(16) float v[fp16x3::kGroupSize];
 #pragma unroll
-        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = column[j * C::kUnitRows];
-        __half* const group = to + i * 16 * fp16x3::kKTileWidth;
-        *reinterpret_cast<uint4*>(group + in_k_tile * C::kTransposedBatchDepth) =
+        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = slot_column[j * C::kUnitRows];
+        __half* const group = target + i * 16 * fp16x3::kKTileWidth;
+        *reinterpret_cast<uint4*>(group + batch_in_k_tile * C::kTransposedBatchDepth) =
             round_group(v, scale[i], &least);
       }
       // Subnormals are counted row by row, and a transposed batch has elements of all 32 rows. So
       // the whole k-tile is counted, which is four batches of the row-major shape.
       constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
-      if (least != C::kNoSubnormal) with_subnormals |= kWholeKTile << first;
+      if (least != C::kNoSubnormal) subnormal_batches |= kWholeKTile << first;
     }
-    to += k_tile_elements;
+    target += k_tile_elements;
   }
-  with_subnormals = __reduce_or_sync(0xffffffff, with_subnormals);
-  const bool any_counted = with_subnormals != 0;
+  subnormal_batches = __reduce_or_sync(0xffffffff, subnormal_batches);
+  const bool any_counted = subnormal_batches != 0;
   if (any_counted) __syncwarp();  // count_batches reads what other lanes have written
-  count_batches(p, first_row, hi_k_tile, k_tile_elements, with_subnormals);
+  count_batches(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_batches);
   return any_counted;
 }
 
 // Converts a whole unit of a weight of either layout.
 template <bool kTransposed>
-__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& p, int64_t first_row,
-                                                   int k_tile, BatchRing& ring, int barrier) {
+__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conversion,
+                                                   int64_t first_row, int k_tile, BatchRing& ring,
+                                                   int barrier) {
   if constexpr (kTransposed) {
-    return convert_transposed_unit(p, first_row, k_tile, ring, barrier);
+    return convert_transposed_unit(conversion, first_row, k_tile, ring, barrier);
   } else {
-    return convert_row_major_unit(p, first_row, k_tile, ring, barrier);
+    return convert_row_major_unit(conversion, first_row, k_tile, ring, barrier);
   }
 }
 
-// Converts a unit of either layout at the edge of the weight, where some rows or columns do not
-// exist, without shared memory. Eight lanes have a row, eight columns each. A lane has every fourth
-// row from lane_row on. Returns whether anything was added to p.subnormals. All lanes of a warp
-// call it.
+// Converts a unit of either layout at the edge of the weight, where some rows or some of K do not
+// exist, without shared memory. Eight lanes have a row, eight k each. A lane has every fourth
+// row from lane_row on. Returns whether anything was added to the counters of subnormals. All lanes
+// of a warp call it.
 template <bool kTransposed>
-__device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t lane_row,
+__device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                   int k_tile) {
   using C = ConvertWeightConfig;
   constexpr int kRowsPerLane = C::kUnitRows / 4;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kUnitKTiles * kRowsPerLane; ++i) {
     const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
-    const int64_t column =
+    const int64_t own_k =
         int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kGroupSize;
     uint32_t least = C::kNoSubnormal;
     uint4 group = {};
-    if (own_row < p.weight.rows && column < fp16x3::padded(k)) {
+    if (own_row < weight.rows && own_k < fp16x3::padded(k)) {
       float v[fp16x3::kGroupSize];
       if constexpr (kTransposed) {
         for (int j = 0; j < fp16x3::kGroupSize; ++j) {
-          const bool exists = column + j < k;
-          v[j] = exists ? p.weight.from[(column + j) * p.weight.row_stride + own_row] : 0;
+          const bool exists = own_k + j < k;
+          v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
         }
       } else {
-        load_floats(v, p.weight.from + own_row * p.weight.row_stride, column, k,
+        load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
                     /*is_aligned=*/true);
       }
-      group = round_group(v, fp16x3::power_of_two(__ldg(p.weight.exponent + own_row)), &least);
-      __half* const to = p.weight.hi + (own_k_tile * p.weight.rows + own_row) * fp16x3::kKTileWidth;
-      *reinterpret_cast<uint4*>(to + column % fp16x3::kKTileWidth) = group;
+      group = round_group(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      __half* const target = weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileWidth;
+      *reinterpret_cast<uint4*>(target + own_k % fp16x3::kKTileWidth) = group;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
-      count_subnormals(p, own_row, group);
+      count_subnormals(conversion, own_row, group);
       any_counted = true;
     }
   }
@@ -448,34 +454,35 @@ __device__ bool convert_edge_unit(const WeightConversion& p, int64_t k, int64_t 
 }
 
 // Puts an infinity into the unit's part of a row if too many subnormals have been counted in the
-// row so far. Each lane calls it for another row. The last unit of the row to add its count sees
-// the whole count, so no row is missed. The load is an acquire, as an ordinary load might find an
-// old count in L1.
-__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& p, int64_t k, int64_t row,
-                                                  int k_tile) {
-  if (row < p.weight.rows &&
-      fp16x3::has_many_subnormals(ptx::load_acquire(p.subnormals + row), k)) {
-    p.weight.hi[(k_tile * p.weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
+// row so far. Each lane calls it for a row of its own. The last unit of the row to add its count
+// sees the whole count, so no row is missed. The load is an acquire, as an ordinary load might find
+// an old count in L1.
+__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
+                                                  int64_t row, int k_tile) {
+  const fp16x3::SplitMatrix& weight = conversion.weight;
+  if (row < weight.rows &&
+      fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
+    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
   }
 }
 
 // Takes the next unit. Returns the unit's number to lane 0, and 0 to the other lanes. All lanes of
 // a warp call it.
-__device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
-  return threadIdx.x % 32 == 0 ? atomicAdd(p.next, 1u) : 0;
+__device__ __forceinline__ unsigned take_unit(const WeightConversion& conversion) {
+  return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next, 1u) : 0;
 }
 
-// Converts units until none is left: each converter warp calls this. The warps of all blocks take
-// units from one counter, so a warp mostly converts what other blocks multiply.
-//
-// `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
-// warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
-// whether any tile reads hi at all; the answer is the same in all blocks.
-//
-// The units are in the order in which the clusters need them. Each cluster multiplies one tile at a
-// time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All units
-// of a wave's first four k-tiles come first, then those of its next four, and so on; then comes the
-// next wave.
+// A unit of work: 32 rows x 4 k-tiles of the weight.
+struct Unit {
+  int64_t row;    // the first one
+  int k_tile;     // the first one
+  int first_use;  // a cluster multiplies at least this many k-tiles before it needs the unit
+};
+
+// The order of the units is that in which the clusters need them. Each cluster multiplies one tile
+// at a time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All
+// units of a wave's first four k-tiles come first, then those of its next four, and so on; then
+// comes the next wave.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
@@ -490,81 +497,127 @@ __device__ __forceinline__ unsigned take_unit(const WeightConversion& p) {
 //   When is unit 5000 used?
 //     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
 //     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
-//     first needs the unit at its k-tile 128 + 20 = 148. A warp begins the conversion when its own
-//     block's producer has begun k-tile 148 - 24 = 124.
+//     first needs the unit at its k-tile 128 + 20 = 148, which is first_use.
+struct UnitOrder {
+  int units_along_k;
+  int unit_rows;  // of the whole weight; a unit row is 32 of its rows
+  int unit_rows_of_wave;
+  int clusters;
+
+  // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
+  __device__ UnitOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
+      : clusters(clusters) {
+    using C = ConvertWeightConfig;
+    constexpr int kUnitRowsOfTile = BlockConfig::kClusterSize * C::kUnitsPerPanel;
+    units_along_k = (conversion.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
+    unit_rows = weight_tiles * kUnitRowsOfTile;
+    unit_rows_of_wave = conversion.weight_tiles_at_once * kUnitRowsOfTile;
+  }
+
+  __device__ unsigned count() const { return static_cast<unsigned>(unit_rows) * units_along_k; }
+
+  // The unit of this number, 0 <= number < count().
+  __device__ __forceinline__ Unit find(const WeightConversion& conversion, int number) const {
+    using C = ConvertWeightConfig;
+    const int wave = number / (unit_rows_of_wave * units_along_k);
+    const int number_in_wave = number - wave * unit_rows_of_wave * units_along_k;
+    const int first_unit_row = wave * unit_rows_of_wave;
+    // The last wave may have fewer unit rows than the others.
+    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
+    const int unit_k = number_in_wave / own_unit_rows;
+    const int k_tile = unit_k * C::kUnitKTiles;
+    const int64_t row = (first_unit_row + number_in_wave - unit_k * own_unit_rows) * C::kUnitRows;
+    const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
+    const int tiles_of_cluster = tiles_before / clusters;
+    return {row, k_tile, tiles_of_cluster * conversion.k_tiles + k_tile};
+  }
+};
+
+// Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
+// unit's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// These waits cannot form a circle with the producers' waits for `ready`: units are taken in the
-// order of their use, and a warp waits only for k-tiles that come before its unit is used.
-template <bool kTransposed, typename IsNeeded>
-__device__ void convert_weight(const WeightConversion& p, int64_t k, int weight_tiles, int clusters,
-                               BatchRing& ring, int barrier, int* progress,
-                               const IsNeeded& is_needed) {
+// This wait and the producers' waits for `ready` cannot form a circle: units are taken in the order
+// of their use, and a warp waits only for k-tiles that come before its unit is used.
+__device__ __forceinline__ void wait_for_turn(const Unit& unit, int* progress) {
+  if (threadIdx.x % 32 == 0) {
+    while (atomicAdd(progress, 0) + ConvertWeightConfig::kLead < unit.first_use) __nanosleep(200);
+  }
+  __syncwarp();
+}
+
+// Converts a unit, and marks its rows that have too many subnormals. `k` is K. All lanes of a warp
+// call it, and meet at `barrier`.
+template <bool kTransposed>
+__device__ __forceinline__ void convert_unit(const WeightConversion& conversion, int64_t k,
+                                             const Unit& unit, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
   const int lane = threadIdx.x % 32;
-  const int units_along_k = (p.k_tiles + C::kUnitKTiles - 1) / C::kUnitKTiles;
-  const int unit_rows = weight_tiles * BlockConfig::kClusterSize * C::kUnitsPerPanel;
-  const int unit_rows_of_wave =
-      p.weight_tiles_at_once * BlockConfig::kClusterSize * C::kUnitsPerPanel;
-  const unsigned units = static_cast<unsigned>(unit_rows) * units_along_k;
-  const unsigned first = take_unit(p);
+  const bool is_whole = unit.row + C::kUnitRows <= conversion.weight.rows &&
+                        int64_t{unit.k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
+  bool any_counted;  // whether anything was added to subnormals
+  if (is_whole) {
+    any_counted = convert_whole_unit<kTransposed>(conversion, unit.row, unit.k_tile, ring, barrier);
+  } else {
+    any_counted = convert_edge_unit<kTransposed>(conversion, k, unit.row + lane / 8, unit.k_tile);
+  }
+  if (any_counted) {
+    __syncwarp();  // all lanes have added their counts
+    mark_row_for_tf32(conversion, k, unit.row + lane, unit.k_tile);
+  }
+}
+
+// Tells the producers that a unit is converted: see "Memory ordering" at the top. All lanes of a
+// warp call it.
+__device__ __forceinline__ void publish(const WeightConversion& conversion, const Unit& unit) {
+  const int lane = threadIdx.x % 32;
+  ptx::fence_proxy_async_global();
+  __syncwarp();
+  if (lane < ConvertWeightConfig::kUnitKTiles && unit.k_tile + lane < conversion.k_tiles) {
+    const int64_t panel = unit.row / Config::kBlockColumns;
+    ptx::add_release(conversion.ready + panel * conversion.k_tiles + unit.k_tile + lane, 1);
+  }
+}
+
+// Converts units until none is left: each converter warp calls this. The warps of all blocks take
+// units from one counter, so a warp mostly converts what other blocks multiply.
+//
+// `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
+// warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
+// whether any tile reads hi at all; the answer is the same in all blocks.
+template <bool kTransposed, typename IsNeeded>
+__device__ void convert_weight(const WeightConversion& conversion, int64_t k, int weight_tiles,
+                               int clusters, BatchRing& ring, int barrier, int* progress,
+                               const IsNeeded& is_needed) {
+  const UnitOrder order(conversion, weight_tiles, clusters);
+  const unsigned units = order.count();
+  const unsigned first = take_unit(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time.
   // Converting the first unit, for which the producers wait, before is_needed is called makes the
   // kernel slower, not faster: on an H200, x [1024, 8192] and weight [8192, 8192] take 249 us
   // instead of 239.
   if (!is_needed()) return;
-  unsigned index = __shfl_sync(0xffffffff, first, 0);
-  while (index < units) {
-    const unsigned prefetched = take_unit(p);
-    // Which unit it is: see the example above.
-    const int wave = static_cast<int>(index) / (unit_rows_of_wave * units_along_k);
-    const int in_wave = static_cast<int>(index) - wave * unit_rows_of_wave * units_along_k;
-    const int first_unit_row = wave * unit_rows_of_wave;
-    // The last wave may have fewer unit rows than the others.
-    const int own_unit_rows = min(unit_rows_of_wave, unit_rows - first_unit_row);
-    const int unit_k = in_wave / own_unit_rows;
-    const int k_tile = unit_k * C::kUnitKTiles;
-    const int64_t row = (first_unit_row + in_wave - unit_k * own_unit_rows) * C::kUnitRows;
-    if (lane == 0) {
-      const int tiles_before = wave * p.weight_tiles_at_once * p.x_tiles_at_once;
-      const int first_use = tiles_before / clusters * p.k_tiles + k_tile;
-      while (atomicAdd(progress, 0) + C::kLead < first_use) __nanosleep(200);
-    }
-    __syncwarp();
-
-    const bool is_whole = row + C::kUnitRows <= p.weight.rows &&
-                          int64_t{k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
-    bool any_counted;  // whether anything was added to subnormals
-    if (is_whole) {
-      any_counted = convert_whole_unit<kTransposed>(p, row, k_tile, ring, barrier);
-    } else {
-      any_counted = convert_edge_unit<kTransposed>(p, k, row + lane / 8, k_tile);
-    }
-    if (any_counted) {
-      __syncwarp();  // all lanes have added their counts
-      mark_row_for_tf32(p, k, row + lane, k_tile);
-    }
-
-    // Publishes the unit: see "Memory ordering" at the top.
-    ptx::fence_proxy_async_global();
-    __syncwarp();
-    if (lane < C::kUnitKTiles && k_tile + lane < p.k_tiles) {
-      const int64_t panel = row / Config::kWeightRows;
-      ptx::add_release(p.ready + panel * p.k_tiles + k_tile + lane, 1);
-    }
-    index = __shfl_sync(0xffffffff, prefetched, 0);
+  unsigned number = __shfl_sync(0xffffffff, first, 0);
+  while (number < units) {
+    const unsigned next_number = take_unit(conversion);  // arrives during the conversion
+    const Unit unit = order.find(conversion, static_cast<int>(number));
+    wait_for_turn(unit, progress);
+    convert_unit<kTransposed>(conversion, k, unit, ring, barrier);
+    publish(conversion, unit);
+    number = __shfl_sync(0xffffffff, next_number, 0);
   }
 }
 
 // Waits until a panel is converted at a k-tile. Lane i looks at k-tile k_tile + i. Returns how many
 // successive k-tiles, from k_tile on, are converted: 1 to 32. The producer asks again only after
 // these. All lanes of the producer warp call it.
-__device__ inline int wait_converted(const WeightConversion& p, int panel, int k_tile) {
+__device__ inline int wait_converted(const WeightConversion& conversion, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
-  const unsigned* const ready = p.ready + static_cast<int64_t>(panel) * p.k_tiles + own_k_tile;
+  const unsigned* const ready =
+      conversion.ready + static_cast<int64_t>(panel) * conversion.k_tiles + own_k_tile;
   unsigned missing;  // a bit for each lane
   do {
-    const bool is_ready =
-        own_k_tile < p.k_tiles && ptx::load_acquire(ready) == ConvertWeightConfig::kUnitsPerPanel;
+    const bool is_ready = own_k_tile < conversion.k_tiles &&
+                          ptx::load_acquire(ready) == ConvertWeightConfig::kUnitsPerPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
   } while (missing & 1);
   // Orders the TMA loads, which lane 0 issues, after the acquires of all lanes.

@@ -23,9 +23,9 @@
 //
 // ----- The pipeline
 //
-// A cluster of two blocks computes a tile: 256 features (rows of the weight), 128 in each block,
-// and up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32.
-// There are five stages, each for one k-tile.
+// A cluster of two blocks computes a tile: 256 columns (rows of the weight), 128 in each block, and
+// up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32. There
+// are five stages, each for one k-tile.
 //
 //   global memory               a stage (shared memory)      a consumer warpgroup
 //
@@ -105,7 +105,7 @@ namespace kernels::sm90 {
 struct GemmMemory {
   uint8_t x[GemmFp16x3Config::kStages][GemmFp16x3Config::kXBytes];
   uint8_t weight[GemmFp16x3Config::kStages][GemmFp16x3Config::kWeightBytes];
-  float4 staging[BlockConfig::kConsumerWarpgroups][GemmFp16x3Config::kSubtileBlocks][128];
+  float4 staging[BlockConfig::kConsumerWarpgroups][GemmFp16x3Config::kSubtileRowBlocks][128];
   EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
   Barriers<GemmFp16x3Config::kStages> barriers;
 };
@@ -119,22 +119,22 @@ static_assert(GemmFp16x3Config::kXBytes % 1024 == 0 && GemmFp16x3Config::kWeight
 // stage is empty. All lanes of the producer warp call it; lane 0 copies. `base` is the
 // shared-memory address of the block's GemmMemory.
 __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
-                                    const CUtensorMap& weight_map, const GemmArguments& p) {
+                                    const CUtensorMap& weight_map, const GemmArguments& args) {
   using Config = GemmFp16x3Config;
   const uint32_t full = base + offsetof(GemmMemory, barriers.full);
   const uint32_t empty = base + offsetof(GemmMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
-  const int rows_of_half = p.tiles.max_rows() / BlockConfig::kClusterSize;
+  const int rows_of_half = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_half * Config::kRowBytes;
   // A stage's `full` barrier waits for both halves of x and the block's own weight.
-  const uint32_t bytes = p.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
+  const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
   const uint32_t weight = base + offsetof(GemmMemory, weight);
   PipelineState<Config::kStages> state;
-  for_each_work_tile(p, [&](const WorkTile& work, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int row = p.tiles.rows_of(tile).begin + rank * rows_of_half;
-    const int weight_row = first_feature(tile, rank);
+    const int row = args.tiles.rows_of(tile).begin + rank * rows_of_half;
+    const int weight_row = first_block_column(tile, rank);
     const int begin = work.begin * Config::kKTilesPerGroup;
     const int end = work.end * Config::kKTilesPerGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
@@ -168,7 +168,7 @@ struct Fragments {
 // A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
 // The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
 // g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (feature_of_row_of_a, gemm_fp16x3_epilogue.cuh).
+// (column_of_a_row, gemm_fp16x3_epilogue.cuh).
 template <int kPromotionInterval>
 struct Consumer {
   using Config = GemmFp16x3Config;
@@ -212,16 +212,16 @@ struct Consumer {
   //   is in lanes with       c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
   //   and has K              0  1 |  4  5 |  8  9 | 12 13 |  2  3 |  6  7 | 10 11 | 14 15
   //
-  // So A has K in another order. x was stored in the same order (split.cuh), and the order of K
-  // does not matter to a product.
+  // x has K in the same order (split.cuh says why that is enough).
   //
-  // An address depends on s = 0, 1 (which 16 of K) and on r = 0, 1 (which of the thread's rows n
-  // and n + 1). `first` is the address for s = 0, r = 0. TMA's swizzle has put vector 4 s + c of
-  // row n + r at place (4 s + c) ^ ((n + r) % 8). As c < 4 and n is even, s flips bit 2 of the
-  // place and r bit 0. A place is 16 bytes, so these are bits 6 and 4 of the address.
-  __device__ void convert(Fragments& f, const State& at) const {
-    ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * at.stage, at.parity);
-    const uint32_t first = weight + at.stage * Config::kWeightBytes;
+  // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
+  // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
+  // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
+  // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
+  __device__ void convert(Fragments& f, const State& position) const {
+    ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * position.stage,
+                       position.parity);
+    const uint32_t first = weight + position.stage * Config::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {  // 16 of K
 #pragma unroll
@@ -239,16 +239,16 @@ struct Consumer {
   }
 
   // The wgmma descriptor of x in a stage. A descriptor's low bits are an address / 16.
-  __device__ uint64_t descriptor(const State& at) const {
-    return x_descriptor + at.stage * (Config::kXBytes >> 4);
+  __device__ uint64_t descriptor(const State& position) const {
+    return x_descriptor + position.stage * (Config::kXBytes >> 4);
   }
 
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const State& at,
+  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const State& position,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(at);
+    const uint64_t x_hi = descriptor(position);
     const uint64_t x_lo = x_hi + Config::kDescriptorLo;
     ptx::wgmma_fence();
 #pragma unroll
@@ -262,9 +262,9 @@ struct Consumer {
 
   // The same for the hi product.
   template <int kRows>
-  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const State& at,
+  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const State& position,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(at);
+    const uint64_t x_hi = descriptor(position);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
@@ -276,9 +276,9 @@ struct Consumer {
 
   // Starts a hi product that follows another one: on top of it, or after its promotion.
   template <bool kPromotesFirst, int kRows>
-  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const State& at) {
+  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const State& position) {
     if constexpr (kPromotesFirst) promote(rows);
-    multiply_hi(rows, f, at, /*accumulates=*/!kPromotesFirst);
+    multiply_hi(rows, f, position, /*accumulates=*/!kPromotesFirst);
   }
 
   // Waits for all products, and adds the accumulators to the sums.
@@ -299,11 +299,11 @@ struct Consumer {
 
   // release_stage with the address remote_empty, which was computed once. The kernel for an
   // interval of 32 has no register left to keep it, and computes it anew.
-  __device__ void release(const State& at) const {
+  __device__ void release(const State& position) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(base + offsetof(GemmMemory, barriers.empty) + 8 * at.stage);
+      release_stage(base + offsetof(GemmMemory, barriers.empty) + 8 * position.stage);
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(remote_empty + 8 * at.stage);
+      ptx::mbarrier_arrive_mapped(remote_empty + 8 * position.stage);
     }
   }
 
@@ -389,29 +389,29 @@ struct Consumer {
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t base,
+__device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t base,
                                              GemmMemory& shared, int warpgroup) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
-  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
-  const int first_of_lane = first_of_warp + feature_of_row_of_a(g, 0);
-  Consumer<kPromotionInterval> consumer(base, lane, first_of_lane);
+  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
+  const int weight_row = warp_column + column_of_a_row(g, 0);
+  Consumer<kPromotionInterval> consumer(base, lane, weight_row);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;
-  // for_each_work_tile, but with uniform work tiles.
+  // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
-    const WorkTile work = p.schedule.uniform_work_tile(i);
+    const WorkTile work = args.schedule.uniform_work_tile(i);
     if (!work.exists()) break;
-    const Tile tile = p.tiles.find(work.tile);
-    if (!is_computed(p, tile.weight)) continue;
+    const Tile tile = args.tiles.find(work.tile);
+    if (!is_computed(args, tile.weight)) continue;
 
-    // The scales of the lane's two features. Features past N have that of the last one.
-    const int first = first_feature(tile, ptx::cluster_ctarank()) + first_of_warp;
+    // The scales of the lane's two columns. Columns past N have that of the last one.
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int feature = min(first + feature_of_row_of_a(g, r), p.epilogue.n - 1);
-      consumer.scale[r] = fp16x3::power_of_two(__ldcg(p.weight.exponent + feature));
+      const int column = min(first_column + column_of_a_row(g, r), args.epilogue.n - 1);
+      consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
     // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
@@ -425,18 +425,18 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
     if (warpgroup == 1) {
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
-    const int rows = p.tiles.rows_of(tile).size;
+    const int rows = args.tiles.rows_of(tile).size;
     const bool starts_second = warpgroup == 0;
     consumer.multiply(rows, work.end - work.begin, starts_second, &state);
 
     // Epilogue.
     sync_with_loader(warpgroup);
-    if (!p.schedule.finishes(work)) {
-      store_partial_sums(p, rows, consumer.sums);
+    if (!args.schedule.finishes(work)) {
+      store_partial_sums(args, rows, consumer.sums);
     } else {
       const bool is_shared = work.begin > 0;
-      if (is_shared) add_partial_sums(p, work.tile, rows, consumer.sums);
-      store_results(p, shared.epilogue_inputs[work_tiles % 2], shared.staging[warpgroup],
+      if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
+      store_results(args, shared.epilogue_inputs[work_tiles % 2], shared.staging[warpgroup],
                     consumer.sums);
     }
     ++work_tiles;
@@ -449,50 +449,51 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& p, uint32_t ba
 // their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
 // block does all rows that it multiplies. Blocks of other clusters may do the same rows, and write
 // the same values.
-__device__ inline void rescale_overflowed_rows(const GemmArguments& p) {
+__device__ inline void rescale_overflowed_rows(const GemmArguments& args) {
   using Config = GemmFp16x3Config;
   constexpr int kWarps = BlockConfig::kThreads / 32;
-  for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
-    const int first = first_feature(tile, ptx::cluster_ctarank());
-    for (int i = threadIdx.x / 32; i < Config::kWeightRows; i += kWarps) {
-      const int feature = first + i;
-      if (feature >= p.epilogue.n) continue;
-      if (__ldcg(p.weight.state + feature) != fp16x3::kOverflowed) continue;
-      const float* const row = p.weight.from + feature * p.weight.row_stride;
-      const float largest = largest_of_row(row, p.k, /*stride=*/1);
+  for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
+      const int column = first_column + i;
+      if (column >= args.epilogue.n) continue;
+      if (__ldcg(args.weight.state + column) != fp16x3::kOverflowed) continue;
+      const float* const row = args.weight.source + column * args.weight.row_stride;
+      const float largest = largest_of_row(row, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       // As for x, the largest element comes into [2^14, 2^15).
-      p.weight.exponent[feature] =
+      args.weight.exponent[column] =
           is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
       if (is_finite) continue;
-      // nonfinite.cuh's kernel, after this one, computes such features.
-      p.weight.state[feature] = fp16x3::kNonfinite;
-      *p.has_nonfinite = 1;
+      // nonfinite.cuh's kernel, after this one, computes such columns.
+      args.weight.state[column] = fp16x3::kNonfinite;
+      *args.has_nonfinite = 1;
     }
   });
   __syncthreads();
 }
 
 // The kernel. x_map describes the split x, in boxes of half of a tile's rows and one k-tile.
-// weight_map describes the weight, in boxes of kWeightRows rows and one k-tile.
+// weight_map describes the weight, in boxes of kBlockColumns rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ CUtensorMap weight_map,
-                       const __grid_constant__ GemmArguments p) {
+                       const __grid_constant__ GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Config = GemmFp16x3Config;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  // ptx::uniform shows the compiler that all lanes have the same value. This saves 1% of an H200's
-  // time.
+  // ptx::uniform shows the compiler that all lanes have the same value. Calls then take 1% less
+  // time on an H200.
   const int warpgroup = ptx::uniform(threadIdx.x / 128);
   start_next_kernel();
-  if (p.is_second_run) {
+  if (args.is_second_run) {
     wait_for_previous_kernel();
-    if (__ldcg(p.has_overflowed) == 0) return;  // all blocks return, so nobody waits for this one
+    // All blocks return, so nobody waits for this one.
+    if (__ldcg(args.has_overflowed) == 0) return;
   }
   const bool is_first_of_producer = threadIdx.x == BlockConfig::kConsumerThreads;
   if (is_first_of_producer) {
@@ -502,17 +503,17 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   init_barriers<Config::kStages>(base + offsetof(GemmMemory, barriers.full),
                                  base + offsetof(GemmMemory, barriers.empty));
   wait_for_previous_kernel();
-  if (p.is_second_run) rescale_overflowed_rows(p);
+  if (args.is_second_run) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_producer) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
-    if (warp == 0) run_producer(base, x_map, weight_map, p);
-    if (warp == 1) load_epilogue_inputs(p, shared.epilogue_inputs);
+    if (warp == 0) run_producer(base, x_map, weight_map, args);
+    if (warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
     // Warps 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    run_consumer<kPromotionInterval>(p, base, shared, warpgroup);
+    run_consumer<kPromotionInterval>(args, base, shared, warpgroup);
   }
   // A block must not end while the other one may still copy to its memory or arrive at its
   // barriers.

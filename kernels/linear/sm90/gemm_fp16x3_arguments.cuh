@@ -2,10 +2,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// A row of the weight makes a column of out. This code calls it a feature, too, as PyTorch does
-// (out_features). "Rows" alone are rows of x, which are also the rows of out. As the weight is
-// wgmma's operand A, rows of x are columns of wgmma's accumulators. Eight of them are a column
-// block.
+// Row n of the weight makes column n of out, so the kernel and the epilogue call it column n.
+// "Rows" alone are those of x and out. Eight of them are a row block. (As the weight is wgmma's
+// operand A, rows are columns of wgmma's accumulators.)
 //
 // launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
 // epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -24,18 +23,18 @@
 namespace kernels::sm90 {
 
 struct GemmFp16x3Config {
-  // ----- The tile of a block: 128 features, and 176, 160, 128 or 64 rows of x.
+  // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x.
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
-  // of the block's features, and all of the tile's rows of x.
-  static constexpr int kWarpWeightRows = 16;
-  static constexpr int kWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+  // of the block's columns, and all of the tile's rows of x.
+  static constexpr int kWarpColumns = 16;
+  static constexpr int kBlockColumns = 64 * BlockConfig::kConsumerWarpgroups;
 
   // Rows of x in a tile.
-  //   176  The most that fit: a thread has rows / 2 accumulators and as many sums in registers.
+  //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
-  //        176 and 2 of 160, which saves 2% of an H200's time. Only for K from kLongK on.
+  //        176 and 2 of 160, which take 2% less time on an H200. Only for K from kLongK on.
   //   128  For all tiles, where there are so few tiles that it takes less time (choose_tiles.h).
   //    64  For all tiles, where there are fewer still.
   static constexpr int kWideRows = 176;
@@ -44,7 +43,7 @@ struct GemmFp16x3Config {
   static constexpr int kSmallRows = 64;
   static_assert(kWideRows % 8 == 0 && kNarrowRows % 8 == 0, "wgmma takes multiples of 8 columns");
 
-  // Accumulators of a thread for the widest tile: 64 features * 176 rows / 128 threads = 88.
+  // Accumulators of a thread for the widest tile: 64 columns * 176 rows / 128 threads = 88.
   static constexpr int kSums = 64 * kWideRows / 128;
 
   // ----- The pipeline.
@@ -63,7 +62,7 @@ struct GemmFp16x3Config {
   static constexpr int kK16PerTile = kKTile / 16;
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
-  static constexpr int kWeightBytes = kWeightRows * kRowBytes;
+  static constexpr int kWeightBytes = kBlockColumns * kRowBytes;
   static constexpr int kXBytes = kWideRows * kRowBytes;
   // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
   static constexpr int kStages = 5;
@@ -91,9 +90,9 @@ struct GemmFp16x3Config {
   static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
                 "setmaxnreg only moves registers within the block");
 
-  // ----- The subtile that the general epilogue takes at a time: 2 column blocks of 8 rows of x.
-  static constexpr int kSubtileBlocks = 2;
-  static constexpr int kSubtileRows = 8 * kSubtileBlocks;
+  // ----- The subtile that the general epilogue takes at a time: 2 row blocks.
+  static constexpr int kSubtileRowBlocks = 2;
+  static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
   static constexpr int kSubtiles = kWideRows / kSubtileRows;
   static_assert(kWideRows % kSubtileRows == 0 && kNarrowRows % kSubtileRows == 0 &&
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
@@ -106,7 +105,7 @@ struct GemmFp16x3Config {
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
 
-// The tiles of out. A cluster computes a tile: 256 features, 128 in each of its blocks, and rows of
+// The tiles of out. A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of
 // x that both blocks share. TileOrder numbers the tiles; GemmTiles adds which rows of x each has.
 //
 // Either all tiles have the same number of rows, kMediumRows or kSmallRows. Then wide_x_tiles is 0.
@@ -172,7 +171,7 @@ struct GemmTiles : TileOrder {
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for one tile's, as it stores partial sums of at most one.
 struct PartialSums {
-  // [block of the cluster][column block of 8 rows of x][consumer thread]: four sums
+  // [block of the cluster][row block][consumer thread]: four sums
   using Sums =
       float4[BlockConfig::kClusterSize][GemmFp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
@@ -182,15 +181,11 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. The kernel is launched twice for each product.
-//
-// The first run multiplies each row of the weight by a power of two that was chosen from a sample
-// of the row (split_x.cuh). An element that the sample missed may be so large that it overflows
-// fp16. All sums of that feature are then infinite or NaN, so the epilogue marks the row of the
-// weight as kOverflowed.
-//
-// The second run scales the marked rows by their largest elements, and computes all tiles with such
-// rows again. Usually no row is marked, and it ends at once.
+// The kernel's arguments. The kernel is launched twice for each product. In the first run, rows of
+// the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
+// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second run scales
+// the marked rows by their largest elements, and computes all tiles with such rows again. Usually
+// no row is marked, and it ends at once.
 struct GemmArguments {
   Epilogue<float> epilogue;
   fp16x3::SplitMatrix x;       // split into hi and lo
@@ -204,35 +199,35 @@ struct GemmArguments {
   PartialSums partials;
 };
 
-// The first feature of a tile that a block computes. `rank` is the block's number in its cluster.
-__device__ inline int first_feature(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kWeightRows;
+// The first column of a tile that a block computes. `rank` is the block's number in its cluster.
+__device__ inline int first_block_column(const Tile& tile, int rank) {
+  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kBlockColumns;
 }
 
 // Returns whether this run computes the tiles of a weight tile. The first run computes all; the
-// second run those in which a row of the weight is not kExact. All lanes of a warp call it
-// together. All warps of all clusters get the same answer, whenever they ask: in the second run,
-// the state of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
-__device__ inline bool is_computed(const GemmArguments& p, int weight_tile) {
-  if (!p.is_second_run) return true;
-  constexpr int kFeatures = BlockConfig::kClusterSize * GemmFp16x3Config::kWeightRows;
-  bool is_found = false;
-  for (int i = threadIdx.x % 32; i < kFeatures; i += 32) {
-    const int feature = weight_tile * kFeatures + i;
-    is_found |= feature < p.epilogue.n && __ldcg(p.weight.state + feature) != fp16x3::kExact;
+// second run those in which a row of the weight is not kExact. All lanes of a warp call it. All
+// warps of all clusters get the same answer, whenever they ask: in the second run, the state of a
+// row may change from kOverflowed to kNonfinite, but not to or from kExact.
+__device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
+  if (!args.is_second_run) return true;
+  constexpr int kTileColumns = BlockConfig::kClusterSize * GemmFp16x3Config::kBlockColumns;
+  bool has_inexact = false;
+  for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
+    const int column = weight_tile * kTileColumns + i;
+    has_inexact |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
   }
-  return ptx::uniform(__any_sync(0xffffffff, is_found)) != 0;
+  return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }
 
 // Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
-// the schedule. All lanes of a warp call it together.
+// the schedule. All lanes of a warp call it.
 template <typename Body>
-__device__ __forceinline__ void for_each_work_tile(const GemmArguments& p, const Body& body) {
+__device__ __forceinline__ void for_each_work_tile(const GemmArguments& args, const Body& body) {
   for (int i = 0;; ++i) {
-    const WorkTile work = p.schedule.work_tile(i);
+    const WorkTile work = args.schedule.work_tile(i);
     if (!work.exists()) break;
-    const Tile tile = p.tiles.find(work.tile);
-    if (is_computed(p, tile.weight)) body(work, tile);
+    const Tile tile = args.tiles.find(work.tile);
+    if (is_computed(args, tile.weight)) body(work, tile);
   }
 }
 

@@ -1,37 +1,34 @@
-// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): its sums after the mainloop. If clusters share
-// the tile, partial sums are stored or added. The cluster that finishes the tile then
-// computes the epilogue:
+// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): what happens to its sums after the mainloop.
+// If clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
+// then computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
 //   out  = relu(z) / divisor             [M, N]
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
-// `row` and `column` are numbers in out, unless a comment says otherwise. `feature` is the number
-// of a column in the block's 128.
+// `row` and `column` are numbers in out, unless a comment says otherwise. `block_column` is the
+// number of a column in the block's 128.
 //
 // ----- Which thread holds which sums
 //
-// A consumer warp has 16 features of the tile, and all of its rows of x, in column blocks of 8
-// (they are columns of wgmma's accumulators). A thread is lane 4 * g + c of its warp, where g is 0
-// to 7 and c is 0 to 3. It has four sums of each column block j:
+// A consumer warp has 16 columns of the tile (rows of the weight), and all of its rows, in row
+// blocks of 8. A thread is lane 4 * g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has
+// four sums of each row block j:
 //
-//                               row of x 8 * j + 2 * c      row of x 8 * j + 2 * c + 1
-//   feature of row g            sums[4 * j]                 sums[4 * j + 1]
-//   feature of row g + 8        sums[4 * j + 2]             sums[4 * j + 3]
+//                               row 8 * j + 2 * c           row 8 * j + 2 * c + 1
+//   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
+//   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// "Row g" is a row of wgmma's operand A. feature_of_row_of_a puts the warp's features into these
-// rows in such an order that a thread's two features are neighbours:
+// A is wgmma's operand, the weight. column_of_a_row puts the warp's columns into these rows in such
+// an order that a thread's two columns are neighbours:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
 //   g                 0       1       2        3        4        5        6        7
-//   features        0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
+//   columns         0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
 //
-// ----- Two epilogues
-//
-// The fast epilogue stores two features at a time straight from registers. It needs an even N, a
-// divisor that is a power of two from 1 to 2^32, and a tile whose exponents are all near 0
-// (FastEpilogueConfig). The general epilogue is for all other tiles. It collects four neighbouring
-// features of a row first.
+// epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig when a tile does.
+// The fast epilogue stores two columns at a time straight from registers. The general one first
+// collects four neighbouring columns of a row.
 
 #pragma once
 
@@ -48,11 +45,11 @@
 
 namespace kernels::sm90 {
 
-// The feature of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
+// The column of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
 //
 //   g        0   1   2   3   4   5   6   7
 //   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
-//   r = 1    1   5   3   7   9  13  11  15     the feature has the bits g2 g0 g1 r
+//   r = 1    1   5   3   7   9  13  11  15     the column has the bits g2 g0 g1 r
 //
 // r is the last bit, so that a thread has two neighbours.
 //
@@ -61,7 +58,7 @@ namespace kernels::sm90 {
 // to 3 (or 4 to 7) of two rows, whose values of g differ in g0. TMA's swizzle puts vector v of row
 // n at place v ^ (n % 8). Because the two rows differ in bit 2 of n, the vectors of one are in the
 // first half of the banks, and those of the other in the second half.
-__device__ inline int feature_of_row_of_a(int g, int r) {
+__device__ inline int column_of_a_row(int g, int r) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
 }
 
@@ -69,7 +66,7 @@ __device__ inline int feature_of_row_of_a(int g, int r) {
 
 // Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
 // tile. The consumer warps call it.
-__device__ inline void store_partial_sums(const GemmArguments& p, int rows,
+__device__ inline void store_partial_sums(const GemmArguments& args, int rows,
                                           const float (&sums)[GemmFp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
@@ -77,12 +74,12 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
   for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
     if (8 * j == rows) break;
     const float* const sum = sums + 4 * j;
-    p.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
   // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
-    ptx::add_release(&p.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
+    ptx::add_release(&args.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
   }
 }
 
@@ -91,41 +88,39 @@ __device__ inline void store_partial_sums(const GemmArguments& p, int rows,
 // one's. Each warp waits for the warps of its own number there.
 //
 // A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
-// The spinning cannot hang if all clusters of the grid are resident at once, which count_clusters
-// (launch.cu) ensures when nothing else occupies the GPU, or if the hardware starts blocks in the
-// order of their numbers, which CUDA does not guarantee.
+// This cannot hang if either of two conditions holds:
 //
-// The argument. A cluster waits only for smaller numbers, and only after it has stored its own
-// partial sums, if it has any (stream_k.cuh). So the waits form no circle. What remains to be shown
-// is that waiting clusters do not keep one that they wait for off the GPU:
+//   - All clusters of the grid fit on the GPU at once. count_clusters (launch.cu) makes the grid no
+//     larger, and all get a place as soon as kernels that started before have left. The next kernel
+//     in the stream takes no place away: it may start before this one ends (programmatic dependent
+//     launch), but only after all blocks of this one have started.
+//   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
+//     CUDA does not guarantee it. The first cluster that has not ended then waits only for clusters
+//     that have. So it ends, and the next one gets its place.
 //
-//   - If all clusters fit at once, none is kept off. The grid has no more of them than
-//     cudaOccupancyMaxActiveClusters reports, and all get a place as soon as kernels that started
-//     before have left. The next kernel in the stream takes no place away: it may start before this
-//     one ends (programmatic dependent launch), but only after all blocks of this one have started.
-//   - If blocks start in order, as on every GPU and driver seen, the first cluster that has not
-//     ended waits only for clusters that have ended. So it ends, and the next one gets its place.
+// Why these suffice: a cluster waits only for smaller numbers, and only after it has stored its own
+// partial sums, if it has any (stream_k.cuh). So the waits form no circle, and the kernel hangs
+// only if waiting clusters keep one that they wait for off the GPU.
 //
-// Both conditions have to fail for a hang. The first fails, for example, if this kernel runs in two
-// streams at the same time, or in a stream that is confined to fewer multiprocessors than
-// count_clusters counted (a green context). In another order of blocks, clusters that wait could
-// then occupy all multiprocessors.
-__device__ inline void add_partial_sums(const GemmArguments& p, int tile, int rows,
+// The first condition fails, for example, if this kernel runs in two streams at the same time, or
+// in a stream that is confined to fewer multiprocessors than were counted (a green context).
+__device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
-  for (int c = own_cluster; p.schedule.begins_inside(c, tile); --c) {
-    const int other = c - 1;
-    const unsigned* const is_stored = &p.partials.are_stored[other][rank][threadIdx.x / 32];
+  for (int c = own_cluster; args.schedule.begins_inside(c, tile); --c) {
+    const int other_cluster = c - 1;
+    const unsigned* const is_stored =
+        &args.partials.are_stored[other_cluster][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
-    // the lanes of the warp converge again before each wgmma, which takes 3% of an H200's time.
+    // the lanes of the warp converge again before each wgmma, which takes 3% longer on an H200.
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
     for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
       if (8 * j == rows) break;
-      const float4 partial = __ldcg(&p.partials.sums[other][rank][j][threadIdx.x]);
+      const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
       float* const sum = sums + 4 * j;
       sum[0] += partial.x;
       sum[1] += partial.y;
@@ -141,10 +136,10 @@ __device__ inline void add_partial_sums(const GemmArguments& p, int tile, int ro
 // multiply the tile.
 struct EpilogueInputs {
   int x_exponent[GemmFp16x3Config::kWideRows];
-  struct alignas(8) Feature {
+  struct alignas(8) Column {
     int exponent;
     float bias;
-  } features[GemmFp16x3Config::kWeightRows];
+  } columns[GemmFp16x3Config::kBlockColumns];
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
@@ -180,34 +175,35 @@ __device__ inline void sync_with_consumers() {
 
 // The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
 // also reports whether a row of x holds infinity or NaN.
-__device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInputs (&buffers)[2]) {
+__device__ inline void load_epilogue_inputs(const GemmArguments& args,
+                                            EpilogueInputs (&buffers)[2]) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;
-  for_each_work_tile(p, [&](const WorkTile&, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     EpilogueInputs& inputs = buffers[work_tiles++ % 2];
-    const GemmTiles::RowRange rows = p.tiles.rows_of(tile);
-    const int end_row = min(rows.begin + rows.size, p.epilogue.m);
-    const int first_column = first_feature(tile, ptx::cluster_ctarank());
-    bool is_fast = p.epilogue.is_fast;
+    const GemmTiles::RowRange rows = args.tiles.rows_of(tile);
+    const int end_row = min(rows.begin + rows.size, args.epilogue.m);
+    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    bool is_fast = args.epilogue.is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
-      const int exponent = row < end_row ? __ldg(p.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(p.x.state + row) == fp16x3::kNonfinite;
+      const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
+      has_nonfinite |= row < end_row && __ldg(args.x.state + row) == fp16x3::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
-    for (int i = lane; i < Config::kWeightRows; i += 32) {
+    for (int i = lane; i < Config::kBlockColumns; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second run has written some exponents of the weight in this kernel.
-      const int exponent = column < p.epilogue.n ? __ldcg(p.weight.exponent + column) : 0;
+      const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
-      const bool has_bias = column < p.epilogue.n && p.epilogue.bias != nullptr;
-      inputs.features[i] = {exponent, has_bias ? __ldg(p.epilogue.bias + column) : 0.0f};
+      const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
+      inputs.columns[i] = {exponent, has_bias ? __ldg(args.epilogue.bias + column) : 0.0f};
     }
     is_fast = __all_sync(0xffffffff, is_fast);
-    if (has_nonfinite) *p.has_nonfinite = 1;
+    if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
       inputs.first_row = rows.begin;
       inputs.end_row = end_row;
@@ -225,69 +221,69 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& p, EpilogueInpu
 // Marks a column of out in which a sum is not finite, so that the second run computes it again. The
 // column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
-__device__ inline void mark_overflow(const GemmArguments& p, int column) {
-  if (p.is_second_run || column >= p.epilogue.n) return;
-  p.weight.state[column] = fp16x3::kOverflowed;
-  *p.has_overflowed = 1;
+__device__ inline void mark_overflow(const GemmArguments& args, int column) {
+  if (args.is_second_run || column >= args.epilogue.n) return;
+  args.weight.state[column] = fp16x3::kOverflowed;
+  *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, those of `feature` and the next one, of all its
-// rows of x.
+// The fast epilogue. The thread stores two columns, those of `block_column` and the next one, of
+// all its rows.
 //
-// Eight neighbouring features of a row share a byte of the mask. They are in four lanes: c, c + 4,
-// c + 8 and c + 12 (or these + 16). In two column blocks, j and j + 1, these lanes have four rows
-// of x, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
+// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes:
+// c, c + 4, c + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four
+// rows, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
 // exchanges combine them, and each lane stores one byte:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
-//   lane c       has     ......10    ......10      ......10      ......10     (bits: features)
+//   lane c       has     ......10    ......10      ......10      ......10     (bits: columns)
 //   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
 //   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
 //   lane c + 12  has     76......    76......      76......      76......
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
 template <bool kMask, int kSums>
-__device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs, int feature,
-                           const float (&sums)[kSums]) {
-  const Epilogue<float>& epilogue = p.epilogue;
-  const int column = inputs.first_column + feature;
+__device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inputs,
+                           int block_column, const float (&sums)[kSums]) {
+  const Epilogue<float>& epilogue = args.epilogue;
+  const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
-  // With a mask, lanes without features stay, for the exchange.
+  // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !exists) return;
-  const EpilogueInputs::Feature features[2] = {inputs.features[feature],
-                                               inputs.features[feature + 1]};
-  const float scale[2] = {fp16x3::power_of_two(-features[0].exponent),
-                          fp16x3::power_of_two(-features[1].exponent)};
-  float largest[2] = {};                  // the largest magnitude of each feature's sums, or NaN
-  const int first = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.first_row + first;     // in the loop, row 8 * j + 2 * c of the tile
-  float* to = epilogue.out_at(row, column);
+  const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
+                                             inputs.columns[block_column + 1]};
+  const float scale[2] = {fp16x3::power_of_two(-columns[0].exponent),
+                          fp16x3::power_of_two(-columns[1].exponent)};
+  float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
+  const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
+  int row = inputs.first_row + lane_row;     // in the loop, row 8 * j + 2 * c of the tile
+  float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j, row += 8, to += 8 * static_cast<int64_t>(epilogue.n)) {
-    // The loop ends only after the second of two column blocks, which stores the bits of both.
+  for (int j = 0; j < kSums / 4; ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
+    // The loop ends only after the second of two row blocks, which stores the bits of both.
     const bool is_first_of_two = j % 2 == 0;
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // the thread's rows of the column block
-      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + first + i]);
+    for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
+      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
       float out[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the thread's features
+      for (int r = 0; r < 2; ++r) {  // the thread's columns
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
         // The general epilogue gets the same bits: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_scale * scale[r], features[r].bias);
+        const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool bit = exists && mask_bit(z);
           const int byte = j % 2 * 2 + i;
-          bits |= static_cast<uint32_t>(bit) << (byte * 8 + feature % 8 + r);
+          bits |= static_cast<uint32_t>(bit) << (byte * 8 + block_column % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }
       if (exists && row + i < inputs.end_row) {
-        *reinterpret_cast<float2*>(to + i * static_cast<int64_t>(epilogue.n)) =
+        *reinterpret_cast<float2*>(target + i * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
@@ -295,7 +291,7 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
       bits |= __shfl_xor_sync(0xffffffff, bits, 4);
       bits |= __shfl_xor_sync(0xffffffff, bits, 8);
       const int byte = threadIdx.x / 4 % 4;  // the lane's, in the picture
-      const int row_of_byte_0 = row - 8;     // of the column block before this one
+      const int row_of_byte_0 = row - 8;     // of the row block before this one
       const int byte_row = row_of_byte_0 + byte / 2 * 8 + byte % 2;
       if (byte_row < inputs.end_row && column / 8 * 8 < epilogue.n) {
         *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * byte));
@@ -306,75 +302,77 @@ __device__ void store_fast(const GemmArguments& p, const EpilogueInputs& inputs,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(p, column + r);
+    if (!is_finite) mark_overflow(args, column + r);
   }
 }
 
-// The epilogue of a tile: the fast one if the tile may take it, or else the general one.
+// The epilogue of a tile: the fast one (store_fast) if the tile may take it, or else the general
+// one, which begins after the first `if`.
 //
-// In the general epilogue, two lanes that differ in bit 3 have two neighbouring features each, of
-// the same two rows of x. They exchange sums, so that each has four features of one row:
+// In the general epilogue, two lanes that differ in bit 3 have two neighbouring columns each, of
+// the same two rows of x. They exchange sums, so that each has four columns of one row:
 //
 //                         before                                 after
-//   lane, bit 3 clear     features 0, 1 of rows 2c and 2c + 1    features 0 - 3 of row 2c
-//   lane + 8              features 2, 3 of rows 2c and 2c + 1    features 0 - 3 of row 2c + 1
+//   lane, bit 3 clear     columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
+//   lane + 8              columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
-__device__ inline void store_results(const GemmArguments& p, const EpilogueInputs& inputs,
-                                     float4 (&staging)[GemmFp16x3Config::kSubtileBlocks][128],
+__device__ inline void store_results(const GemmArguments& args, const EpilogueInputs& inputs,
+                                     float4 (&staging)[GemmFp16x3Config::kSubtileRowBlocks][128],
                                      const float (&sums)[GemmFp16x3Config::kSums]) {
   using Config = GemmFp16x3Config;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
-  const int first_of_warp = threadIdx.x / 32 * Config::kWarpWeightRows;
+  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   if (inputs.is_fast) {
-    const int feature = first_of_warp + feature_of_row_of_a(g, 0);
-    if (p.epilogue.mask == nullptr) {
-      store_fast<false>(p, inputs, feature, sums);
+    const int block_column = warp_column + column_of_a_row(g, 0);
+    if (args.epilogue.mask == nullptr) {
+      store_fast<false>(args, inputs, block_column, sums);
     } else {
-      store_fast<true>(p, inputs, feature, sums);
+      store_fast<true>(args, inputs, block_column, sums);
     }
     return;
   }
 
-  // The first of the pair's four features. Bit 3 of the lane is bit 1 of g.
-  const int feature = first_of_warp + feature_of_row_of_a(g & ~2, 0);
-  const bool has_second_row = lane & 8;
+  // The first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
+  const int block_column = warp_column + column_of_a_row(g & ~2, 0);
+  const bool has_second_row = (lane & 8) != 0;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
     if (inputs.first_row + first_row >= inputs.end_row) break;
-    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileBlocks, 128>(slot, sums, subtile);
+    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks, 128>(slot, sums, subtile);
 #pragma unroll
-    for (int j = 0; j < Config::kSubtileBlocks; ++j) {
-      // x and y are the thread's first feature of rows 2c and 2c + 1, z and w its second feature.
-      const float4 own = slot[j * 128];
-      const float kept[2] = {has_second_row ? own.y : own.x, has_second_row ? own.w : own.z};
+    for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
+      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column.
+      const float4 own_sums = slot[j * 128];
+      const float kept[2] = {has_second_row ? own_sums.y : own_sums.x,
+                             has_second_row ? own_sums.w : own_sums.z};
       const float received[2] = {
-          __shfl_xor_sync(0xffffffff, has_second_row ? own.x : own.y, 8),
-          __shfl_xor_sync(0xffffffff, has_second_row ? own.z : own.w, 8),
+          __shfl_xor_sync(0xffffffff, has_second_row ? own_sums.x : own_sums.y, 8),
+          __shfl_xor_sync(0xffffffff, has_second_row ? own_sums.z : own_sums.w, 8),
       };
       const int row_of_tile = first_row + 8 * j + 2 * (lane % 4) + static_cast<int>(has_second_row);
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Feature of_feature = inputs.features[feature + i];
-        // Features 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
+        const EpilogueInputs::Column column = inputs.columns[block_column + i];
+        // Columns 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
         const bool was_in_first_lane = i < 2;
         const bool is_received = was_in_first_lane == has_second_row;
         const float sum = is_received ? received[i % 2] : kept[i % 2];
-        if (!isfinite(sum)) mark_overflow(p, inputs.first_column + feature + i);
-        const int exponent = inputs.x_exponent[row_of_tile] + of_feature.exponent;
-        z[i] = fp16x3::unscale(sum, exponent) + of_feature.bias;
+        if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
+        const int exponent = inputs.x_exponent[row_of_tile] + column.exponent;
+        z[i] = fp16x3::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
-      // The next four features, or those before, are in the lanes with the other g0: bit 2.
+      // The next four columns, or those before, are in the lanes with the other g0: bit 2.
       constexpr int kLaneBit = 4;
-      finish_four<kLaneBit>(p.epilogue, row < inputs.end_row, row, inputs.first_column + feature,
-                            z);
+      finish_four<kLaneBit>(args.epilogue, row < inputs.end_row, row,
+                            inputs.first_column + block_column, z);
     }
   }
 }

@@ -1,5 +1,5 @@
-// The four modes of gemm_single_kernel (gemm_single.cuh), each a struct of traits; the kernel's
-// shared memory; and its arguments, which launch.cu fills in.
+// gemm_single_kernel (gemm_single.cuh): its four modes, its shared memory, and its arguments, which
+// launch.cu fills in.
 
 #pragma once
 
@@ -18,58 +18,42 @@
 
 namespace kernels::sm90::gemm_single {
 
-// Computes out = relu(x weight^T + bias) / divisor in T, float16 or bfloat16. Each operand may be
-// transposed: x is [M, K] or [K, M], weight [N, K] or [K, N]. The layouts are chosen at run time: a
-// kernel for each layout would save 0.5% of an H100's time, but take twice as long to compile. Two
-// warpgroups multiply, one warp loads, three warps are idle.
+// What a kernel computes, and from which operands. In all modes two warpgroups multiply and one
+// warp loads. The other three warps convert the weight in kConvert, and are idle in other modes.
+enum class Mode {
+  // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
+  // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel
+  // for each would take 0.5% less time, but twice as long to compile.
+  kHalf,
+  // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
+  // ReLU or division. (launch.cu swaps the caller's operands and sizes, so this is the caller's
+  // [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
+  kGradient,
+  // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
+  // layout whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. The converter
+  // warps make the fp16 weight, from float32 [N, K] or [K, N].
+  kConvert,
+  // Computes the tiles that kConvert has listed, from row-major float32 operands, which TMA rounds
+  // to TF32. TF32 has float32's range, so nothing is scaled.
+  kRedo,
+};
+
+// A mode with its types, and flags that tell the mode.
+template <Mode kMode, typename ElementType, typename OutType>
+struct ModeTraits {
+  using Element = ElementType;  // of the operands in shared memory
+  using Out = OutType;          // of bias and out
+  static constexpr bool kIsHalf = kMode == Mode::kHalf || kMode == Mode::kGradient;
+  static constexpr bool kIsGradient = kMode == Mode::kGradient;
+  static constexpr bool kConvertsWeight = kMode == Mode::kConvert;
+  static constexpr bool kIsRedo = kMode == Mode::kRedo;
+};
 template <typename T>
-struct HalfTraits {
-  using Element = T;  // of the operands in shared memory
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the product alone, without bias, ReLU or division, for gradients in float16 or bfloat16:
-// out [N, M] = weight x^T. (launch.cu swaps the caller's operands and sizes, so this is the
-// caller's [M, N].) The layouts of the operands and the work of the warps are those of HalfTraits,
-// but the consumers store a tile's results by TMA while they multiply the next tile.
+using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
 template <typename T>
-struct GradientTraits {
-  using Element = T;
-  using Out = T;
-  static constexpr bool kIsHalf = true;
-  static constexpr bool kIsGradient = true;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled layout
-// whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. Three converter warps
-// make the fp16 weight, from float32 [N, K] or [K, N], while one warp loads and two warpgroups
-// multiply.
-struct ConvertTraits {
-  using Element = __half;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = true;
-  static constexpr bool kIsRedo = false;
-};
-
-// Computes the tiles that ConvertTraits has listed, from row-major float32 x [M, K] and weight [N,
-// K], which TMA rounds to TF32. TF32 has float32's range, so nothing is scaled. Two warpgroups
-// multiply, one warp loads, three warps are idle.
-struct RedoTraits {
-  using Element = ptx::Tf32;
-  using Out = float;
-  static constexpr bool kIsHalf = false;
-  static constexpr bool kIsGradient = false;
-  static constexpr bool kConvertsWeight = false;
-  static constexpr bool kIsRedo = true;
-};
+using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
+using ConvertTraits = ModeTraits<Mode::kConvert, __half, float>;
+using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 template <typename Traits>
 struct SharedMemory {
@@ -82,7 +66,7 @@ struct SharedMemory {
   int progress;  // the producer's latest k-tile; see convert_weight.cuh
 };
 
-// The tiles to be computed again, by their numbers in TileOrder. ConvertTraits writes the list, and
+// The tiles to compute again, by their numbers in TileOrder. ConvertTraits writes the list, and
 // RedoTraits, the next kernel, reads it.
 struct RedoList {
   unsigned* count;      // 0 at first
@@ -99,7 +83,7 @@ struct RedoList {
 template <typename Traits>
 struct Arguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kK = Config::kKTileBytes / sizeof(typename Traits::Element);
+  static constexpr int kKTile = Config::kKTileBytes / sizeof(typename Traits::Element);
 
   Epilogue<typename Traits::Out> epilogue;
   int k;
@@ -110,17 +94,18 @@ struct Arguments {
   WeightConversion conversion;  // ConvertTraits
   const int* x_exponent;        // ConvertTraits: [M], rows of x were scaled by 2^x_exponent
 
-  __device__ int k_tiles() const { return (k + kK - 1) / kK; }
+  __device__ int k_tiles() const { return (k + kKTile - 1) / kKTile; }
 
-  // How many tiles the kernel computes. Cluster c of C takes the indices c, c + C, c + 2 C, ...
+  // How many tiles the kernel computes. With C clusters, cluster c computes the tiles with the
+  // indices c, c + C, c + 2 C and so on.
   __device__ int tile_count() const {
     return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }
 
   // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
   // clusters share a tile of the weight; the converters use the same order. Half types use the
-  // order of the transposed problem, in which neighbouring clusters share a tile of x. That saves
-  // 0.3% of an H200's time.
+  // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
+  // 0.3% less time on an H200.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
       return tiles.find(redo.tiles[index]);

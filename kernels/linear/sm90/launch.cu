@@ -143,9 +143,9 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
 
 // Returns a float32 operand without hi, lo, exponents and states: the caller adds those that it
 // needs. Their layout is k-tiled.
-fp16x3::SplitMatrix unsplit_matrix(const void* from, int64_t rows, int64_t row_stride) {
+fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
   fp16x3::SplitMatrix matrix{};
-  matrix.from = static_cast<const float*>(from);
+  matrix.source = static_cast<const float*>(source);
   matrix.rows = rows;
   matrix.row_stride = row_stride;
   matrix.is_k_tiled = true;
@@ -163,11 +163,11 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
   const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
   const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
-  const auto to_clear = static_cast<unsigned*>(linear.workspace);
-  const auto clear_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
+  const auto cleared = static_cast<unsigned*>(linear.workspace);
+  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
               split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
-              splitter, to_clear, clear_size);
+              splitter, cleared, cleared_size);
 }
 
 // ----------------------------------------------------- steps that the paths of gemm_single share
@@ -177,7 +177,7 @@ void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
 TileOrder single_tiles(const LinearArguments& linear) {
   using Config = gemm_single::Config;
   return {blocks_of(linear.m, Config::kXRows),
-          blocks_of(linear.n, Config::kWeightRows * BlockConfig::kClusterSize)};
+          blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
 // Returns the arguments of gemm_single. The callers for float32 set those that only float32 has:
@@ -234,7 +234,7 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
   if constexpr (Traits::kIsGradient) {
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16 rows.
     const auto out = static_cast<const typename Traits::Out*>(linear.out);
-    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpFeatures);
+    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpColumns);
   }
   launch_single(arguments, clusters, x_map, weight_map, out_map, stream);
 }
@@ -245,11 +245,11 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
 template <typename Traits>
 void launch_half(const LinearArguments& linear, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
-  const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupFeatures
+  const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupColumns
                                                      : 16 / sizeof(typename Traits::Out);
   auto arguments = single_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.is_fast &= linear.relu;
+  arguments.epilogue.is_fast &= linear.has_relu;
   // As few clusters as finish in the same number of waves: 0.3% less time on an H200 than with as
   // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
   const int tiles = arguments.tiles.count();
@@ -272,11 +272,11 @@ LinearArguments transposed_problem(const LinearArguments& linear) {
 //
 // A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
 // many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
-// zeros take less power, so that the GPU's clock is higher: 2% of an H200's time. TMA stores the
+// zeros take less power, so that the GPU's clock is higher: 2% less time on an H200. TMA stores the
 // results, and needs rows of whole 16-byte vectors.
 template <typename T>
 void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
-  const bool has_epilogue = linear.relu || linear.bias != nullptr || linear.divisor != 1;
+  const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
   const bool has_vectors = linear.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
     launch_half<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
@@ -299,12 +299,12 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 //   weight.exponent         int        [n]                       split_x, Convert  no
 //   weight.hi               half       [k-tiles, n, 64]          Convert           no
 //   redo.tiles              int        [tiles]                   Convert, Redo     no
-//   weight_copy.to          float      [n, padded k]             transpose, Redo   no
+//   weight_copy.target      float      [n, padded k]             transpose, Redo   no
 //
 // "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
 // rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
-// weight_copy.to exists only for a transposed weight. split_x clears the slices that must be zero
-// before the GEMM; they are the first ones.
+// weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
+// zero before the GEMM; they are the first ones.
 struct SingleWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
@@ -339,10 +339,10 @@ struct SingleWorkspace {
     conversion.weight = weight;
 
     if (linear.weight_is_transposed) {
-      weight_copy.from = weight.from;
-      weight_copy.from_stride = weight.row_stride;
-      weight_copy.to = slices.add<float>(linear.n * padded_k);
-      weight_copy.to_stride = padded_k;
+      weight_copy.source = weight.source;
+      weight_copy.source_stride = weight.row_stride;
+      weight_copy.target = slices.add<float>(linear.n * padded_k);
+      weight_copy.target_stride = padded_k;
       weight_copy.rows = linear.n;
       weight_copy.columns = linear.k;
     }
@@ -373,7 +373,7 @@ void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace
   const CUtensorMap x_map =
       make_k_tiled_map(workspace.x, k_tiles, gemm_single::Config::kXRowsPerBlock);
   const CUtensorMap weight_map =
-      make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kWeightRows);
+      make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kBlockColumns);
   launch_single(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
@@ -386,8 +386,8 @@ void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace
   if (linear.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
     check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
-    row_major.weight = copy.to;
-    row_major.weight_stride = copy.to_stride;
+    row_major.weight = copy.target;
+    row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
   auto arguments = single_arguments<Traits>(row_major, float_vector_size(linear));
@@ -486,8 +486,8 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map = make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTile,
                                              tiles.max_rows() / BlockConfig::kClusterSize);
-  const CUtensorMap weight_map = make_map(workspace.weight.from, linear.n, linear.k,
-                                          linear.weight_stride, Config::kWeightRows);
+  const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
+                                          linear.weight_stride, Config::kBlockColumns);
 
   launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
 
@@ -547,10 +547,10 @@ Tiling chunk_tiling(const LinearArguments& linear) {
 // neither does that of a transposed weight.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
-  LinearArguments without_copy = linear;
-  without_copy.weight_is_transposed = false;
+  LinearArguments uncopied = linear;
+  uncopied.weight_is_transposed = false;
   return kernels::rows_of_chunk(linear.m, chunk_tiling(linear),
-                                [&](int64_t rows) { return workspace_bytes(without_copy, rows); });
+                                [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 
 }  // namespace kernels::sm90
@@ -576,11 +576,12 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. The limit of K is lower for float32: 32
-  // times the number of a row's subnormal elements (fp16x3::has_many_subnormals) then fits even
-  // into an int, although it is computed with 64 bits.
+  // Indices of rows, columns and K are ints in the kernels. The lower limit for float32 is caution:
+  // no count or index is known to need it (has_many_subnormals multiplies a count of up to K by 32,
+  // with 64 bits). But at K = 2^24 the error bound, (64 + K / 64) u, is 2^-6 already.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
-  const int64_t max_k = is_float32 ? int64_t{1} << 24 : kMaxSize;
+  constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
+  const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;
   const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize && linear.k < max_k;
   return has_aligned_x && has_aligned_weight && has_sizes;
 }
@@ -591,8 +592,8 @@ size_t linear_sm90_workspace(const LinearArguments& linear) {
 
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
-    for_chunks(linear, sm90::rows_of_chunk(linear),
-               [&](const LinearArguments& chunk, bool) { sm90::launch_chunk(chunk, stream); });
+    for_each_chunk(linear, sm90::rows_of_chunk(linear),
+                   [&](const LinearArguments& chunk, bool) { sm90::launch_chunk(chunk, stream); });
   });
 }
 

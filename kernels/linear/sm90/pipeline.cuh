@@ -36,22 +36,21 @@ struct BlockConfig {
   // Registers of a thread at launch: 65536 registers of a multiprocessor / 384 threads, rounded
   // down to a multiple of 8. `setmaxnreg` then moves registers from the producer to the consumers.
   static constexpr int kRegistersAtLaunch = 168;
-  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's features
-  // (rows of the weight), and both have all of its rows of x.
+  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's columns
+  // (rows of the weight), and both have all of its rows.
   static constexpr int kClusterSize = 2;
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block's registers suffice for these numbers of registers per thread: one in
-  // the producer's warpgroup, the other in the consumer warpgroups.
+  // Returns whether the block has enough registers, if each thread of the producer's warpgroup has
+  // `producer_registers` and each thread of a consumer warpgroup has `consumer_registers`.
   static constexpr bool fits(int producer_registers, int consumer_registers) {
     return producer_registers + kConsumerWarpgroups * consumer_registers <=
            kRegistersAtLaunch * (kConsumerWarpgroups + 1);
   }
 };
 
-// GPUs before Hopper have no clusters, and code for them cannot name any. The kernels are empty
-// there.
+// Code for GPUs before Hopper may not contain __cluster_dims__. The kernels are empty there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define KERNELS_CLUSTER
 #else
@@ -65,11 +64,15 @@ struct BlockConfig {
 template <int kStages>
 struct PipelineState {
   int stage = 0;
-  // The phases of an mbarrier have parity 0, 1, 0, 1 and so on. In turn t around the ring, `parity`
-  // is t % 2. The consumer waits for phase t of `full`, whose parity this is. The producer waits
-  // for phase t - 1 of `empty` (the consumers have read what it loaded a turn ago), which has the
-  // other parity. In turn 0 it does not wait: an mbarrier counts as past a phase of parity 1 from
-  // the beginning.
+  // The parity of the turn around the ring: turn % 2. mbarrier_wait takes the parity of a phase:
+  //
+  //   turn around the ring                              0      1      2      3
+  //   consumers wait for this phase of `full`           0      1      2      3    parity
+  //   the producer waits for this phase of `empty`      none   0      1      2    parity ^ 1
+  //
+  // The producer waits until the consumers have read what it loaded one turn before. In turn 0
+  // there is nothing to wait for, and it does not wait: a wait for parity 1 returns at once if no
+  // phase of the mbarrier is complete yet.
   uint32_t parity = 0;
 
   __device__ void advance() {
@@ -129,29 +132,28 @@ __device__ inline void release_stage(uint32_t empty) {
 struct FastEpilogueConfig {
   // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
   // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
-  // 1 / divisor, which is at least 2^-32. The product of the three is then from 2^-112 to 2^80, a
+  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
   // normal float32, and so exact.
   static constexpr int kMaxExponent = 40;
 };
 
-// Copies a part of a thread's sums, a subtile, from registers to shared memory.
+// Copies a thread's sums of one subtile from registers to shared memory.
 //
-// The products are computed with the weight as wgmma's A and x as its B, so a row of x is a column
-// of wgmma's accumulators. Eight rows of x are a column block. A thread has four sums of each
-// column block, and the epilogue takes kColumnBlocks of them at a time, a subtile. For
-// kColumnBlocks = 2:
+// Eight rows of x are a row block, of which a thread has four sums. (x is wgmma's operand B, so
+// rows of x are columns of the accumulators.) kRowBlocks row blocks are a subtile. Example with
+// kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
-//   column block        0          1           2             3
+//   row block           0          1           2             3
 //   subtile                  0                        1
 //
-// Column block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
+// Row block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
 // compiler, for example the counter of an unrolled loop: registers cannot be indexed at run time.
-template <int kColumnBlocks, int kPitch, int kSums>
+template <int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
 #pragma unroll
-  for (int j = 0; j < kColumnBlocks; ++j) {
-    const float* const sum = sums + 4 * (subtile * kColumnBlocks + j);
+  for (int j = 0; j < kRowBlocks; ++j) {
+    const float* const sum = sums + 4 * (subtile * kRowBlocks + j);
     slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
 }
@@ -160,17 +162,17 @@ __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subti
 // halves the range until one subtile is left, which is then a constant. So the caller's loop over
 // subtiles need not be unrolled. Unrolled, its body would be so much code that instructions arrive
 // late from memory whenever L2 has evicted them.
-template <int kFirst, int kEnd, int kColumnBlocks, int kPitch, int kSums>
+template <int kFirst, int kEnd, int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
   if constexpr (kEnd - kFirst > 1) {
     constexpr int kMiddle = (kFirst + kEnd) / 2;
     if (subtile < kMiddle) {
-      copy_any_subtile<kFirst, kMiddle, kColumnBlocks, kPitch>(slot, sums, subtile);
+      copy_any_subtile<kFirst, kMiddle, kRowBlocks, kPitch>(slot, sums, subtile);
     } else {
-      copy_any_subtile<kMiddle, kEnd, kColumnBlocks, kPitch>(slot, sums, subtile);
+      copy_any_subtile<kMiddle, kEnd, kRowBlocks, kPitch>(slot, sums, subtile);
     }
   } else {
-    copy_subtile<kColumnBlocks, kPitch>(slot, sums, kFirst);
+    copy_subtile<kRowBlocks, kPitch>(slot, sums, kFirst);
   }
 }
 

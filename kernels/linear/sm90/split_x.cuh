@@ -10,8 +10,7 @@
 // move it through memory twice more, which takes 0.12 ms for [8192, 8192] on an H200. So only the
 // GEMM reads the weight. But it needs the exponents when it starts, so they come from a sample of
 // 128 elements of each row. If an element that the sample missed overflows fp16, results become
-// infinite or NaN. The GEMMs find these results. The fp16x3 GEMM computes them again in its second
-// run; for the GEMM with one product, another GEMM does so in TF32.
+// infinite or NaN. The GEMMs find these results, and another launch computes them again.
 //
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
@@ -42,10 +41,10 @@ struct SampleConfig {
   // they overflow fp16, which ends at 2^16.
   static constexpr int kHiLoTarget = 9;
 
-  // The limits of an exponent for hi and lo. An exponent below the minimum is hardly needed: 2^-111
-  // scales elements below 2^127 to less than 2^16, where fp16 ends. (Floats go up to 2^128. Rows
-  // with elements from 2^127 on are left to the second run.) The maximum is the largest exponent
-  // whose power of two is a float.
+  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
+  // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
+  // (Elements from 2^127 on may overflow, and their rows are then left to the second run.) The
+  // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 
@@ -66,9 +65,9 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
   const int64_t lane = threadIdx.x % 32;
-  const int64_t in_vectors = stride == 1 ? k / 4 * 4 : 0;  // elements that are read by fours
+  const int64_t vector_elements = stride == 1 ? k / 4 * 4 : 0;  // elements that are read by fours
 #pragma unroll 8
-  for (int64_t i = lane * 4; i < in_vectors; i += 32 * 4) {
+  for (int64_t i = lane * 4; i < vector_elements; i += 32 * 4) {
     const float4 v = *reinterpret_cast<const float4*>(row + i);
     compare(v.x);
     compare(v.y);
@@ -76,7 +75,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
     compare(v.w);
   }
 #pragma unroll 8
-  for (int64_t i = in_vectors + lane; i < k; i += 32) compare(row[i * stride]);
+  for (int64_t i = vector_elements + lane; i < k; i += 32) compare(row[i * stride]);
   largest = fp16x3::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
   return __uint_as_float(min(largest, kInfinityBits));
@@ -103,20 +102,20 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
   // In memory the elements are four lines of four neighbours. A line is part of a row of the weight
   // or, if it is transposed, of a row of its transpose: four rows of the weight at one place in K.
   int64_t first_line = first_row;
-  int64_t column = first_k;
+  int64_t line_element = first_k;
   int64_t lines = weight.rows;
-  int64_t columns = k;
+  int64_t line_size = k;
   if (is_transposed) {
     first_line = first_k;
-    column = first_row;
+    line_element = first_row;
     lines = k;
-    columns = weight.rows;
+    line_size = weight.rows;
   }
   float v[4][4] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (first_line + i >= lines) break;
-    load_floats(v[i], weight.from + (first_line + i) * weight.row_stride, column, columns,
+    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, line_element, line_size,
                 /*is_aligned=*/true);
   }
 #pragma unroll
@@ -148,7 +147,7 @@ struct SampledRows {
   __device__ float largest_of_whole_row(int i) const {
     const int64_t row = first_row + i;
     const int64_t stride = weight.row_stride;
-    return largest_of_row(weight.from + (is_transposed ? row : row * stride), k,
+    return largest_of_row(weight.source + (is_transposed ? row : row * stride), k,
                           is_transposed ? stride : 1);
   }
 };
@@ -205,25 +204,26 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
 //
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
 //   the blocks after them              split x: a warp or a block for each row
-//   all blocks                         first clear the GEMM's counters and flags: to_clear, of
-//                                      clear_size unsigned numbers
+//   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
+//                                      GEMM's counters and flags
 __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
     split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                    const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
-                   int64_t k, int sampling_blocks, fp16x3::Splitter splitter, unsigned* to_clear,
-                   int64_t clear_size) {
+                   int64_t k, int sampling_blocks, fp16x3::Splitter splitter, unsigned* cleared,
+                   int64_t cleared_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < clear_size;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < cleared_size;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    to_clear[i] = 0;
+    cleared[i] = 0;
   }
   const bool has_lo = x.lo != nullptr;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
+  const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-  if (x_block >= 0) {  // this block splits x
+  if (splits_x) {
     const bool is_warp = splitter == fp16x3::Splitter::kWarp;
     const int64_t row = is_warp ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
     if (row < x.rows) fp16x3::split_row(x, row, k, splitter, has_lo);

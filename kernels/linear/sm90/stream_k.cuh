@@ -5,8 +5,8 @@
 // computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
 // c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
 // remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
-// the line of all their k-groups is cut into one range for each cluster. A range often ends one
-// tile and begins the next.
+// the line of all their k-groups is cut into one range for each cluster. A range often has
+// the end of one tile and the beginning of the next.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -54,7 +54,7 @@
 namespace kernels::sm90 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row-group:
-// the time in which a cluster multiplies one row of x, over one k-group, by the 256 features of a
+// the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
 // tile. It is 13 ns on an H200.
 struct StreamKConfig {
   // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
@@ -140,17 +140,16 @@ struct Schedule {
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // `tile` counts the tiles of the last wave from 0. It begins with the last tile of the range
-    // and falls. When it has passed the first one, the tile ends before the range begins: the
-    // returned `begin` is k_groups or more, so that the work tile does not exist.
-    const int tile = (range_end - 1) / k_groups - (index - whole_waves);
-    const int tile_begin = tile * k_groups;
-    return {whole_waves * clusters + tile, max(range_begin - tile_begin, 0),
+    // The tiles of the range, from its last one to its first. After the first one comes a tile that
+    // ends before the range begins: the returned `begin` is then k_groups or more, so that the work
+    // tile does not exist.
+    const int tile_of_last_wave = (range_end - 1) / k_groups - (index - whole_waves);
+    const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }
 
-  // The same. All lanes of a warp call it together, and the compiler sees that the result is
-  // uniform.
+  // The same, but the compiler sees that the result is uniform. All lanes of a warp call it.
   __device__ WorkTile uniform_work_tile(int index) const {
     const WorkTile work = work_tile(index);
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
@@ -173,31 +172,34 @@ struct Schedule {
   // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
   // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
-    int64_t of_whole_waves[StreamKConfig::kMaxClusters] = {};  // of each cluster
-    int64_t of_busiest = 0;  // of the busiest cluster, if the tiles of the last wave are not cut
-    int64_t total = 0;       // of all clusters
+    // The load of each cluster, without the last wave.
+    int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
+    // The load of the busiest cluster, if the tiles of the last wave are not cut.
+    int64_t busiest_load = 0;
+    // The sum of all loads, with the last wave.
+    int64_t total = 0;
   };
 
   template <typename RowCount>
   Loads count_loads(int tiles, int clusters, const RowCount& row_count) const {
     Loads loads;
     for (int tile = 0; tile < tiles; ++tile) {
-      int64_t& of_cluster = loads.of_whole_waves[tile % clusters];
+      int64_t& cluster_load = loads.whole_wave_loads[tile % clusters];
       const int64_t load = int64_t{row_count(tile)} * k_groups;
       loads.total += load;
-      loads.of_busiest = std::max(loads.of_busiest, of_cluster + load);
+      loads.busiest_load = std::max(loads.busiest_load, cluster_load + load);
       const bool is_in_last_wave = tile >= whole_waves * clusters;
-      if (!is_in_last_wave) of_cluster += load;
+      if (!is_in_last_wave) cluster_load += load;
     }
     return loads;
   }
 
   // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
-  // that is total / clusters, and the busiest cluster saves of_busiest - total / clusters. This
-  // must be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
+  // that is total / clusters, and the busiest cluster saves busiest - total / clusters. This must
+  // be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
   // `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
-    const int64_t saving_times_clusters = loads.of_busiest * clusters - loads.total;
+    const int64_t saving_times_clusters = loads.busiest_load * clusters - loads.total;
     return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
   }
 
@@ -231,7 +233,7 @@ struct Schedule {
       // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load,
       // because no range inside a tile may be empty: the cluster that finishes the tile would wait
       // for partial sums that nobody stores.
-      budget += std::max(fair_load - loads.of_whole_waves[cluster], min_budget);
+      budget += std::max(fair_load - loads.whole_wave_loads[cluster], min_budget);
       while (tile < tiles) {
         const int64_t rows = row_count(tile);
         const int64_t added = groups_to_add(budget, rows, k_group);

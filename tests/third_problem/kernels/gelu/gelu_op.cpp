@@ -25,7 +25,7 @@ Tensor gelu_forward(const Tensor& x) {
   run_on_device(
       x, [=](auto stream) { return cuda::gelu(from, to, n, stream); },
       [&] {
-        for_elements(out,
+        for_each_range(out,
                      [=](int64_t begin, int64_t end, bool) { cpu::gelu(from, to, begin, end); });
       });
   return out;
