@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from referee import processes
+from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
 from referee.problem import SEEDS, Problem
 from referee.shared import Pool, Region
@@ -94,6 +94,8 @@ class Bench:
         self.copies = False
         self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
+        if problem.device.type == "cuda":
+            server.walls = not cuda_walls.why_none(server, problem.device)
 
     def start_eager(self) -> None:
         """Start eager's processes, unless they are there."""
