@@ -5,18 +5,20 @@ nothing that a solution could stop, end or slow, and its `/proc` shows nothing e
 belongs to a namespace of users, so that no privilege is needed to make one, and so that even root's
 solutions have no rights over processes outside. Users keep their ids, and thus their files.
 
-    server ── helper ──┬── first process (its id within is 1)     ends, and all in the namespace
-       (ends at once)  └── contestant                             ends with it
+    server ── helper ──┬── first process (its id within is 1)
+       (ends at once)  └── contestant (2)
 
 When the helper has ended, the referee adopts both: it stops, reads and waits for the contestant as
-for any child, by the id that the contestant has outside. The first process only waits. It adopts
-what the contestant leaves behind.
+for any child, by the id that the contestant has outside. The first process adopts what the
+contestant leaves behind. It ends when the contestant or the referee does, and when it ends, the
+kernel kills all in the namespace.
 
 Where the system forbids any of this, as many containers do, there are no walls.
 """
 
 import ctypes
 import os
+import select
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_ADMIN = 21
+CONTESTANT = 2  # its id within the namespace
 CAPABILITY_VERSION_3 = 0x20080522
 LONGEST_NEWS = 64  # bytes
 MOST_DESCRIPTORS = 1 << 20
@@ -109,6 +112,7 @@ def _make_namespace(tells: int, waits: int) -> int:
     Raises:
         OSError: the system forbids it.
     """
+    os.close(os.pidfd_open(os.getpid()))  # Linux 5.3 has it
     _libc.prctl(PR_SET_DUMPABLE, 1)  # else nobody may write into /proc/PID/uid_map
     _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
     os.write(tells, b".")
@@ -128,7 +132,7 @@ def _make_namespace(tells: int, waits: int) -> int:
 
 
 def _become_first(says_ready: int, waits: int) -> NoReturn:
-    """Do what the first process of a namespace does: show it in `/proc`, then wait to be killed.
+    """Do what the first process of a namespace does: show it in `/proc`, outlast the contestant.
 
     It holds no descriptors, for the referee waits for the end of the contestant's pipes. Only the
     referee can end or stop it: it blocks signals, and the kernel keeps SIGKILL and SIGSTOP from
@@ -141,10 +145,13 @@ def _become_first(says_ready: int, waits: int) -> NoReturn:
     _drop_capabilities()
     os.write(says_ready, b".")
     os.read(waits, 1)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends as the referee does
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends as the referee does
     os.closerange(0, MOST_DESCRIPTORS)
-    while True:
-        signal.pause()
+    with suppress(ProcessLookupError):  # the contestant has ended
+        end = select.poll()
+        end.register(os.pidfd_open(CONTESTANT))
+        end.poll()
+    os._exit(0)
 
 
 def _map_users(pid: int) -> bool:

@@ -161,29 +161,32 @@ def test_what_is_left_behind_is_stopped_and_ended(walls):
     assert processes.state_of(orphan) == "X"
 
 
-def test_all_ends_with_the_referee(walls):
-    reads, writes = os.pipe()  # closed when all that hold its end have ended
+@pytest.mark.parametrize("who", ["referee", "contestant"])
+def test_all_ends_with(walls, who):
+    reads, writes = os.pipe()  # at its end when all that hold the other end have ended
+    is_there, says_so = os.pipe()
 
     def leave_one():
+        namespaces._libc.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)  # as contestants do
         if os.fork() == 0:
             os.setsid()
-            os.write(writes, b".")
+            os.write(says_so, b".")
         time.sleep(60)
 
     referee = os.fork()
     if referee == 0:
         with processes.reaping():
-            start(leave_one)
+            pid, _ = start(leave_one)
+            os.close(writes)
+            os.read(is_there, 1)
+            os.kill(pid if who == "contestant" else os.getpid(), signal.SIGKILL)
             time.sleep(60)
     os.close(writes)
-    assert os.read(reads, 1) == b"."
-    time.sleep(0.2)
+    started = time.monotonic()
+    assert not os.read(reads, 1)
+    assert time.monotonic() - started < 10
     os.kill(referee, signal.SIGKILL)
     os.waitpid(referee, 0)
-    start_of_wait = time.monotonic()
-    while os.read(reads, 1):
-        pass
-    assert time.monotonic() - start_of_wait < 10
 
 
 def test_without_namespaces_there_are_no_walls(monkeypatch):
