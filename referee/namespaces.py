@@ -5,21 +5,30 @@ nothing that a solution could stop, end or slow, and its `/proc` shows nothing e
 belongs to a namespace of users, so that no privilege is needed to make one, and so that even root's
 solutions have no rights over processes outside. Users keep their ids, and thus their files.
 
-    server ── helper ──┬── first process (its id within is 1)
-       (ends at once)  └── contestant (2)
+A contestant starts like this. The first process has the id 1 within, the contestant 2:
+
+    server                helper                     first process           contestant
+
+    forks the helper      makes the namespaces
+    maps its users        forks the first process    shows it in `/proc`
+                          forks the contestant       waits                   waits
+                          tells their ids, ends
+    closes `adopted`                                 goes on                 goes on
 
 When the helper has ended, the referee adopts both: it stops, reads and waits for the contestant as
 for any child, by the id that the contestant has outside. The first process adopts what the
 contestant leaves behind. It ends when the contestant or the referee does, and when it ends, the
 kernel kills all in the namespace.
 
-Where the system forbids any of this, as many containers do, there are no walls.
+Where the system forbids any of this, as many containers do, there are no walls: the helper forks
+the contestant alone.
 """
 
 import ctypes
 import os
 import select
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -32,10 +41,14 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_ADMIN = 21
-CONTESTANT = 2  # its id within the namespace
 CAPABILITY_VERSION_3 = 0x20080522
-LONGEST_NEWS = 64  # bytes
+CONTESTANT = 2  # its id within the namespace
 MOST_DESCRIPTORS = 1 << 20
+# Messages between the server and the helper.
+LONGEST_MESSAGE = 64  # bytes
+UNSHARED = b"unshared"  # the helper has made the namespaces
+MAPPED = b"mapped"  # users have their ids there
+REFUSED = b"refused"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,25 +66,25 @@ def fork(walled: bool) -> tuple[int, int]:
     Raises:
         OSError: there is no such process.
     """
-    news, tells = os.pipe()
-    waits, permits = os.pipe()  # closed here when the referee has adopted the process
+    dialogue, helpers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    until_adopted, adopted = os.pipe()  # nobody writes into it: closing it is the sign
     helper = os.fork()
     if helper == 0:
-        os.close(news)
-        os.close(permits)
-        _become_process(tells, waits, walled)
+        dialogue.close()
+        os.close(adopted)
+        _become_contestant(helpers_end, until_adopted, walled)
         return 0, 0
-    os.close(tells)
-    os.close(waits)
-    if walled and os.read(news, 1):
-        os.write(permits, b"y" if _map_users(helper) else b"n")
-    os.waitpid(helper, 0)
-    found = os.read(news, LONGEST_NEWS).split()
-    os.close(news)
-    os.close(permits)
-    if found:
-        pid, first = map(int, found)
-        return pid, first
+    helpers_end.close()
+    os.close(until_adopted)
+    with dialogue:
+        if walled and dialogue.recv(LONGEST_MESSAGE) == UNSHARED:
+            is_mapped = _map_users(helper)
+            dialogue.send(MAPPED if is_mapped else REFUSED)
+        os.waitpid(helper, 0)
+        ids = dialogue.recv(LONGEST_MESSAGE).split()
+    os.close(adopted)
+    if ids:
+        return int(ids[0]), int(ids[1])
     if walled:
         return fork(walled=False)
     raise OSError("no process can be forked")
@@ -89,68 +102,82 @@ def end(first: int) -> None:
         os.waitpid(first, 0)
 
 
-def _become_process(tells: int, waits: int, walled: bool) -> None:
-    """Do what the helper does; return in the new process, when the referee has adopted it."""
+def _become_contestant(dialogue: socket.socket, until_adopted: int, walled: bool) -> None:
+    """Do what the helper does; return in the contestant, when the referee has adopted it."""
+    first = 0
     try:
-        first = _make_namespace(tells, waits) if walled else 0
-        pid = os.fork()
+        if walled:
+            _make_namespaces(dialogue)
+            first = _fork_first(until_adopted)
+        contestant = os.fork()
     except OSError:
         os._exit(1)
-    if pid:
-        os.write(tells, f"{pid} {first}".encode())
+    if contestant:
+        dialogue.send(f"{contestant} {first}".encode())
         os._exit(0)
-    os.close(tells)
-    os.read(waits, 1)
-    os.close(waits)
+    dialogue.close()
+    os.read(until_adopted, 1)
+    os.close(until_adopted)
     if walled:
         _drop_capabilities()
 
 
-def _make_namespace(tells: int, waits: int) -> int:
-    """Make namespaces for the processes that this one forks; return the id of the first process.
+def _make_namespaces(dialogue: socket.socket) -> None:
+    """Make namespaces for the processes that this one forks from now on.
 
     Raises:
         OSError: the system forbids it.
     """
-    os.close(os.pidfd_open(os.getpid()))  # Linux 5.3 has it
+    os.close(os.pidfd_open(os.getpid()))  # the first process needs it, Linux 5.3 has it
     _libc.prctl(PR_SET_DUMPABLE, 1)  # else nobody may write into /proc/PID/uid_map
     _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
-    os.write(tells, b".")
-    if os.read(waits, 1) != b"y":
+    dialogue.send(UNSHARED)
+    if dialogue.recv(LONGEST_MESSAGE) != MAPPED:
         raise PermissionError
     _libc.prctl(PR_SET_DUMPABLE, 0)
-    ready, says_ready = os.pipe()
+
+
+def _fork_first(until_adopted: int) -> int:
+    """Fork the first process of the namespace; return its id, once `/proc` shows the namespace.
+
+    Raises:
+        OSError: the system forbids it.
+    """
+    until_ready, ready = os.pipe()
     first = os.fork()
     if first == 0:
-        _become_first(says_ready, waits)
-    os.close(says_ready)
-    if not os.read(ready, 1):
+        _become_first(ready, until_adopted)
+    os.close(ready)
+    is_ready = os.read(until_ready, 1)
+    os.close(until_ready)
+    if not is_ready:
         os.waitpid(first, 0)
         raise PermissionError
-    os.close(ready)
     return first
 
 
-def _become_first(says_ready: int, waits: int) -> NoReturn:
+def _become_first(ready: int, until_adopted: int) -> NoReturn:
     """Do what the first process of a namespace does: show it in `/proc`, outlast the contestant.
 
-    It holds no descriptors, for the referee waits for the end of the contestant's pipes. Only the
-    referee can end or stop it: it blocks signals, and the kernel keeps SIGKILL and SIGSTOP from
-    within the namespace off it. Processes that it adopts vanish when they end.
+    It keeps no descriptor of the contestant's, for the referee waits for the end of the
+    contestant's pipes. Only the referee can end or stop it: it blocks signals, and the kernel keeps
+    SIGKILL and SIGSTOP from within the namespace off it. Processes that it adopts vanish when they
+    end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if _libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None):
         os._exit(1)
     _drop_capabilities()
-    os.write(says_ready, b".")
-    os.read(waits, 1)
+    os.write(ready, b".")
+    os.closerange(0, until_adopted)
+    os.closerange(until_adopted + 1, MOST_DESCRIPTORS)
+    os.read(until_adopted, 1)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends as the referee does
-    os.closerange(0, MOST_DESCRIPTORS)
     with suppress(ProcessLookupError):  # the contestant has ended
-        end = select.poll()
-        end.register(os.pidfd_open(CONTESTANT))
-        end.poll()
+        end_of_contestant = select.poll()
+        end_of_contestant.register(os.pidfd_open(CONTESTANT))
+        end_of_contestant.poll()
     os._exit(0)
 
 
@@ -164,20 +191,35 @@ def _map_users(pid: int) -> bool:
     """
     process = Path("/proc", str(pid))
     try:
-        if os.geteuid() != 0:
-            (process / "setgroups").write_text("deny")
-        for name, own in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
-            ranges = [f"{own} {own} 1"]
-            if os.geteuid() == 0:
-                own_map = Path("/proc/self", name).read_text().splitlines()
-                ranges = [f"{start} {start} {count}" for start, _, count in map(str.split, own_map)]
-            (process / name).write_text("\n".join(ranges) + "\n")
+        if os.geteuid() == 0:
+            users = _all_to_themselves("uid_map")
+            groups = _all_to_themselves("gid_map")
+        else:
+            users = f"{os.geteuid()} {os.geteuid()} 1\n"
+            groups = f"{os.getegid()} {os.getegid()} 1\n"
+            (process / "setgroups").write_text("deny")  # else the system refuses the groups
+        (process / "gid_map").write_text(groups)
+        (process / "uid_map").write_text(users)
     except OSError:
         return False
     return True
 
 
+def _all_to_themselves(name: str) -> str:
+    """Return a map of all ids that this process's own map has, each to itself.
+
+    A line of a map is the first id within, the first id outside, and how many follow each.
+    """
+    lines = []
+    for line in Path("/proc/self", name).read_text().splitlines():
+        start, _, count = line.split()
+        lines.append(f"{start} {start} {count}\n")
+    return "".join(lines)
+
+
 class _Header(ctypes.Structure):
+    """Whose capabilities are asked for, 0 for this process, and in which layout."""
+
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
@@ -187,9 +229,10 @@ def _drop_capabilities() -> None:
     Root keeps those over files, say, but not the one to unmount `/proc`, under which that of the
     system is.
     """
-    _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)
+    _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # for programs that it starts
     header = _Header(CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then the same, from bit 32
+    # The effective, permitted and inheritable ones, 32 bits of each; then the next 32 of each.
+    sets = (ctypes.c_uint32 * 6)()
     if os.geteuid() == 0:
         _check(_libc.capget(ctypes.byref(header), sets))
         for i in range(3):
