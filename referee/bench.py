@@ -94,7 +94,7 @@ class Bench:
         self.copies = False
         self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
-        if problem.device.type == "cuda":
+        if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
 
     def start_eager(self) -> None:

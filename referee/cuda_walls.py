@@ -39,7 +39,7 @@ _reasons: dict[torch.device, str] = {}  # what came out, by device
 def why_none(server: Server, device: torch.device) -> str:
     """Return why a GPU's contestants cannot have walls, or "" if they can.
 
-    It is called within `processes.reaping`, while no solution is there.
+    It is called within `processes.reaping`, while no solution is there, of a server with walls.
     """
     if device not in _reasons:
         pool = Pool(device)
@@ -65,7 +65,6 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
     region = Region(pool)
     region.place([values])
     region.write([values])
-    server.walls = True
     contestant = Contestant(server, pool, device, monotonic() + SECONDS)
     try:
         if not contestant.has_walls:

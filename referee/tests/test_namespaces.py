@@ -208,6 +208,13 @@ from contextlib import suppress
 
 seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
 assert len(seen) < 4, seen
+for pid in OUTSIDE:
+    assert not os.path.exists(f"/proc/{pid}")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        continue
+    raise AssertionError(f"{pid} can be signalled")
 for pid in [*seen, *OUTSIDE]:
     if pid != os.getpid():
         with suppress(OSError):
