@@ -11,7 +11,7 @@ from time import sleep
 
 import torch
 
-from referee import processes
+from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
 from referee.memory import SECONDS_TO_CLEAR, free_bytes
 from referee.problem import SEEDS, Problem
@@ -99,6 +99,8 @@ class Bench:
         self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
         self._emptied: set[int] = set()  # ids of processes that gave their memory back
+        if server.walls and problem.device.type == "cuda":
+            server.walls = not cuda_walls.why_none(server, problem.device)
 
     def start_eager(self) -> None:
         """Start eager's processes, unless they are there."""

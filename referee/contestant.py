@@ -32,7 +32,7 @@ from typing import NoReturn
 
 import torch
 
-from referee import processes
+from referee import namespaces, processes
 from referee.memory import free_bytes, give_back_unused
 from referee.reading import Reader
 from referee.shared import Pool
@@ -82,16 +82,23 @@ class Server:
 
     Args:
         folder: in which graded files build extensions; "" for the user's own.
+
+    Attributes:
+        walls: whether processes get namespaces of their own, where the system allows it.
     """
 
     def __init__(self, folder: str = "") -> None:
+        self.walls = True
         self._environment = THREADS | os.environ
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
         self._process, self._socket = _start_server(self._environment)
 
-    def fork(self, about: dict, descriptors: tuple[int, ...]) -> int:
+    def fork(self, about: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Return the id of a new process, within `processes.reaping`.
+
+        Returns:
+            It, and the id of the first process of its namespace, 0 if it has none of its own.
 
         Raises:
             EndedError: the server ends at once.
@@ -99,9 +106,10 @@ class Server:
         for _ in range(2):
             with suppress(ConnectionError):
                 self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
-                socket.send_fds(self._socket, [json.dumps(about).encode()], descriptors)
-                if pid := self._socket.recv(64):
-                    return int(pid)
+                request = json.dumps(about | {"walls": self.walls}).encode()
+                socket.send_fds(self._socket, [request], descriptors)
+                if ids := self._socket.recv(64).split():
+                    return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
             self._process, self._socket = _start_server(self._environment)
@@ -151,6 +159,7 @@ class Contestant:
 
     Attributes:
         pid: the process.
+        has_walls: whether it is in a namespace of processes of its own.
         seconds: of the last request, from "go on" until all of it had stopped again.
         reader: reads its results.
         span: the addresses at which it maps the pool.
@@ -177,13 +186,17 @@ class Contestant:
             most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
         about = {"device": str(device), "most_bytes": most_bytes}
         try:
-            self.pid = server.fork(about, (requests, replies, pool.descriptor, output))
+            descriptors = requests, replies, pool.descriptor, output
+            self.pid, self._first = server.fork(about, descriptors)
         finally:
             for descriptor in (requests, replies, output):
                 os.close(descriptor)
         if not is_solution:
             processes.known.add(self.pid)
-        self._tree = processes.Tree(self.pid, adopts=is_solution)
+        self.has_walls = self._first != 0
+        if self.has_walls:
+            processes.known.add(self._first)
+        self._tree = processes.Tree(self.pid, is_solution, self._first)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._replies, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
@@ -247,6 +260,9 @@ class Contestant:
         if not self._has_ended:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+        if self.has_walls:
+            namespaces.end(self._first)
+            processes.known.discard(self._first)
         processes.known.discard(self.pid)
         self.reader.close()
         self._selector.close()

@@ -109,6 +109,7 @@ class Grading:
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
         self.solution = Contestant(bench.server, bench.pool, self.device, deadline)
+        verdict.walls = self.solution.has_walls
         # On a GPU the first results tell whether they can be read.
         on_cpu = self.device.type == "cpu"
         bench.copies = on_cpu and not can_read(self.solution.pid, self.solution.span[0])

@@ -76,11 +76,13 @@ class Tree:
     Args:
         pid: the process at the top, a child of the referee's.
         adopts: whether orphans are its; one tree at a time may adopt.
+        first: the first process of its namespace, which has its orphans, see `namespaces`; or 0.
     """
 
-    def __init__(self, pid: int, adopts: bool) -> None:
+    def __init__(self, pid: int, adopts: bool, first: int = 0) -> None:
         self._pid = pid
         self._adopts = adopts
+        self._first = first
         self._stopped: list[int] = []
 
     def stop(self) -> None:
@@ -108,11 +110,14 @@ class Tree:
     def _pids(self) -> list[int]:
         """Return the process, its orphans if it adopts, and all below these."""
         found = [self._pid]
-        # The search takes some time: it is made for eager's processes, too, so that all clocks
-        # contain it.
-        orphans = _orphans(besides=self._pid)
-        if self._adopts:
-            found += orphans
+        if self._first:
+            found += children_of(self._first)
+        else:
+            # The search takes some time: it is made for eager's processes, too, so that all clocks
+            # contain it.
+            orphans = _orphans(besides=self._pid)
+            if self._adopts:
+                found += orphans
         for pid in found:  # which grows meanwhile
             found += children_of(pid)
         return found

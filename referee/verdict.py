@@ -75,6 +75,7 @@ class Verdict:
     accuracy: str = ""  # the class reached, "" if not known
     count: int = 0  # of cases that were compared
     import_seconds: float = 0.0
+    walls: bool = False  # its processes had a namespace of their own
     refused: list[str] = field(default_factory=list)  # kinds of inputs that need not be taken
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)  # of each result and eager's, to float64

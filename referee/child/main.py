@@ -12,11 +12,12 @@ import signal
 import socket
 import traceback
 from contextlib import suppress
-from time import sleep
+from typing import NoReturn
 
 import torch
 import torch.fx.experimental.symbolic_shapes  # which every process's first backward imports
 
+from referee import namespaces
 from referee.child.worker import Worker
 from referee.shared import Mapping
 
@@ -30,9 +31,9 @@ LARGEST_FILE = 16 << 30  # bytes of a file that a solution may write
 def start(descriptor: int) -> None:
     """Answer requests for processes on a socket until it is closed.
 
-    A request has the device and the most bytes of memory of a process, and its descriptors:
-    requests, replies, the shared memory, output. The referee adopts the process, for it is a
-    subreaper, and is told its id.
+    A request has the device and the most bytes of memory of a process, whether it gets walls, and
+    its descriptors: requests, replies, the shared memory, output. The referee adopts the process,
+    for it is a subreaper, and is told its id, and that of its namespace's first process, or 0.
 
     What this process starts counts as the referee's own. So no solution of the same user may write
     into its memory.
@@ -43,37 +44,31 @@ def start(descriptor: int) -> None:
             text, descriptors, *_ = socket.recv_fds(requests, LONGEST_REQUEST, 4)
             if not text:
                 os._exit(0)
-            helper = os.fork()
-            if helper == 0:
-                _become_contestant(requests, text, descriptors)
-            os.waitpid(helper, 0)
+            about = json.loads(text)
+            pid, first = namespaces.fork(about["walls"])
+            if pid == 0:
+                requests.close()
+                _become_contestant(about, descriptors)
+            with suppress(BrokenPipeError):
+                requests.send(f"{pid} {first}".encode())
             for theirs in descriptors:
                 os.close(theirs)
 
 
-def _become_contestant(requests: socket.socket, text: bytes, descriptors: list[int]) -> None:
-    """Fork once more, so that the referee adopts the process; the helper in between ends."""
-    helper = os.getpid()
-    if os.fork():
-        os._exit(0)
+def _become_contestant(about: dict, descriptors: list[int]) -> NoReturn:
+    """Do what a contestant's process does."""
     os.setsid()
-    while os.getppid() == helper:  # which is about to end
-        sleep(1e-4)
-    with suppress(BrokenPipeError):
-        requests.send(str(os.getpid()).encode())
-    requests.close()
     *ours, output = descriptors
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
-    about = json.loads(text)
     _answer_all(*ours, torch.device(about["device"]), about["most_bytes"])
 
 
 def _answer_all(
     requests: int, replies: int, memory: int, device: torch.device, most_bytes: int
-) -> None:
-    """Do what a contestant's process does, by its descriptors; `most_bytes` is 0 for no limit."""
+) -> NoReturn:
+    """Answer requests, by descriptors, until there are no more; `most_bytes` is 0 for no limit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if most_bytes:  # a solution, whose results the referee reads; nobody may read eager's

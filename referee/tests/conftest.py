@@ -39,6 +39,7 @@ def one_server(monkeypatch):
             server = SERVERS[environment] = start_one(folder)
             server.close = lambda: None
         server.adopt()
+        server.walls = True
         return server
 
     monkeypatch.setattr(engine, "Server", start)

@@ -22,6 +22,7 @@ def grade(
     trials: int = 3,
     timeout: float = 120.0,
     device: str = "cpu",
+    walls: bool = True,
 ) -> dict[str, dict]:
     """Grade the files of a table; check verdicts, and what the lines say.
 
@@ -32,6 +33,7 @@ def grade(
         trials: timed rounds.
         timeout: seconds for each file.
         device: on which.
+        walls: whether processes get namespaces of their own, where the system allows it.
 
     Returns:
         The records by name.
@@ -48,6 +50,7 @@ def grade(
     options = Options(Rounds(trials), timeout)
     found = {}
     with referee_at_work(own_builds=True) as server:
+        server.walls = walls
         engine = Engine(made, server, options, lambda *_: None)
         try:
             for name, file in zip(table, read_files(paths), strict=True):

@@ -311,8 +311,9 @@ NO_GAIN = {
 }  # fmt: skip
 
 
-def test_no_gain(device, tmp_path):
-    records = grade(RELU, NO_GAIN, tmp_path, device=device)
+@pytest.mark.parametrize("walls", [True, False])
+def test_no_gain(device, walls, tmp_path):
+    records = grade(RELU, NO_GAIN, tmp_path, device=device, walls=walls)
     for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
         assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
 
@@ -355,10 +356,11 @@ def _seconds_of(run: dict) -> list[dict]:
     return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
 
 
-def test_eager_and_the_server_start_again(device, tmp_path):
+@pytest.mark.parametrize("walls", [True, False])
+def test_eager_and_the_server_start_again(device, walls, tmp_path):
     kill = SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGKILL)") + PLAIN
     table = {"kills": (kill, "correct|error", ""), "next": correct(PLAIN)}
-    grade(RELU, table, tmp_path, device=device)
+    grade(RELU, table, tmp_path, device=device, walls=walls)
 
 
 def test_a_rivals_file_is_read_before_anybody_runs(tmp_path):

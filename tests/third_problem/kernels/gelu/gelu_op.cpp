@@ -26,7 +26,7 @@ Tensor gelu_forward(const Tensor& x) {
       x, [=](auto stream) { return cuda::gelu(from, to, n, stream); },
       [&] {
         for_each_range(out,
-                     [=](int64_t begin, int64_t end, bool) { cpu::gelu(from, to, begin, end); });
+                       [=](int64_t begin, int64_t end, bool) { cpu::gelu(from, to, begin, end); });
       });
   return out;
 }
