@@ -88,6 +88,7 @@ class LinearReluDivideProblem(Problem):
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
     yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
+    slow_yardsticks = (TRITON,)
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
     rate = Rate(
         unit="TFLOP/s",

@@ -83,6 +83,7 @@ class Problem:
         names: of the contestants in reports.
         rate: the speed that limits the problem.
         yardsticks: what is timed beside eager, by device.
+        slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.
         yardstick_file: path of a file with the problem's own yardsticks, or None.
         structure: of the results, as `results.flatten` says it.
         args: of the constructor.
@@ -106,6 +107,7 @@ class Problem:
 
     names = Names(solution="ModelNew", eager="eager")
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
+    slow_yardsticks: tuple[str, ...] = ()
     yardstick_file = None
     rate = Rate(
         unit="GB/s",

@@ -20,7 +20,7 @@ from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last one may take longer
-QUICK_SECONDS = {"cpu": 20, "cuda": 12}  # about, of a problem in one dtype
+QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # about, of a problem in one dtype
 COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
 COPIES = 10
 
