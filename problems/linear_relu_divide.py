@@ -183,7 +183,7 @@ class LinearReluDivideProblem(Problem):
         """True if the precision setting allows float32 products to be computed in TF32."""
         return self.dtype == torch.float32 and self.precision != "highest"
 
-    def clear(self, module: nn.Module, inputs: list) -> Tensor | None:
+    def where_gradients_pass(self, module: nn.Module, inputs: list) -> Tensor | None:
         """Return where rounding cannot change the sign of ReLU's input, at the timed size.
 
         Other sizes have no such mask. Their gradients are compared on several inputs, and only an

@@ -44,7 +44,7 @@ class ReluProblem(Problem):
         """Return eager's result or gradient; no other values are right."""
         return Output(eager, None, terms=0)
 
-    def clear(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
+    def where_gradients_pass(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""
         return inputs[0] != 0
 

@@ -51,7 +51,7 @@ def make_problem(
         text=MODEL_FILE.read_bytes(),
         solutions=(f"{model_problem.reference.__name__}New", "ModelNew"),
         dtype=dtype,
-        any_values=True,
+        covers_all_values=True,
     )
     kind = KINDS.get(name, Problem)
     return kind(name, reference_file, device)

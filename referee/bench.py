@@ -78,7 +78,7 @@ class Bench:
     Attributes:
         pool: the shared memory.
         inputs: regions with the arguments of calls, one for each call of a request.
-        given: regions with the gradients of outputs, likewise.
+        output_gradients: regions with the gradients of outputs, likewise.
         outputs: regions for results, where these cannot be read in place.
         eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
         copies: whether results are copied within the clock, since they cannot be read in place.
@@ -90,7 +90,7 @@ class Bench:
         self.server = server
         self.pool = Pool(problem.device)
         self.inputs = [Region(self.pool)]
-        self.given = [Region(self.pool)]
+        self.output_gradients = [Region(self.pool)]
         self.outputs: list[Region] = []
         self.eager: list[Eager] = []
         self.yardsticks: list[str] = []

@@ -174,18 +174,19 @@ class Output:
                 is_equal = is_equal and is_same
                 if is_same and self.is_exact:
                     continue
-                want = self._wanted(start, len(got))
-                error = errors(got, eager, want)
-                allowed = self._allowed(want)
+                expected = self._expected(start, len(got))
+                error = errors(got, eager, expected)
+                allowed = self._allowed(expected)
                 if self.limit is not None:
                     allowed = self.limit[start : start + len(got)].nan_to_num(0, 0, 0)
                 wrong.append(error > allowed)
-                first = first or _first(wrong[-1], got, want)
-                totals.add(error, want.abs().nan_to_num_(0, 0, 0))
+                first = first or _first(wrong[-1], got, expected)
+                totals.add(error, expected.abs().nan_to_num_(0, 0, 0))
         beyond = torch.cat(wrong) if wrong else torch.zeros(0, dtype=torch.bool)
         count = max(self.numel, 1)
         mean = totals.errors / count
-        is_far = totals.furthest > GROSS * totals.largest or grade(totals.relative) == WORST
+        reached = accuracy_class(totals.relative)
+        is_far = totals.furthest > GROSS * totals.largest or reached == WORST
         return Found(
             problem=self._problem(count_true(beyond), first, totals.furthest, mean),
             max=totals.furthest,
@@ -240,8 +241,8 @@ class Output:
         found = []
         for start in range(0, len(got), BLOCK):
             mine, theirs = got[start : start + BLOCK], eager[start : start + BLOCK]
-            want = theirs.double()
-            found.append(errors(mine, theirs, want) > self._allowed(want, grown))
+            expected = theirs.double()
+            found.append(errors(mine, theirs, expected) > self._allowed(expected, grown))
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
@@ -258,7 +259,7 @@ class Output:
                 return False
         return True
 
-    def _wanted(self, start: int, count: int) -> torch.Tensor:
+    def _expected(self, start: int, count: int) -> torch.Tensor:
         """Return, in float64, the exact result, and eager's where either is not finite."""
         eager = self.eager[start : start + count].double()
         if self.exact is None:
@@ -266,24 +267,24 @@ class Output:
         exact = self.exact[start : start + count]
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
 
-    def _allowed(self, want: torch.Tensor, grown: float = 1.0) -> torch.Tensor:
+    def _allowed(self, expected: torch.Tensor, grown: float = 1.0) -> torch.Tensor:
         """Return how far each element may be off; `grown` is by how much larger all results are."""
-        return want.abs().mul_(self.parts).nan_to_num_(0, 0, 0).add_(grown * self.slack)
+        return expected.abs().mul_(self.parts).nan_to_num_(0, 0, 0).add_(grown * self.slack)
 
 
-def errors(got: torch.Tensor, eager: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Return |got - want|; where that is not finite, 0 if got has eager's value, else infinity."""
+def errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return |got - expected|; where not finite, 0 if got has eager's value, else infinity."""
     if not got.is_floating_point():
         signed = INTEGERS[got.element_size()]
         return (got.view(signed) != eager.view(signed)).double()
-    error = (got.double() - want).abs_()
+    error = (got.double() - expected).abs_()
     if error.sum().isfinite():
         return error
     same = ((got == eager) | (got.isnan() & eager.isnan())) & ~error.isfinite()
     return error.nan_to_num_(math.inf, math.inf).masked_fill_(same, 0)
 
 
-def grade(relative: float) -> str:
+def accuracy_class(relative: float) -> str:
     """Return the accuracy class of a relative error."""
     return next((name for name, most in CLASSES.items() if relative <= most), WORST)
 
@@ -310,12 +311,12 @@ def _flat(x: Maybe) -> Maybe:
     return None if x is None else x.detach().contiguous().view(-1)
 
 
-def _first(bad: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> str:
+def _first(bad: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:
     """Return the first of the bad elements in words, "" if there is none."""
     if not bad.any():
         return ""
     where = bad.to(torch.uint8).argmax().item()
-    return f"got {got[where]:.9g}, expected {want[where]:.9g}"
+    return f"got {got[where]:.9g}, expected {expected[where]:.9g}"
 
 
 class Operators(TorchDispatchMode):

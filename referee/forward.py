@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.budget import WORST, Found, Output, count_true, grade
+from referee.budget import WORST, Found, Output, accuracy_class, count_true
 from referee.contestant import RaisedError
 from referee.grading import Grading
 from referee.names import MODULE
@@ -64,10 +64,10 @@ def check(grading: Grading, case: Case) -> list[Found]:
         refuse(grading, case.name, raised, case.required)
         return []
     check_intact(grading, case.name)
-    facts = check_forms(grading, case.name, reply["calls"][0], expected)
+    descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     found = []
-    for place, (output, fact) in enumerate(zip(expected, facts, strict=True)):
-        got = read(grading, fact, case.name, (0, place)).reshape(-1)
+    for place, (output, description) in enumerate(zip(expected, descriptions, strict=True)):
+        got = read(grading, description, case.name, (0, place)).reshape(-1)
         result = Result(place, output, got, output.compare([(0, got)]))
         found.append(result.found)
         if not result.found.problem:
@@ -91,8 +91,8 @@ def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dic
     about = {"name": MODULE, "inputs": bench.forms(1), "fill": fill, "poison": size}
     if not bench.copies:
         reply = grading.solution.ask("call", **about)
-        facts = reply["calls"][0]["results"]
-        if all(fact.get("handle", "") is not None for fact in facts):
+        descriptions = reply["calls"][0]["results"]
+        if all(description.get("handle", "") is not None for description in descriptions):
             return reply
         bench.copies = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
@@ -114,9 +114,9 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
         count: how many calls the request had.
         with_gradients: there were gradients of outputs.
     """
-    if not grading.is_input_intact(count):
+    if not grading.are_inputs_intact(count):
         raise FoundError(WRONG, f"changes its input: {name}")
-    if with_gradients and not grading.is_given_intact(count):
+    if with_gradients and not grading.are_output_gradients_intact(count):
         raise FoundError(WRONG, f"changes the gradient of its output: {name}")
     if changed := grading.changed_parameters():
         raise FoundError(WRONG, f"changes its parameter {changed[0]}: {name}")
@@ -128,51 +128,53 @@ def check_eager_intact(grading: Grading) -> None:
         raise FoundError(WRONG, "writes into eager's parameters")
 
 
-def check_forms(
+def check_results(
     grading: Grading, name: str, call: dict, expected: list[Output] | list[torch.Tensor]
 ) -> list[dict]:
     """Return the descriptions of a call's results, once nesting, shapes and dtypes are right."""
-    structure, facts = call.get("structure"), call["results"]
+    structure, descriptions = call.get("structure"), call["results"]
     right = grading.problem.structure
-    if structure != right or len(facts) != len(expected):
+    if structure != right or len(descriptions) != len(expected):
         got = str(structure)[:50]
         raise FoundError(WRONG, f"{name}: returns {got}, expected {right}, * being a tensor")
-    for place, (fact, output) in enumerate(zip(facts, expected, strict=True)):
+    for place, (description, output) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {place}: " if len(expected) > 1 else f"{name}: "
-        check_form(grading, fact, output, prefix)
-        if not grading.problem.shares and _lies_in(fact, grading.solution.span):
+        check_description(grading, description, output, prefix)
+        if not grading.problem.shares and _lies_in(description, grading.solution.span):
             raise FoundError(WRONG, f"returns its input, not new memory: {name}")
-    return facts
+    return descriptions
 
 
-def check_form(grading: Grading, fact: dict, want: Output | torch.Tensor, prefix: str) -> None:
+def check_description(
+    grading: Grading, description: dict, expected: Output | torch.Tensor, prefix: str
+) -> None:
     """Check what a result says of itself; the order of its dimensions in memory is free."""
-    kind = str(fact.get("type"))[:100]
+    kind = str(description.get("type"))[:100]
     if kind != "Tensor":
         raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
     form = {
-        "dtype": dtype_name(want.dtype),
+        "dtype": dtype_name(expected.dtype),
         "device": str(grading.device),
-        "shape": list(want.shape),
+        "shape": list(expected.shape),
     }
     for name, right in form.items():
-        if fact.get(name) != right:
-            got = str(fact.get(name))[:LONGEST_LINE]
+        if description.get(name) != right:
+            got = str(description.get(name))[:LONGEST_LINE]
             raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {right}")
 
 
-def _lies_in(fact: dict, span: tuple[int, int]) -> bool:
+def _lies_in(description: dict, span: tuple[int, int]) -> bool:
     """Return whether a result lies in the memory that the referee shares, where its input is."""
-    address = fact.get("address")
+    address = description.get("address")
     return isinstance(address, int) and span[0] <= address < span[1]
 
 
-def read(grading: Grading, fact: dict, name: str, place: tuple[int, int]) -> torch.Tensor:
+def read(grading: Grading, description: dict, name: str, place: tuple[int, int]) -> torch.Tensor:
     """Return a result of the solution's.
 
     Args:
         grading: the file under grading.
-        fact: describes the result.
+        description: describes the result.
         name: of the case, in messages.
         place: which call of the request, and which of its results.
     """
@@ -180,7 +182,7 @@ def read(grading: Grading, fact: dict, name: str, place: tuple[int, int]) -> tor
         call, which = place
         return grading.bench.outputs[call].tensors[which]
     try:
-        return grading.solution.reader.whole(fact)
+        return grading.solution.reader.whole(description)
     except UnreadableError as error:
         reason = f"its result is not in memory when the call has returned ({error}): {name}"
         raise FoundError(WRONG, reason[:LONGEST_LINE]) from None
@@ -191,7 +193,7 @@ def read(grading: Grading, fact: dict, name: str, place: tuple[int, int]) -> tor
 def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
     """Take note of inputs that need not be taken; else raise what the verdict is."""
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
-    has_worked = grading.verdict.count > 1 and grading.problem.file.any_values
+    has_worked = grading.verdict.count > 1 and grading.problem.file.covers_all_values
     if is_crash or (required and not has_worked):
         raise raised
     if required:
@@ -217,7 +219,7 @@ def _diagnose(grading: Grading, name: str, result: Result) -> str:
     with suppress(torch.OutOfMemoryError, NoRoomError):  # it is wrong, whatever it resembles
         if resemblance := _resemblance(grading, result):
             return f"{resemblance}: {name}"
-    reached = grade(found.relative)
+    reached = accuracy_class(found.relative)
     if output.dtype == torch.float32 and not found.gross and reached != WORST:
         return f"lower precision than eager's ({reached}): {name}: {found.problem}"
     return f"{name}: {found.problem}"

@@ -17,7 +17,7 @@ from referee.problem import (
     NO_FLOAT64,
     NO_ROOM_FOR_FLOAT64,
     Problem,
-    attempt_derive,
+    derive_or_none,
     difference,
     in_float64,
     widened,
@@ -40,13 +40,13 @@ class Quantity:
         what: its name in messages.
 
     Attributes:
-        want: the reference's in this draw, with its budget; None where the reference has none.
+        expected: the reference's in this draw, with its budget; None where the reference has none.
         found: the comparison of the last draw.
     """
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.want: Output | None = None
+        self.expected: Output | None = None
         self.found: Found | None = None
         self._first_problem = ""
         self._is_wrong = False  # one draw alone has shown it
@@ -58,14 +58,14 @@ class Quantity:
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
         """Take in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
-        found = self.found = self.want.compare([(0, got.reshape(-1))])
+        found = self.found = self.expected.compare([(0, got.reshape(-1))])
         self._take_in(found.beyond, found.relative, found.problem or "", is_strict)
-        self.want.forget()
+        self.expected.forget()
 
     def compare_timed(self, got: torch.Tensor, eager: torch.Tensor) -> None:
         """Take in what a timed step gives, beside eager's."""
-        problem = self.want.compare_some(got.reshape(-1), eager.reshape(-1))
-        if self.want.is_exact:
+        problem = self.expected.compare_some(got.reshape(-1), eager.reshape(-1))
+        if self.expected.is_exact:
             if problem:
                 self._is_wrong = True
                 self._note(problem)
@@ -74,10 +74,10 @@ class Quantity:
         if relative > STALE:
             self._is_wrong = True
             self._note(problem)
-        beyond = self.want.beyond(got, eager)
+        beyond = self.expected.beyond(got, eager)
         self._take_in(beyond, relative, problem or "", is_strict=False)
 
-    def problem(self) -> str | None:
+    def mistake(self) -> str | None:
         """Return what is wrong however the inputs are drawn, in words."""
         if self._is_wrong or self._is_wrong_in_every_draw():
             return f"{self.what}: {self._first_problem}"
@@ -91,7 +91,7 @@ class Quantity:
     def again(self) -> "Quantity":
         """Return a quantity with the same budget that has seen no draw."""
         made = Quantity(self.what)
-        made.want = self.want
+        made.expected = self.expected
         return made
 
     def _take_in(
@@ -108,7 +108,7 @@ class Quantity:
         count = count_true(beyond)
         if count:
             self._note(problem)
-        if self.want.is_exact or is_strict:
+        if self.expected.is_exact or is_strict:
             self._is_wrong = self._is_wrong or count > 0
             return
         if count == 0:
@@ -149,7 +149,11 @@ def names_of(inputs: list, parameters: list[str], results: int) -> list[str]:
 
 
 def reference_gradients(
-    problem: Problem, module: torch.nn.Module, inputs: list, given: list, parameters: list[str]
+    problem: Problem,
+    module: torch.nn.Module,
+    inputs: list,
+    output_gradients: list,
+    parameters: list[str],
 ) -> list[Output | None] | None:
     """Return what outputs and gradients of a step may be; None where the reference has none.
 
@@ -157,16 +161,16 @@ def reference_gradients(
         problem: the problem.
         module: the reference.
         inputs: of the forward.
-        given: the gradients of the outputs.
+        output_gradients: the gradients of the outputs.
         parameters: names of those that have gradients.
     """
     gradients = sum(map(is_differentiable, inputs)) + len(parameters)
-    eager = attempt_derive(lambda: problem.derive(module, inputs, given, parameters))
+    eager = derive_or_none(lambda: problem.derive(module, inputs, output_gradients, parameters))
     if not gradients or eager is None or all(x is None for x in eager[-gradients:]):
         return None
     if any(x is not None and x.layout != torch.strided for x in eager):
         return None
-    exact, allowed = _exact_gradients(problem, module, inputs, given, parameters)
+    exact, allowed = _exact_gradients(problem, module, inputs, output_gradients, parameters)
     exact = exact or [None] * len(eager)
     allowed = allowed or [None] * len(eager)
     terms = max(y.numel() for y in eager[:-gradients])
@@ -182,7 +186,11 @@ def reference_gradients(
 
 
 def _exact_gradients(
-    problem: Problem, module: torch.nn.Module, inputs: list, given: list, parameters: list[str]
+    problem: Problem,
+    module: torch.nn.Module,
+    inputs: list,
+    output_gradients: list,
+    parameters: list[str],
 ) -> tuple[list | None, list | None]:
     """Return outputs and gradients in float64, and what TF32 makes of them where it is allowed.
 
@@ -192,18 +200,18 @@ def _exact_gradients(
         return None, None
 
     def derive() -> list:
-        doubled = [g.double() for g in given]
+        doubled = [g.double() for g in output_gradients]
         return problem.derive(in_float64(module), widened(inputs), doubled, parameters)
 
     try:
-        exact = attempt_derive(derive)
+        exact = derive_or_none(derive)
         words = problem.tf32_operators()
         if exact is None:
             problem.step_note = NO_FLOAT64
         if exact is None or not words:
             return exact, None
         with RoundedOperands(words):
-            return exact, attempt_derive(derive)
+            return exact, derive_or_none(derive)
     except torch.OutOfMemoryError:
         problem.step_note = NO_ROOM_FOR_FLOAT64
         return None, None

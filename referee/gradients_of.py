@@ -17,7 +17,7 @@ def recorded(inputs: list) -> list:
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 
-def wanted_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
+def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
     """Return the tensors whose gradients are asked for: recorded arguments, then parameters.
 
     Args:
@@ -29,20 +29,20 @@ def wanted_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tens
 
 
 def differentiate(
-    outputs: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor]
+    outputs: list[torch.Tensor], sources: list[torch.Tensor], output_gradients: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of the wanted tensors; None where no output depends on one.
+    """Return the gradients of the source tensors; None where no output depends on one.
 
     Args:
         outputs: of a recorded forward.
-        wanted: see `wanted_of`.
-        given: the gradients of those outputs that hold floats, in order.
+        sources: see `sources_of`.
+        output_gradients: the gradients of those outputs that hold floats, in order.
     """
     floats = [y for y in outputs if y.is_floating_point()]
-    pairs = [pair for pair in zip(floats, given, strict=True) if pair[0].requires_grad]
-    asked = [x for x in wanted if x.requires_grad]
+    pairs = [pair for pair in zip(floats, output_gradients, strict=True) if pair[0].requires_grad]
+    asked = [x for x in sources if x.requires_grad]
     if not pairs or not asked:
-        return [None for _ in wanted]
+        return [None for _ in sources]
     differentiated, gradients = zip(*pairs, strict=True)
     found = iter(grad(differentiated, asked, gradients, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in wanted]
+    return [next(found) if x.requires_grad else None for x in sources]

@@ -212,16 +212,16 @@ class Grading:
     def forget_round(self) -> None:
         """Free what the referee keeps of a round, so that the next one has the memory."""
         self.expected_calls, self.results, self.inputs, self.before = [], [], [], []
-        for region in (*self.bench.inputs, *self.bench.given):
+        for region in (*self.bench.inputs, *self.bench.output_gradients):
             region.forget()
 
-    def is_input_intact(self, count: int) -> bool:
+    def are_inputs_intact(self, count: int) -> bool:
         """Return whether the inputs of so many calls still are what was written."""
         return all(region.is_unchanged() for region in self.bench.inputs[:count])
 
-    def is_given_intact(self, count: int) -> bool:
+    def are_output_gradients_intact(self, count: int) -> bool:
         """Return whether the gradients of so many calls' outputs still are what was written."""
-        return all(region.is_unchanged() for region in self.bench.given[:count])
+        return all(region.is_unchanged() for region in self.bench.output_gradients[:count])
 
     def is_eager_touched(self) -> bool:
         """Return whether eager's parameters are not what was written."""

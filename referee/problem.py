@@ -17,7 +17,7 @@ from torch import nn
 from referee import cases
 from referee.budget import Operators, Output, RoundedOperands
 from referee.compare import INTEGERS, first_mismatch, share_memory
-from referee.gradients_of import differentiate, is_differentiable, recorded, wanted_of
+from referee.gradients_of import differentiate, is_differentiable, recorded, sources_of
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile, generator_states
@@ -94,7 +94,6 @@ class Problem:
         shape: of the inputs, for reports.
         dtype: of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: of all of them together.
-        output_form: shape and dtype of each result.
         operators: names of those that the reference's forward calls.
         note: why results are compared with eager's alone, or "".
         step_note: the same of training steps; set by the first of them.
@@ -130,11 +129,11 @@ class Problem:
         self.shares = False
         self.step_note = ""
         self.args = file.arguments()
-        file.attempt("pickling its arguments", lambda: pack(self.args))
+        file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
         self._draws_on_device = True
         module, inputs = self.construct(random.randrange(SEEDS)), self._first_draw()
         self.form = forms_of(inputs)
-        if not file.any_values:
+        if not file.covers_all_values:
             self.draw()  # of the same form
         self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensors:
@@ -148,12 +147,11 @@ class Problem:
         self.parameter_bytes = sum(x.nbytes for x in self._checked_state(module).values())
         outputs = self._look(module, inputs)
         self.output_bytes = sum(x.nbytes for x in outputs)
-        self.output_form = [(list(x.shape), x.dtype) for x in outputs]
         if any(True for _ in module.parameters()):
             self.copy(module)  # each time that these change, a copy keeps the old ones
         del outputs
         self._check_room()
-        self.note = "" if file.any_values else self._float64_note(module, inputs)
+        self.note = "" if file.covers_all_values else self._float64_note(module, inputs)
 
     # ------------------------------------------------------------ what the reference file gives
 
@@ -165,7 +163,7 @@ class Problem:
 
     def copy(self, module: nn.Module) -> nn.Module:
         """Return a copy of the module."""
-        return self.file.attempt("a copy of Model", lambda: copy.deepcopy(module))
+        return self.file.call_or_refuse("a copy of Model", lambda: copy.deepcopy(module))
 
     def draw(self) -> list:
         """Return new arguments of a forward, on the device.
@@ -184,18 +182,22 @@ class Problem:
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return eager's outputs."""
         with torch.no_grad():
-            _, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
+            _, outputs = self.file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
             return [plain(y) for y in outputs]
 
     def derive(
-        self, module: nn.Module, inputs: list, given: list[torch.Tensor], names: list[str]
+        self,
+        module: nn.Module,
+        inputs: list,
+        output_gradients: list[torch.Tensor],
+        names: list[str],
     ) -> list[torch.Tensor | None]:
         """Return eager's outputs, then the gradients of inputs and of parameters by name."""
         arguments = recorded(inputs)
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
-            wanted = wanted_of(arguments, module.state_dict(keep_vars=True), names)
-            gradients = differentiate(outputs, wanted, given)
+            sources = sources_of(arguments, module.state_dict(keep_vars=True), names)
+            gradients = differentiate(outputs, sources, output_gradients)
         return [*map(plain, outputs), *gradients]
 
     # ------------------------------------------------------------ what a problem may know better
@@ -218,7 +220,7 @@ class Problem:
         """Return what a result or a gradient of a training step may be."""
         return Output(eager, exact, terms)
 
-    def clear(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
+    def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
         """Return where a gradient surely passes, as a mask of the output; None if not known.
 
         Where a sum is near zero, rounding decides whether ReLU passes a gradient.
@@ -361,7 +363,9 @@ class Problem:
         before = generator_states(self.device)
         kept = [x.clone() if _is_tensor(x) else x for x in inputs]
         with torch.no_grad(), Operators() as seen:
-            self.structure, outputs = self.file.attempt("forward", lambda: flatten(module(*inputs)))
+            self.structure, outputs = self.file.call_or_refuse(
+                "forward", lambda: flatten(module(*inputs))
+            )
         if generator_states(self.device) != before:
             raise self.file.bad("Model draws random numbers in forward: no two runs agree")
         self.operators, self.terms = seen.names, seen.most_terms
@@ -393,7 +397,7 @@ class Problem:
         Raises:
             BadReferenceError, torch.OutOfMemoryError: they cannot be had.
         """
-        wide = self.file.attempt("float64", lambda: in_float64(module))
+        wide = self.file.call_or_refuse("float64", lambda: in_float64(module))
         return self.run(wide, widened(inputs))
 
     def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
@@ -449,7 +453,7 @@ class Problem:
             )
 
 
-def attempt_derive(call: Callable[[], list]) -> list | None:
+def derive_or_none(call: Callable[[], list]) -> list | None:
     """Return the outcome of a reference's backward; None where it has none.
 
     Raises:
@@ -547,6 +551,6 @@ def difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> 
     return math.sqrt(squares / norm) if norm else 0.0
 
 
-def form_text(shape: list[int], dtype: torch.dtype) -> str:
-    """Return a form in words: "[3, 4] float32"."""
+def shape_and_dtype(shape: list[int], dtype: torch.dtype) -> str:
+    """Return a shape and dtype in words: "[3, 4] float32"."""
     return f"{shape} {dtype_name(dtype)}"

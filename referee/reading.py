@@ -1,6 +1,6 @@
 """Reads results where they lie in another process, which is stopped meanwhile.
 
-A process describes a result by a dictionary, which is called a fact here: see `results.describe`.
+A process describes a result by a dictionary: see `results.describe`.
 Nothing of it is used without a check. What is not in memory when the process is stopped cannot get
 there, so that a result that would be computed when somebody reads it is wrong, or cannot be read.
 """
@@ -74,21 +74,21 @@ def can_read(pid: int, address: int) -> bool:
     return True
 
 
-def checked(fact: dict) -> dict:
+def checked(description: dict) -> dict:
     """Return a description, once its numbers are what a tensor's numbers can be.
 
     Raises:
         BadDescriptionError: they are not.
     """
-    shape, strides = fact.get("shape"), fact.get("strides")
+    shape, strides = description.get("shape"), description.get("strides")
     numbers = [None]
     if isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides):
-        numbers = [*shape, *strides, fact.get("address")]
+        numbers = [*shape, *strides, description.get("address")]
     if not all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers):
         raise BadDescriptionError("its shape, strides or address are no numbers of a tensor's")
-    if not isinstance(getattr(torch, str(fact.get("dtype")), None), torch.dtype):
+    if not isinstance(getattr(torch, str(description.get("dtype")), None), torch.dtype):
         raise BadDescriptionError("its dtype is none of torch's")
-    return fact
+    return description
 
 
 class Reader:
@@ -106,7 +106,7 @@ class Reader:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._thread = ThreadPoolExecutor(1)
 
-    def whole(self, fact: dict) -> torch.Tensor:
+    def whole(self, description: dict) -> torch.Tensor:
         """Return a described tensor.
 
         On a CPU it is a copy that is valid until the next read, on a GPU the process's own memory.
@@ -115,33 +115,33 @@ class Reader:
             BadDescriptionError: the description is not one of a tensor.
             UnreadableError: the memory is not there.
         """
-        fact = checked(fact)
-        dtype = getattr(torch, fact["dtype"])
-        size = span_of(fact["shape"], fact["strides"], dtype.itemsize)
+        description = checked(description)
+        dtype = getattr(torch, description["dtype"])
+        size = span_of(description["shape"], description["strides"], dtype.itemsize)
         if self._device.type == "cuda":
-            there = self._on_gpu(fact, size, dtype.itemsize)
+            there = self._on_gpu(description, size, dtype.itemsize)
         else:
-            there = self._on_cpu(fact, size)
+            there = self._on_cpu(description, size)
         made = torch.empty(0, dtype=dtype, device=there.device)
-        return made.set_(there.untyped_storage(), 0, fact["shape"], fact["strides"])
+        return made.set_(there.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def elements(self, fact: dict, places: torch.Tensor) -> torch.Tensor:
+    def elements(self, description: dict, places: torch.Tensor) -> torch.Tensor:
         """Return single elements of a described tensor, by their places in its flat order.
 
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
         """
-        fact = checked(fact)
-        dtype = getattr(torch, fact["dtype"])
-        shape, strides = fact["shape"], fact["strides"]
+        description = checked(description)
+        dtype = getattr(torch, description["dtype"])
+        shape, strides = description["shape"], description["strides"]
         offsets = [_offset(place, shape, strides) for place in places.tolist()]
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
-            there = self._on_gpu(fact, size, dtype.itemsize).view(dtype)
+            there = self._on_gpu(description, size, dtype.itemsize).view(dtype)
             return there[torch.tensor(offsets, device=self._device)]
         found = torch.empty(len(places), dtype=dtype)
         for i, offset in enumerate(offsets):
-            address = fact["address"] + offset * dtype.itemsize
+            address = description["address"] + offset * dtype.itemsize
             target = found.data_ptr() + i * dtype.itemsize
             copy_memory(self._pid, address, dtype.itemsize, target)
         return found
@@ -158,7 +158,7 @@ class Reader:
         self.forget()
         self._thread.shutdown(wait=False)
 
-    def _on_cpu(self, fact: dict, size: int) -> torch.Tensor:
+    def _on_cpu(self, description: dict, size: int) -> torch.Tensor:
         """Return a copy of so many bytes that begin with a described tensor's first element."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -167,7 +167,7 @@ class Reader:
             self._buffer = torch.empty(size, dtype=torch.uint8)
         made = torch.empty(0, dtype=torch.uint8).set_(self._buffer.untyped_storage(), 0, (size,))
         target = self._buffer.data_ptr()
-        reading = self._thread.submit(copy_memory, self._pid, fact["address"], size, target)
+        reading = self._thread.submit(copy_memory, self._pid, description["address"], size, target)
         try:
             reading.result(timeout=SECONDS_FOR_A_READ)
         except ReadTimeoutError:
@@ -176,14 +176,14 @@ class Reader:
             ) from None
         return made
 
-    def _on_gpu(self, fact: dict, size: int, item_bytes: int) -> torch.Tensor:
+    def _on_gpu(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
         """Return so many bytes that begin with a described tensor's first element, without a copy.
 
         An address between two elements would end this process's use of the GPU.
         """
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
-        handle, distance = fact.get("handle"), fact.get("distance")
+        handle, distance = description.get("handle"), description.get("distance")
         if not isinstance(handle, str) or type(distance) is not int:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:

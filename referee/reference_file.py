@@ -42,8 +42,8 @@ class ReferenceFile:
         text: of the file, with which eager's processes start; read when the problem is loaded.
         solutions: names of a solution's class, the first that is there counts.
         dtype: to which modules are converted; None for their own.
-        any_values: `get_inputs` draws all values that the problem is about, those of both signs,
-            and every solution must take others.
+        covers_all_values: `get_inputs` draws values of all kinds, of both signs, too; a solution
+            must be right for others as well.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class ReferenceFile:
     text: bytes = b""
     solutions: tuple[str, ...] = ("ModelNew",)
     dtype: torch.dtype | None = None
-    any_values: bool = False
+    covers_all_values: bool = False
     folders: list[str] = field(default_factory=list)
 
     def draw(self, device: torch.device = CPU) -> list:
@@ -63,7 +63,7 @@ class ReferenceFile:
         for value in found:
             if type(value) not in ARGUMENTS:
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
-        if self.any_values:
+        if self.covers_all_values:
             return found
         dense = []
         for x in found:
@@ -81,15 +81,20 @@ class ReferenceFile:
         """Return the module under a seed, on the device, in the problem's dtype."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.attempt("Model", lambda: self.model(*args).to(device))
+            module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
         if not isinstance(module, nn.Module):
             raise self.bad(f"Model makes a {type(module).__name__}, not a module")
         if self.dtype is not None and self.dtype.is_floating_point:
             module.to(self.dtype)
         return module
 
-    def attempt(self, what: str, call: Callable[[], T]) -> T:
-        """Call what the file defines."""
+    def call_or_refuse(self, what: str, call: Callable[[], T]) -> T:
+        """Call what the file defines; an exception there means that the file is refused.
+
+        Args:
+            what: is called, in the message.
+            call: calls it.
+        """
         try:
             return call()
         except torch.OutOfMemoryError as error:
@@ -107,7 +112,7 @@ class ReferenceFile:
 
     def _called(self, name: str) -> list:
         """Return what one of the functions without arguments gives: a list, or a tuple."""
-        found = self.attempt(name, getattr(self, name))
+        found = self.call_or_refuse(name, getattr(self, name))
         if not isinstance(found, (list, tuple)):
             raise self.bad(f"{name} gives a {type(found).__name__}, not a list")
         return list(found)
@@ -124,7 +129,7 @@ def load(path: Path) -> ReferenceFile:
         sys.path.append(folder)
     text = path.read_bytes()
     file = ReferenceFile(path, None, None, None)
-    module = file.attempt("the import", lambda: execute("reference", str(path), text))
+    module = file.call_or_refuse("the import", lambda: execute("reference", str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:
         raise file.bad(f"defines no {', no '.join(missing)}")

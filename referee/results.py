@@ -57,7 +57,7 @@ def describe(x: object) -> dict:
         return {"type": type(x).__name__}
     if x.layout != torch.strided:
         return {"type": "sparse tensor"}
-    fact = {
+    description = {
         "type": "Tensor",
         "shape": list(x.shape),
         "strides": list(x.stride()),
@@ -67,7 +67,7 @@ def describe(x: object) -> dict:
     }
     if x.device.type == "cuda" and x.numel():
         try:
-            fact["handle"], fact["distance"] = cuda_ipc.export(x.data_ptr())
+            description["handle"], description["distance"] = cuda_ipc.export(x.data_ptr())
         except cuda_ipc.CudaError:
-            fact["handle"] = None  # the referee asks for a copy instead
-    return fact
+            description["handle"] = None  # the referee asks for a copy instead
+    return description

@@ -72,8 +72,8 @@ class Session:
                     console.show(self.headline)
                 if self.options.is_quick:
                     self._say_how_long()
-                for turn, subject in enumerate(self.subjects):
-                    self._grade_all(subject, turn, server, started)
+                for index, subject in enumerate(self.subjects):
+                    self._grade_all(subject, index, server, started)
         except UnimportableError as failed:
             console.say(f"the solution cannot be imported: {failed}")
             return False
@@ -98,16 +98,16 @@ class Session:
         built = "once the first run has built the kernels (up to two minutes)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
-    def _grade_all(self, subject: Subject, turn: int, server: object, started: float) -> None:
+    def _grade_all(self, subject: Subject, index: int, server: object, started: float) -> None:
         """Grade all files on a subject."""
         options = self.options
         if self.args.sweep:
-            seconds = self._share(turn, monotonic() - started)
+            seconds = self._share(index, monotonic() - started)
             if reason := self._why_left_out(subject, seconds):
                 self._report(subject, None, Verdict(self.files[0].path, LEFT_OUT, reason))
                 return
             options = replace(options, rounds=Rounds(self.args.trials, seconds / 2))
-        self._announce(subject, turn)
+        self._announce(subject, index)
         try:
             problem = self.make(subject, self.device)
         except (BadReferenceError, torch.OutOfMemoryError) as bad:
@@ -136,23 +136,23 @@ class Session:
         for file in self.files:
             self._report(subject, file, Verdict(file.path, word, reason))
 
-    def _share(self, turn: int, passed: float) -> float:
+    def _share(self, index: int, passed: float) -> float:
         """Return the seconds that a size of a sweep may take: each problem has as much time.
 
         Args:
-            turn: which of the subjects.
+            index: which of the subjects.
             passed: seconds since the sweep began.
         """
         names = [subject.problem for subject in self.subjects]
         problems = list(dict.fromkeys(names))
-        name = names[turn]
+        name = names[index]
         end = SWEEP_SECONDS[self.device.type] * (problems.index(name) + 1) / len(problems)
-        return (end - passed) / names[turn:].count(name)
+        return (end - passed) / names[index:].count(name)
 
-    def _announce(self, subject: Subject, turn: int) -> None:
+    def _announce(self, subject: Subject, index: int) -> None:
         """Say what comes."""
-        of_all = f" ({turn + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
-        what = "building the kernels" if self._is_ours and turn == 0 else "starting"
+        of_all = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
+        what = "building the kernels" if self._is_ours and index == 0 else "starting"
         self.progress(f"{subject.problem}{of_all}: {what}")
 
     def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:

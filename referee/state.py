@@ -8,7 +8,7 @@ before every call; what a solution has beyond that, a reciprocal or a packed tab
 import torch
 
 from referee.contestant import Contestant
-from referee.problem import Problem, form_text
+from referee.problem import Problem, shape_and_dtype
 from referee.reading import BadDescriptionError, UnreadableError, checked
 from referee.results import span_of
 from referee.shared import Pool, Region, dtype_name, pack
@@ -63,18 +63,18 @@ class State:
         dtype = problem.file.dtype
         name = dtype_name(dtype) if dtype is not None and dtype.is_floating_point else ""
         reply = self._contestant.ask("construct", arguments=pack(args), seed=seed, dtype=name)
-        described = {str(fact.get("name")): fact for fact in reply["state"]}
-        wanted = module.state_dict()
-        self.names = self._match(described, wanted)
-        if not wanted:
+        described = {str(description.get("name")): description for description in reply["state"]}
+        reference_state = module.state_dict()
+        self.names = self._match(described, reference_state)
+        if not reference_state:
             return
-        facts = [described[self.names[name]] for name in wanted]
-        _check_repeats(facts, wanted)
+        descriptions = [described[self.names[name]] for name in reference_state]
+        _check_repeats(descriptions, reference_state)
         if compare:
-            self._compare(facts, wanted)
-        most = MOST_TIMES_STATE * sum(x.nbytes for x in wanted.values()) + MORE_STATE
-        self._region.arrange(*_arrangement(facts, most))
-        self.write(list(wanted.values()))
+            self._compare(descriptions, reference_state)
+        most = MOST_TIMES_STATE * sum(x.nbytes for x in reference_state.values()) + MORE_STATE
+        self._region.arrange(*_arrangement(descriptions, most))
+        self.write(list(reference_state.values()))
         self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
 
     def write(self, values: list[torch.Tensor]) -> None:
@@ -104,42 +104,44 @@ class State:
         self._region.close()
         self.names = {}
 
-    def _compare(self, facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
+    def _compare(self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]) -> None:
         """Raise StateError unless the contestant's state starts with the reference's values."""
-        for fact, (name, value) in zip(facts, wanted.items(), strict=True):
-            if not self._holds(fact, value):
+        for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
+            if not self._holds(description, value):
                 raise StateError(f"its {name} does not start with the values of the reference's")
 
-    def _match(self, described: dict[str, dict], wanted: dict[str, torch.Tensor]) -> dict[str, str]:
+    def _match(
+        self, described: dict[str, dict], reference_state: dict[str, torch.Tensor]
+    ) -> dict[str, str]:
         """Return the contestant's names by the reference's."""
         left = dict(described)
         names = {}
-        for name, value in wanted.items():
+        for name, value in reference_state.items():
             if name in left and _is_alike(left[name], value):
                 names[name] = name
                 del left[name]
-        for name, value in wanted.items():
+        for name, value in reference_state.items():
             if name not in names:
                 own = self._find(left, value)
                 if own is None:
-                    form = form_text(list(value.shape), value.dtype)
+                    form = shape_and_dtype(list(value.shape), value.dtype)
                     reason = f"its state is not the reference's: nothing in it is {name}, {form}"
                     raise StateError(reason)
                 names[name] = own
                 del left[own]
-        return {name: names[name] for name in wanted}
+        return {name: names[name] for name in reference_state}
 
     def _find(self, left: dict[str, dict], value: torch.Tensor) -> str | None:
         """Return the name of a part of the state that has such values; None if there is none."""
-        for name, fact in left.items():
-            if _is_alike(fact, value) and self._holds(fact, value):
+        for name, description in left.items():
+            if _is_alike(description, value) and self._holds(description, value):
                 return name
         return None
 
-    def _holds(self, fact: dict, value: torch.Tensor) -> bool:
+    def _holds(self, description: dict, value: torch.Tensor) -> bool:
         """Return whether a part of the state has these values, but for roundings."""
         try:
-            found = self._contestant.reader.whole(fact).to(value.device)
+            found = self._contestant.reader.whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
         if torch.equal(found, value):
@@ -147,16 +149,17 @@ class State:
         return torch.allclose(found.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
 
 
-def _is_alike(fact: dict, value: torch.Tensor) -> bool:
+def _is_alike(description: dict, value: torch.Tensor) -> bool:
     """Return whether a description has a tensor's shape and dtype."""
-    return fact.get("shape") == list(value.shape) and fact.get("dtype") == dtype_name(value.dtype)
+    shape, dtype = description.get("shape"), description.get("dtype")
+    return shape == list(value.shape) and dtype == dtype_name(value.dtype)
 
 
-def _check_repeats(facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
+def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Tensor]) -> None:
     """Raise StateError where elements that have values of their own would share memory."""
-    for fact, (name, value) in zip(facts, wanted.items(), strict=True):
+    for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
-            strides = checked(fact)["strides"]
+            strides = checked(description)["strides"]
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
         pairs = zip(value.shape, strides, value.stride(), strict=True)
@@ -164,32 +167,33 @@ def _check_repeats(facts: list[dict], wanted: dict[str, torch.Tensor]) -> None:
             raise StateError(f"elements of its {name} share memory")
 
 
-def _arrangement(facts: list[dict], most: int) -> tuple[list[int], list[dict]]:
+def _arrangement(descriptions: list[dict], most: int) -> tuple[list[int], list[dict]]:
     """Return sizes of storages and forms for `Region.arrange`.
 
     Tensors that share memory, as tied weights and a recurrent network's flat ones, share it
     afterwards.
 
     Args:
-        facts: checked descriptions.
+        descriptions: checked descriptions.
         most: bytes of all storages together.
     """
     sizes: list[int] = []
     known: dict[int, int] = {}
     forms = []
-    for fact in facts:
-        numbers = [fact.get(key) for key in ("storage", "bytes", "offset")]
+    for description in descriptions:
+        numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
         if not all(type(n) is int and n >= 0 for n in numbers):
             raise StateError("the memory of its state is described by no numbers")
         storage, size, offset = numbers
-        item_bytes = getattr(torch, fact["dtype"]).itemsize
-        if offset * item_bytes + span_of(fact["shape"], fact["strides"], item_bytes) > size:
+        item_bytes = getattr(torch, description["dtype"]).itemsize
+        span = span_of(description["shape"], description["strides"], item_bytes)
+        if offset * item_bytes + span > size:
             raise StateError("a tensor of its state reaches beyond its memory")
         if storage not in known or not size:
             known[storage] = len(sizes)
             sizes.append(size)
         if sum(sizes) > most:
             raise StateError("its parameters lie in much more memory than they need")
-        form = {key: fact[key] for key in ("offset", "shape", "strides", "dtype")}
+        form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": known[storage], **form})
     return sizes, forms

@@ -84,18 +84,18 @@ class Fastest(NamedTuple):
 NO_LIMIT = Fastest(0.0, 0.0)
 
 
-def fastest(empties: list[Sample]) -> Fastest:
+def fastest_empty(empties: list[Sample]) -> Fastest:
     """Return the times that no request stays below if its calls do anything."""
     own = min(min(sample.own) for sample in empties)
     return Fastest(own, min(sample.outer for sample in empties))
 
 
-def is_false(samples: list[Sample], limit: Fastest) -> bool:
+def is_clock_false(samples: list[Sample], limit: Fastest) -> bool:
     """Return whether a process's clock gives its median call less than the fastest empty one."""
     return median(median(sample.own) for sample in samples) < limit.own
 
 
-def hidden(eagers: list[Sample], empty: float) -> float:
+def hideable_seconds(eagers: list[Sample], empty: float) -> float:
     """Return how many seconds of each call a false clock can hide from the referee's.
 
     It is what is subtracted from the referee's clock beyond the overhead of eager's median request.
@@ -108,7 +108,7 @@ def hidden(eagers: list[Sample], empty: float) -> float:
     return max(empty - usual, 0.0) / len(eagers[0].own)
 
 
-def figures(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> list[float]:
+def seconds_of_calls(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> list[float]:
     """Return the seconds of one call, for each of a contestant's requests.
 
     The process's own clock gives the figures, unless the referee's clock, less the cost of an empty
@@ -124,21 +124,21 @@ def figures(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> l
         empty: seconds of a request whose calls do nothing, by the referee's clock.
         limit: what no request of an honest process stays below.
     """
-    if is_false(samples, limit):
-        return [max(seconds, limit.own) for seconds in _least(samples, limit.outer)]
+    if is_clock_false(samples, limit):
+        return [max(seconds, limit.own) for seconds in _seconds_by_referee(samples, limit.outer)]
     own = [max(median(sample.own), 1e-9) for sample in samples]
-    least = _least(samples, empty)
+    least = _seconds_by_referee(samples, empty)
     if median(least) <= median(own):
         return own
     return [max(pair) for pair in zip(own, least, strict=True)]
 
 
-def _least(samples: list[Sample], empty: float) -> list[float]:
+def _seconds_by_referee(samples: list[Sample], empty: float) -> list[float]:
     """Return the seconds of a call by the referee's clock, less an empty request, by requests."""
     return [(sample.outer - empty) / len(sample.own) for sample in samples]
 
 
-def cost_of_nothing(empties: list[float]) -> float:
+def empty_request_seconds(empties: list[float]) -> float:
     """Return the seconds that nine of ten empty requests do not exceed."""
     ordered = sorted(empties)
     return ordered[int(EMPTY_QUANTILE * (len(ordered) - 1))]
@@ -157,7 +157,7 @@ def overhead(empties: list[float], eagers: list[Sample]) -> float:
     """
     beyond = sorted(sample.outer - sum(sample.own) for sample in eagers)
     most = beyond[int(EAGER_QUANTILE * (len(beyond) - 1))] if beyond else 0.0
-    return max(cost_of_nothing(empties), most)
+    return max(empty_request_seconds(empties), most)
 
 
 @dataclass
@@ -199,14 +199,14 @@ def trim(*parts: Timings) -> int:
 
 
 def rounds(
-    one_round: Callable, wanted: Rounds, device: torch.device, what: str, progress: Progress
+    one_round: Callable, length: Rounds, device: torch.device, what: str, progress: Progress
 ) -> Iterator:
     """Yield the results of the rounds after the warm-up."""
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
-    most = wanted.trials or MOST[device.type]
-    limit = wanted.cpu_seconds if device.type == "cpu" and not wanted.trials else math.inf
+    most = length.trials or MOST[device.type]
+    limit = length.cpu_seconds if device.type == "cpu" and not length.trials else math.inf
     started = perf_counter()
     for done in range(most):
         seconds = perf_counter() - started

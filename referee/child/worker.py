@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
 from referee.execute import execute
-from referee.gradients_of import differentiate, recorded, wanted_of
+from referee.gradients_of import differentiate, recorded, sources_of
 from referee.names import MODULE, NOTHING
 from referee.results import describe, flatten, plain
 from referee.shared import Mapping, unpack
@@ -134,7 +134,7 @@ class Worker:
         self,
         name: str,
         inputs: list[dict],
-        given: list[dict],
+        output_gradients: list[dict],
         parameters: list[str],
         poison: int = 0,
         outputs: list[dict] | None = None,
@@ -147,7 +147,7 @@ class Worker:
         Args:
             name: what is called, as in `call`.
             inputs: a form for each step.
-            given: a form for each step, of the outputs' gradients.
+            output_gradients: a form for each step, of the outputs' gradients.
             parameters: names of those whose gradients are wanted.
             poison: bytes of free memory that are filled with NaN before.
             outputs: room for copies of each step's results, as in `call`.
@@ -157,9 +157,9 @@ class Worker:
         call = self._calls[name]
         returned = []
         self._awake.fill_(0)
-        for form, given_form in zip(inputs, given, strict=True):
+        for form, gradients_form in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(form))
-            gradients = self._mapping.tensors(given_form)
+            gradients = self._mapping.tensors(gradients_form)
             with torch.enable_grad():
                 self._clock.get_ahead()
                 result = self._clock.time(partial(call, *arguments))
@@ -169,9 +169,9 @@ class Worker:
                     returned.append(result)
                     continue
                 _, leaves = flatten(result)
-                wanted = wanted_of(arguments, state, parameters)
+                sources = sources_of(arguments, state, parameters)
                 self._clock.get_ahead()
-                found = self._clock.time(partial(differentiate, leaves, wanted, gradients))
+                found = self._clock.time(partial(differentiate, leaves, sources, gradients))
             returned.append([*leaves, *found])
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
@@ -244,16 +244,16 @@ class Worker:
     def _keep(self, returned: object, room: dict | None) -> dict:
         """Keep a result alive until `release`; describe it, or copy it where there is room."""
         structure, leaves = flatten(returned)
-        facts = []
+        descriptions = []
         for leaf in leaves:
             in_memory = plain(leaf)
             self._results += [leaf, in_memory]
-            facts.append(describe(leaf if in_memory is None else in_memory))
+            descriptions.append(describe(leaf if in_memory is None else in_memory))
         if room is not None:
             _copy_into(self._mapping.tensors(room), leaves)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
-        return {"structure": structure, "results": facts}
+        return {"structure": structure, "results": descriptions}
 
 
 def _is_finite(x: torch.Tensor) -> bool:

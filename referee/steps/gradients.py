@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from referee.contestant import RaisedError
-from referee.forward import check_form, check_intact, read
+from referee.forward import check_description, check_intact, read
 from referee.gradients import Quantity, draw_gradients, names_of, reference_gradients
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
@@ -50,7 +50,7 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    draws = OWN_DRAWS if problem.file.any_values else DRAWS
+    draws = OWN_DRAWS if problem.file.covers_all_values else DRAWS
     try:
         quantities = _compare(grading, (grading.draw() for _ in range(draws)))
     except (NoRoomError, torch.OutOfMemoryError):
@@ -61,11 +61,12 @@ def check_gradients(grading: Grading) -> None:
     if not quantities:
         return
     grading.quantities = quantities
+    if not (problem.needs_float64 and problem.file.covers_all_values):
+        return
     for quantity in quantities:
-        is_gradient = quantity.what.startswith("gradient")
-        if problem.needs_float64 and problem.file.any_values and is_gradient and quantity.found:
+        if quantity.what.startswith("gradient") and quantity.found:
             name = ", ".join(filter(None, [problem.setting, quantity.what]))
-            note_errors(grading, name, quantity.found, quantity.want.errors)
+            note_errors(grading, name, quantity.found, quantity.expected.errors)
 
 
 def _make_room(grading: Grading) -> None:
@@ -93,7 +94,7 @@ def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
             return []
         grading.verdict.count += 1
         del inputs  # the next ones may need the memory
-    wrong = {q.what: problem for q in quantities if (problem := q.problem())}
+    wrong = {q.what: mistake for q in quantities if (mistake := q.mistake())}
     of_inputs = {q.what for q in quantities if _is_of_an_input(q.what)}
     if not wrong:
         return quantities
@@ -117,33 +118,33 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
     """
     problem, module = grading.problem, grading.module
     grading.inputs = inputs
-    outputs, given, clear = draw_given(grading, inputs)
+    outputs, output_gradients, passes = draw_output_gradients(grading, inputs)
     results = len(outputs)
     del outputs  # they may be large
     parameters = grading.parameters()
     with restored_buffers(module):
-        wants = reference_gradients(problem, module, inputs, given, parameters)
-    if wants is None:
+        budgets = reference_gradients(problem, module, inputs, output_gradients, parameters)
+    if budgets is None:
         return False
     if not quantities:
         quantities += map(Quantity, names_of(inputs, parameters, results))
-    for quantity, want in zip(quantities, wants, strict=True):
-        if quantity.want and want and quantity.want.shape != want.shape:
+    for quantity, budget in zip(quantities, budgets, strict=True):
+        if quantity.expected and budget and quantity.expected.shape != budget.shape:
             return False  # of a size that depends on values
-        quantity.want = want
-    reply = _ask(grading, inputs, given, parameters, quantities)
+        quantity.expected = budget
+    reply = _ask(grading, inputs, output_gradients, parameters, quantities)
     if reply is None:
         return False
     check_intact(grading, "the backward", with_gradients=True)
-    facts = reply["calls"][0]["results"]
-    if not _has_all(grading, facts, quantities, results):
+    descriptions = reply["calls"][0]["results"]
+    if not _has_all(grading, descriptions, quantities, results):
         return False
-    _compare_all(grading, quantities, facts, is_strict=clear is not None)
+    _compare_all(grading, quantities, descriptions, is_strict=passes is not None)
     grading.bench.release(grading.solution)
     return True
 
 
-def draw_given(
+def draw_output_gradients(
     grading: Grading, inputs: list
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
     """Return the reference's outputs, new gradients of them, and where these surely pass.
@@ -153,43 +154,49 @@ def draw_given(
     problem, module = grading.problem, grading.module
     with restored_buffers(module):
         outputs = problem.run(module, inputs)
-    given = draw_gradients(outputs)
-    clear = problem.clear(module, inputs)
-    if clear is not None:
-        for g in given:
-            g.mul_(clear)
-    return outputs, given, clear
+    output_gradients = draw_gradients(outputs)
+    passes = problem.where_gradients_pass(module, inputs)
+    if passes is not None:
+        for g in output_gradients:
+            g.mul_(passes)
+    return outputs, output_gradients, passes
 
 
 def _compare_all(
-    grading: Grading, quantities: list[Quantity], facts: list, is_strict: bool
+    grading: Grading, quantities: list[Quantity], descriptions: list, is_strict: bool
 ) -> None:
     """Compare each result and gradient of a step with what it may be."""
-    for place, (quantity, fact) in enumerate(zip(quantities, facts, strict=True)):
-        if quantity.want:
-            check_form(grading, fact, quantity.want, f"{quantity.what}, recorded: ")
-            got = read(grading, fact, quantity.what, (0, place))
+    for place, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True)):
+        if quantity.expected:
+            check_description(
+                grading, description, quantity.expected, f"{quantity.what}, recorded: "
+            )
+            got = read(grading, description, quantity.what, (0, place))
             quantity.compare(got, is_strict)
 
 
 def _ask(
-    grading: Grading, inputs: list, given: list, parameters: list[str], quantities: list[Quantity]
+    grading: Grading,
+    inputs: list,
+    output_gradients: list,
+    parameters: list[str],
+    quantities: list[Quantity],
 ) -> dict | None:
     """Have the solution do a training step; return None, and say why, if its backward raises."""
     bench = grading.bench
     grading.write_inputs([inputs])
     grading.write_state()
-    bench.given[0].place(given)
-    bench.given[0].write(given)
-    wants = [q.want for q in quantities if q.want]
+    bench.output_gradients[0].place(output_gradients)
+    bench.output_gradients[0].write(output_gradients)
+    budgets = [q.expected for q in quantities if q.expected]
     try:
         return grading.solution.ask(
             "step",
             name=MODULE,
             inputs=bench.forms(1),
-            given=[bench.given[0].form],
+            output_gradients=[bench.output_gradients[0].form],
             parameters=[grading.state.names[name] for name in parameters],
-            poison=max(math.prod(want.shape) * want.dtype.itemsize for want in wants),
+            poison=max(math.prod(budget.shape) * budget.dtype.itemsize for budget in budgets),
             outputs=bench.room(_blanks(quantities, grading), 1) if bench.copies else None,
         )
     except RaisedError as raised:
@@ -207,23 +214,25 @@ def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
     """Return tensors of the forms of a step's results; of one that is not there an empty one."""
     blanks = []
     for quantity in quantities:
-        if quantity.want is None:
+        if quantity.expected is None:
             blanks.append(torch.empty(0, device=grading.device))
             continue
-        shape, dtype = quantity.want.shape, quantity.want.dtype
+        shape, dtype = quantity.expected.shape, quantity.expected.dtype
         blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
     return blanks
 
 
-def _has_all(grading: Grading, facts: list, quantities: list[Quantity], results: int) -> bool:
+def _has_all(
+    grading: Grading, descriptions: list, quantities: list[Quantity], results: int
+) -> bool:
     """Return whether no gradient is missing; say which one is."""
-    if len(facts) != len(quantities):
+    if len(descriptions) != len(quantities):
         raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
-    pairs = list(zip(quantities, facts, strict=True))
-    missing = [q.what for q, fact in pairs if q.want and fact.get("type") == "NoneType"]
+    pairs = list(zip(quantities, descriptions, strict=True))
+    missing = [q.what for q, one in pairs if q.expected and one.get("type") == "NoneType"]
     if not missing:
         return True
-    gradients = [q for q in quantities[results:] if q.want]
+    gradients = [q for q in quantities[results:] if q.expected]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
     grading.verdict.notes.append(f"forward only{which}"[:LONGEST_LINE])
     return False

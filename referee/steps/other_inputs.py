@@ -16,7 +16,7 @@ def check_other_inputs(grading: Grading) -> None:
     """Compare results for inputs of both signs, and for those that are altered in part."""
     problem = grading.problem
     taken, seen = [], grading.inputs
-    if not problem.file.any_values and problem.floats:
+    if not problem.file.covers_all_values and problem.floats:
         for name in (PARTS, SIGNS):
             inputs = problem.unlike(name, seen)
             if _is_finite(grading, inputs):
@@ -24,8 +24,8 @@ def check_other_inputs(grading: Grading) -> None:
                 taken.append(name)
             del inputs  # they may be large
     differs = any(note.startswith(DIFFERS) for note in grading.verdict.notes)
-    grading.relies_on_inputs = differs or not (problem.file.any_values or taken)
-    if not problem.file.any_values:
+    grading.relies_on_inputs = differs or not (problem.file.covers_all_values or taken)
+    if not problem.file.covers_all_values:
         trivial = problem.find_trivial(taken)
         grading.verdict.notes += [*trivial, *filter(None, [problem.note])]
 

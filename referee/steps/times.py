@@ -24,12 +24,20 @@ import torch
 from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import Contestant
-from referee.forward import check_eager_intact, check_forms, check_intact, read
+from referee.forward import check_eager_intact, check_intact, check_results, read
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reading import LARGEST_NUMBER, BadDescriptionError, UnreadableError, checked
 from referee.reference_file import LONGEST_LINE
-from referee.timing import Fastest, Sample, Timings, cost_of_nothing, fastest, figures, overhead
+from referee.timing import (
+    Fastest,
+    Sample,
+    Timings,
+    empty_request_seconds,
+    fastest_empty,
+    overhead,
+    seconds_of_calls,
+)
 from referee.verdict import ERROR, FASTER, WRONG, FoundError, Run, compared
 
 # Seconds of a request, so long that the spread of an empty one is a small part of it.
@@ -98,17 +106,17 @@ def _make_plan(bench: Bench) -> Plan:
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
-    empty = cost_of_nothing(outer_times(time_nothing(bench, 1, flush, EMPTY_FIRST)))
-    first = figures([alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
+    empty = empty_request_seconds(outer_times(time_nothing(bench, 1, flush, EMPTY_FIRST)))
+    first = seconds_of_calls([alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
     kind = problem.device.type
     count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
     each = max(problem.input_bytes + problem.output_bytes, 1)
     count = max(1, min(count, LARGEST_REQUEST[kind] // each))
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
-    empty = cost_of_nothing(outer_times(time_nothing(bench, count, flush)))
+    empty = empty_request_seconds(outer_times(time_nothing(bench, count, flush)))
     samples = [alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
     bench.release(process)
-    return Plan(count, figures(samples, empty))
+    return Plan(count, seconds_of_calls(samples, empty))
 
 
 def alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
@@ -150,7 +158,7 @@ def request(
     count: int,
     flush: Callable[[], None],
     results: list | None = None,
-) -> tuple[Sample, dict, "EarlyLook"]:
+) -> tuple[Sample, dict, "EarlyElements"]:
     """Time one request of an entrant's; return the sample, the reply, and what was read early.
 
     Args:
@@ -165,15 +173,15 @@ def request(
         room = bench.room(results, count)
     flush()
     process = entrant.process
-    look = EarlyLook(bench, process)
+    early = EarlyElements(bench, process)
     reply = process.ask(
-        "call", look.read, name=entrant.call, inputs=bench.forms(count), outputs=room
+        "call", early.read, name=entrant.call, inputs=bench.forms(count), outputs=room
     )
     own = checked_seconds(reply["seconds"], count)
-    return Sample(own, process.seconds), reply, look
+    return Sample(own, process.seconds), reply, early
 
 
-class EarlyLook:
+class EarlyElements:
     """Elements of a GPU's results that are read after the reply and before the clock stops.
 
     Work can be queued on a GPU behind a false reply, and it runs on while the process is stopped.
@@ -198,33 +206,33 @@ class EarlyLook:
             return
         calls = reply["calls"]
         count = max(1, LOOKED_AT // max(len(calls), 1))
-        for turn, call in enumerate(calls):
+        for call_index, call in enumerate(calls):
             with suppress(BadDescriptionError, UnreadableError):  # of which the comparison tells
-                self._read_one(turn, call["results"], count)
+                self._read_one(call_index, call["results"], count)
 
-    def _read_one(self, turn: int, facts: list[dict], count: int) -> None:
+    def _read_one(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results."""
-        readable = [i for i, fact in enumerate(facts) if fact.get("handle")]
+        readable = [i for i, description in enumerate(descriptions) if description.get("handle")]
         if not readable:
             return
         place = random.choice(readable)
-        size = math.prod(checked(facts[place])["shape"])
+        size = math.prod(checked(descriptions[place])["shape"])
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
-            values = self._reader.elements(facts[place], indices).cpu()
-            self._seen[turn, place] = indices, values
+            values = self._reader.elements(descriptions[place], indices).cpu()
+            self._seen[call_index, place] = indices, values
 
-    def differs(self, turn: int, place: int, whole: torch.Tensor) -> bool:
+    def differs(self, call_index: int, place: int, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            turn: which call of the request.
+            call_index: which call of the request.
             place: which of its results.
             whole: the result, read after the clock has stopped.
         """
-        if (turn, place) not in self._seen:
+        if (call_index, place) not in self._seen:
             return False
-        indices, values = self._seen[turn, place]
+        indices, values = self._seen[call_index, place]
         now = whole.reshape(-1)[indices.to(whole.device)].cpu()
         return not torch.equal(now.view(torch.uint8), values.view(torch.uint8))
 
@@ -243,7 +251,7 @@ def time_forwards(grading: Grading) -> None:
     chosen = plan(bench)
     bench.start_eager()
     grading.write_inputs([problem.draw()])
-    bench.prepare(_wanted_yardsticks(grading))
+    bench.prepare(_yardsticks_to_time(grading))
     names = problem.names
     timings = Timings(problem.device.type, names, problem.rate, problem.work, moved=problem.moved)
     timings.notes += bench.notes
@@ -265,25 +273,26 @@ def time_forwards(grading: Grading) -> None:
             write_what_is_small(grading)
             is_solution = entrant.process is grading.solution
             results = grading.results if is_solution or entrant.call == MODULE else None
-            sample, reply, look = request(bench, entrant, chosen.calls, flush, results)
+            sample, reply, early = request(bench, entrant, chosen.calls, flush, results)
             samples[entrant.name] = sample
             if is_solution:
-                compare_calls(grading, reply["calls"], look)
+                compare_calls(grading, reply["calls"], early)
             entrant.process.ask("release")
         empties.append(samples.pop("nothing"))
         return samples
 
     what = f"the forward{problem.setting and f' at {problem.setting}'}"
-    wanted = grading.options.rounds
     every: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
-    for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
+    for samples in timing.rounds(
+        one_round, grading.options.rounds, problem.device, what, grading.progress
+    ):
         for name, sample in samples.items():
             every[name].append(sample)
         empty = overhead(outer_times(empties), every[names.eager] + every[names.again])
-        limit = fastest(empties)
+        limit = fastest_empty(empties)
         for name, theirs in every.items():
             wall = [sample.outer / len(sample.own) for sample in theirs]
-            timings.set(name, figures(theirs, empty, limit), wall)
+            timings.set(name, seconds_of_calls(theirs, empty, limit), wall)
     for entrant in entrants:
         bench.release(entrant.process)
     timings.floor = problem.fastest(timings)
@@ -307,11 +316,11 @@ def note_clock(
     """
     names, kind = grading.problem.names, grading.device.type
     ours, *pair = (every[name] for name in (names.solution, names.eager, names.again))
-    eager, again = (figures(samples, empty, limit) for samples in pair)
-    times = figures(ours, empty, limit)
-    room = timing.hidden(pair[0] + pair[1], empty)
+    eager, again = (seconds_of_calls(samples, empty, limit) for samples in pair)
+    times = seconds_of_calls(ours, empty, limit)
+    room = timing.hideable_seconds(pair[0] + pair[1], empty)
     note = ""
-    if timing.is_false(ours, limit):
+    if timing.is_clock_false(ours, limit):
         note = FALSE_CLOCK
     elif compared(eager, again, times, kind) == FASTER:
         longest = [seconds + room for seconds in times]
@@ -321,7 +330,7 @@ def note_clock(
         grading.verdict.notes.append(note)
 
 
-def _wanted_yardsticks(grading: Grading) -> tuple[str, ...]:
+def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
     wanted = grading.problem.yardsticks[grading.device.type]
     if grading.options.is_quick:
         wanted = tuple(name for name in wanted if name not in grading.problem.slow_yardsticks)
@@ -373,32 +382,32 @@ def write_what_is_small(grading: Grading) -> None:
             eager.state.rewrite()
 
 
-def compare_calls(grading: Grading, calls: list, look: EarlyLook) -> None:
+def compare_calls(grading: Grading, calls: list, early: EarlyElements) -> None:
     """Compare the whole results of a timed request, and the inputs and parameters."""
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
-    for turn, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
-        facts = check_forms(grading, "a timed call", call, eager)
-        for place, (fact, want, budget) in enumerate(
-            zip(facts, eager, grading.budgets, strict=True)
+    for call_index, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
+        descriptions = check_results(grading, "a timed call", call, eager)
+        for place, (description, expected, budget) in enumerate(
+            zip(descriptions, eager, grading.budgets, strict=True)
         ):
-            got = read(grading, fact, "a timed call", (turn, place))
-            if look.differs(turn, place, got):
+            got = read(grading, description, "a timed call", (call_index, place))
+            if early.differs(call_index, place, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
-            found = budget.compare_some(got.reshape(-1), want.reshape(-1))
+            found = budget.compare_some(got.reshape(-1), expected.reshape(-1))
             if not found:
                 continue
-            if _is_of_another_call(grading, turn, place, budget, got):
+            if _is_of_another_call(grading, call_index, place, budget, got):
                 reason = "a timed call's result is that of another call"
                 raise FoundError(WRONG, reason)
             raise FoundError(WRONG, f"a timed call was wrong: {found}"[:LONGEST_LINE])
 
 
 def _is_of_another_call(
-    grading: Grading, turn: int, place: int, budget: object, got: torch.Tensor
+    grading: Grading, call_index: int, place: int, budget: object, got: torch.Tensor
 ) -> bool:
     """Return whether a wrong result is right for another call of the request."""
-    others = [c for i, c in enumerate(grading.expected_calls) if i != turn]
+    others = [c for i, c in enumerate(grading.expected_calls) if i != call_index]
     return any(budget.compare_some(got.reshape(-1), c[place].reshape(-1)) is None for c in others)
 
 

@@ -11,16 +11,16 @@ import torch
 from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
-from referee.forward import check_eager_intact, check_form, check_intact, read
+from referee.forward import check_description, check_eager_intact, check_intact, read
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE, NOTHING
 from referee.reference_file import NoRoomError
-from referee.steps.gradients import OUT_OF_MEMORY, draw_given
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
 from referee.steps.times import (
     CHANGES_LATE,
     EMPTY_REQUESTS,
-    EarlyLook,
+    EarlyElements,
     Entrant,
     checked_seconds,
     compiled_alone,
@@ -31,7 +31,7 @@ from referee.steps.times import (
     plan,
     write_what_is_small,
 )
-from referee.timing import Fastest, Sample, Step, Timings, fastest, figures, overhead
+from referee.timing import Fastest, Sample, Step, Timings, fastest_empty, overhead, seconds_of_calls
 from referee.verdict import WRONG, FoundError
 
 FORWARDS = 3  # that take as long as a step
@@ -71,7 +71,7 @@ def _time(grading: Grading) -> None:
     flush = make_flush(bench)
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
-        drawn, wants = _new_round(grading, calls)
+        drawn, expected_steps = _new_round(grading, calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
             if problem.is_large and bench.has_given_back(entrant.process):
@@ -79,27 +79,28 @@ def _time(grading: Grading) -> None:
                 grading.write_inputs(drawn)
             write_what_is_small(grading)
             flush()
-            sample, reply, look = _request(grading, entrant, calls)
+            sample, reply, early = _request(grading, entrant, calls)
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
-                _compare(grading, quantities, reply["calls"], wants, look)
+                _compare(grading, quantities, reply["calls"], expected_steps, early)
             bench.release_in_turn(entrant.process)
         empties.append(samples.pop("nothing")[0])
         return samples
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
-    wanted = grading.options.rounds
     every: dict[str, list[tuple[Sample, tuple]]] = {entrant.name: [] for entrant in entrants}
-    for samples in timing.rounds(one_round, wanted, problem.device, what, grading.progress):
+    for samples in timing.rounds(
+        one_round, grading.options.rounds, problem.device, what, grading.progress
+    ):
         for name, found in samples.items():
             every[name].append(found)
         eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        empty, limit = overhead(outer_times(empties), eagers), fastest(empties)
+        empty, limit = overhead(outer_times(empties), eagers), fastest_empty(empties)
         _set_all(step, every, empty, limit)
     wholes = {name: [sample for sample, _ in found] for name, found in every.items()}
     note_clock(grading, wholes, empty, limit)
     for quantity in quantities:
-        if found := quantity.problem():
+        if found := quantity.mistake():
             raise FoundError(WRONG, f"in timed steps, {found}")
 
 
@@ -123,47 +124,49 @@ def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
     grading.new_state()
     drawn = [problem.draw() for _ in range(calls)]
     grading.inputs = drawn[0]
-    wants, gradients = [], []
+    expected_steps, gradients = [], []
     for inputs in drawn:
-        given = draw_given(grading, inputs)[1]
-        gradients.append(given)
+        output_gradients = draw_output_gradients(grading, inputs)[1]
+        gradients.append(output_gradients)
         with restored_buffers(grading.module):
-            wants.append(problem.derive(grading.module, inputs, given, grading.parameters()))
+            expected_steps.append(
+                problem.derive(grading.module, inputs, output_gradients, grading.parameters())
+            )
     grading.write_inputs(drawn)
-    write_all(bench.given, bench.pool, gradients)
+    write_all(bench.output_gradients, bench.pool, gradients)
     values = list(grading.module.state_dict().values())
     grading.state.write(values)
     for eager in bench.eager:
         eager.state.write(values)
     if bench.copies:
-        grading.results = [x if x is not None else torch.empty(0) for x in wants[0]]
-    return drawn, wants
+        grading.results = [x if x is not None else torch.empty(0) for x in expected_steps[0]]
+    return drawn, expected_steps
 
 
-def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyLook]:
+def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyElements]:
     """Time one request of an entrant's; return the sample, the reply, and what was read early."""
     bench, names = grading.bench, grading.parameters()
     if entrant.process is grading.solution:
         names = [grading.state.names[name] for name in names]
     is_copied = bench.copies and entrant.call == MODULE
-    look = EarlyLook(bench, entrant.process)
+    early = EarlyElements(bench, entrant.process)
     reply = entrant.process.ask(
         "step",
-        look.read,
+        early.read,
         name=entrant.call,
         inputs=bench.forms(calls),
-        given=_given(bench, calls),
+        output_gradients=_output_gradient_forms(bench, calls),
         parameters=names,
         outputs=bench.room(grading.results, calls) if is_copied else None,
     )
     halves = _checked_halves(reply["seconds"], calls)
     own = [forward + backward for forward, backward in zip(*halves, strict=True)]
     reply["seconds"] = halves
-    return Sample(own, entrant.process.seconds), reply, look
+    return Sample(own, entrant.process.seconds), reply, early
 
 
-def _given(bench: Bench, calls: int) -> list[dict]:
-    return [region.form for region in bench.given[:calls]]
+def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
+    return [region.form for region in bench.output_gradients[:calls]]
 
 
 def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[float]]:
@@ -187,7 +190,7 @@ def _set_all(
         limit: the fastest empty call and request.
     """
     for name, rounds in every.items():
-        wholes = figures([sample for sample, _ in rounds], empty, limit)
+        wholes = seconds_of_calls([sample for sample, _ in rounds], empty, limit)
         walls = [sample.outer / len(sample.own) for sample, _ in rounds]
         parts = [_share_of_forwards(*halves) for _, halves in rounds]
         for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):
@@ -206,8 +209,8 @@ def _compare(
     grading: Grading,
     quantities: list[Quantity],
     calls: list[dict],
-    wants: list[list],
-    look: EarlyLook,
+    expected_steps: list[list],
+    early: EarlyElements,
 ) -> None:
     """Compare all results and gradients of a timed request.
 
@@ -215,26 +218,30 @@ def _compare(
         grading: the file under grading.
         quantities: results and gradients of a step; they take in what is found.
         calls: the reply's, one for each step.
-        wants: the reference's results and gradients of each step.
-        look: what was read before the clock stopped.
+        expected_steps: the reference's results and gradients of each step.
+        early: what was read before the clock stopped.
     """
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
-    for turn, (call, eager) in enumerate(zip(calls, wants, strict=True)):
-        facts = call["results"]
-        if len(facts) != len(quantities):
+    for call_index, (call, eager) in enumerate(zip(calls, expected_steps, strict=True)):
+        descriptions = call["results"]
+        if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
-        for place, (quantity, fact, want) in enumerate(zip(quantities, facts, eager, strict=True)):
-            if not quantity.want or want is None:
+        for place, (quantity, description, expected) in enumerate(
+            zip(quantities, descriptions, eager, strict=True)
+        ):
+            if not quantity.expected or expected is None:
                 continue
-            check_form(grading, fact, quantity.want, f"a timed step's {quantity.what}: ")
-            got = read(grading, fact, quantity.what, (turn, place))
-            if look.differs(turn, place, got):
+            check_description(
+                grading, description, quantity.expected, f"a timed step's {quantity.what}: "
+            )
+            got = read(grading, description, quantity.what, (call_index, place))
+            if early.differs(call_index, place, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(got, want)
+            quantity.compare_timed(got, expected)
     for quantity in quantities:
         if quantity.is_wrong_at_once:
-            raise FoundError(WRONG, f"a timed step's {quantity.problem()}")
+            raise FoundError(WRONG, f"a timed step's {quantity.mistake()}")
 
 
 def _note_kept(grading: Grading, step: Step) -> None:

@@ -1,7 +1,7 @@
 """Whole results at the timed size, for several sets of inputs and parameters."""
 
-from referee.budget import Found, grade
-from referee.forward import check, check_forms, read
+from referee.budget import Found, accuracy_class
+from referee.forward import check, check_results, read
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.problem import Case
@@ -17,7 +17,7 @@ LARGEST_KEPT_TWICE = {"cpu": 1 << 30, "cuda": 1 << 33}
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed, and with other parameters and inputs."""
     problem = grading.problem
-    label = f"{list(problem.shape)}" if problem.file.any_values else ""
+    label = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
     what = ", ".join(filter(None, [label, problem.setting]))
     grading.relative, grading.is_equal = 0.0, True
     if grading.is_whole:  # under the setting before
@@ -25,38 +25,38 @@ def check_values(grading: Grading) -> None:
     else:
         grading.progress("constructing", "the module")
         grading.construct(compare=True)
-    draws = OWN_DRAWS if problem.file.any_values else DRAWS
-    for turn in range(draws):
+    draws = OWN_DRAWS if problem.file.covers_all_values else DRAWS
+    for index in range(draws):
         # First other parameters for the same inputs: a result that is kept by its input is wrong.
-        is_state_alone = turn == 1 and bool(grading.parameters())
+        is_state_alone = index == 1 and bool(grading.parameters())
         inputs = grading.inputs if is_state_alone else grading.draw()
-        if turn:
+        if index:
             grading.new_state()
-        name = _name(what, turn, bool(problem.parameter_bytes))
-        is_last = turn == draws - 1
+        name = _name(what, index, bool(problem.parameter_bytes))
+        is_last = index == draws - 1
         found = check(grading, Case(name, inputs, fill=is_last))
         for one in found:
             grading.relative = max(grading.relative, one.relative)
             grading.is_equal = grading.is_equal and one.equal
-    reached = problem.accuracy(grading.relative, grading.is_equal, grade(grading.relative))
+    reached = problem.accuracy(grading.relative, grading.is_equal, accuracy_class(grading.relative))
     grading.verdict.accuracy = grading.verdict.accuracy or reached
     least = problem.least_accuracy()
     if least and reached != least:
         reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
         raise FoundError(WRONG, f"{reason}{grading.relative:.2g}")
-    if problem.file.any_values and any(grading.budgets[0].errors):
+    if problem.file.covers_all_values and any(grading.budgets[0].errors):
         note_errors(grading, what, found[0], grading.budgets[0].errors)
     _check_kept(grading)
 
 
-def _name(what: str, turn: int, has_parameters: bool) -> str:
+def _name(what: str, index: int, has_parameters: bool) -> str:
     """Return a draw's name in messages."""
-    if turn == 0:
+    if index == 0:
         how = "as constructed"
     elif has_parameters:
         how = "other parameters"
     else:
-        how = f"draw {turn + 1}"
+        how = f"draw {index + 1}"
     return f"{what}, {how}" if what else how
 
 
@@ -87,11 +87,11 @@ def _check_kept(grading: Grading) -> None:
         grading.write_inputs([inputs])
         grading.write_state()
         replies.append(grading.solution.ask("call", name=MODULE, inputs=bench.forms(1)))
-    wanted = grading.run_reference(first)
-    facts = check_forms(grading, "two calls", replies[0]["calls"][0], wanted)
-    for place, (fact, budget) in enumerate(zip(facts, grading.budgets, strict=True)):
-        got = read(grading, fact, "two calls", (0, place)).reshape(-1)
-        found = budget.compare_some(got, wanted[place].reshape(-1))
+    expected = grading.run_reference(first)
+    descriptions = check_results(grading, "two calls", replies[0]["calls"][0], expected)
+    for place, (description, budget) in enumerate(zip(descriptions, grading.budgets, strict=True)):
+        got = read(grading, description, "two calls", (0, place)).reshape(-1)
+        found = budget.compare_some(got, expected[place].reshape(-1))
         if not found:
             continue
         other = grading.run_reference(second)[place].reshape(-1)

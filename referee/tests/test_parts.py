@@ -11,11 +11,11 @@ import torch
 
 from referee import cuda_ipc, processes
 from referee.contestant import EndedError
-from referee.problem import attempt_derive
+from referee.problem import derive_or_none
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.results import describe, flatten
 from referee.shared import Mapping, Pool, Region
-from referee.steps.times import EarlyLook, checked_seconds
+from referee.steps.times import EarlyElements, checked_seconds
 from referee.verdict import ERROR, outcome
 
 CPU = torch.device("cpu")
@@ -103,9 +103,9 @@ def test_a_reference_without_memory_is_not_one_without_gradients():
     def raise_error(error):
         raise error
 
-    assert attempt_derive(lambda: raise_error(RuntimeError("no derivative"))) is None
+    assert derive_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
     with pytest.raises(torch.OutOfMemoryError):
-        attempt_derive(lambda: raise_error(torch.OutOfMemoryError("none")))
+        derive_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
 
 
 @pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
@@ -148,30 +148,30 @@ def stopped():
 )
 def test_reading_in_another_process(stopped, x):
     reader = Reader(stopped(), CPU)
-    fact = describe(x)
-    assert torch.equal(reader.whole(fact), x)
+    description = describe(x)
+    assert torch.equal(reader.whole(description), x)
     places = torch.tensor([0, x.numel() - 1])
-    assert torch.equal(reader.elements(fact, places), x.flatten()[places])
+    assert torch.equal(reader.elements(description, places), x.flatten()[places])
 
 
 def test_what_cannot_be_read(stopped):
-    fact = describe(torch.rand(3))
+    description = describe(torch.rand(3))
     reader = Reader(stopped(), CPU)
     with pytest.raises(UnreadableError):
-        reader.whole({**fact, "address": 8})
+        reader.whole({**description, "address": 8})
     with pytest.raises(UnreadableError, match="more than there is memory"):
-        reader.whole({**fact, "strides": [1 << 46]})
+        reader.whole({**description, "strides": [1 << 46]})
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
-            checked({**fact, **wrong})
+            checked({**description, **wrong})
 
 
 def test_addresses_between_elements_are_not_read_on_a_gpu():
     reader = Reader(os.getpid(), torch.device("cuda"))
-    fact = describe(torch.rand(3)) | {"handle": "00" * 64}
+    description = describe(torch.rand(3)) | {"handle": "00" * 64}
     for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
         with pytest.raises(BadDescriptionError):
-            reader.whole({**fact, **wrong})
+            reader.whole({**description, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     bench = SimpleNamespace(problem=on_gpu, copies=False)
-    look = EarlyLook(bench, SimpleNamespace(reader=reader))
+    look = EarlyElements(bench, SimpleNamespace(reader=reader))
     look.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
     assert not look.differs(0, 0, values)
     assert not look.differs(0, 1, values)
