@@ -82,7 +82,7 @@ class Bench:
         outputs: regions for results, where these cannot be read in place.
         eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
         copies: whether results are copied within the clock, since they cannot be read in place.
-        plans: how the problem is timed, by setting; see `steps.times`.
+        plans: how the problem is timed, by setting; see `timed_requests.plan`.
     """
 
     def __init__(self, problem: Problem, server: Server) -> None:

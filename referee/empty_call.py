@@ -22,7 +22,7 @@ from referee.engine import referee_at_work
 from referee.names import MODULE, NOTHING
 from referee.problem import Problem
 from referee.reference_file import load
-from referee.steps.times import Entrant, alone, make_flush
+from referee.timed_requests import Entrant, make_flush, time_alone
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
 REQUESTS = 200
@@ -63,8 +63,8 @@ def measure(elements: int, device: torch.device) -> str:
             bench.prepare(())
             process, flush = bench.eager[0].contestant, make_flush(bench)
             empty, eager = Entrant("empty", process, NOTHING), Entrant("eager", process, MODULE)
-            empties = [alone(bench, empty, 1, flush).outer for _ in range(REQUESTS)]
-            samples = [alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
+            empties = [time_alone(bench, empty, 1, flush).outer for _ in range(REQUESTS)]
+            samples = [time_alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
     own = [sample.own[0] for sample in samples]

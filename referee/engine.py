@@ -21,7 +21,7 @@ from referee.steps import (
     STEPS_ONCE_OF_A_SWEEP,
     STEPS_PER_SETTING,
 )
-from referee.steps.times import is_planned, plan
+from referee.timed_requests import is_planned, plan
 from referee.timing import trim
 from referee.verdict import (
     CORRECT,

@@ -17,8 +17,8 @@ from referee.verdict import WRONG, FoundError, of_exception
 
 LARGEST_KEPT = 1 << 26  # bytes of a result that is compared with later ones
 MOST_KEPT = 32  # such results
-LARGEST_BEFORE = 1 << 30  # bytes of the inputs of the call before that are kept
-NEAR = 1e-5  # relative: so near is a wrong result to another that is known, but for roundings
+LARGEST_BEFORE = 1 << 30  # bytes: larger inputs are not kept for the next call's diagnosis
+NEAR = 1e-5  # relative: two results this near are the same but for roundings
 DIFFERS = "differs from the reference"
 REPLAYS = "replays the result of an earlier call"
 
@@ -47,7 +47,7 @@ def check(grading: Grading, case: Case) -> list[Found]:
         case: the inputs, on the device, and what the solution has to do with them.
 
     Returns:
-        What is found of each result; nothing of inputs that are refused.
+        The comparison of each result; an empty list if the solution refuses the inputs.
     """
     grading.progress("checking", case.name)
     grading.verdict.count += 1
@@ -86,7 +86,7 @@ def check(grading: Grading, case: Case) -> list[Found]:
 
 
 def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dict:
-    """Have the solution called; once more, with copies of its results, if these cannot be read."""
+    """Call the solution; if its results cannot be read in place, call it again, with copies."""
     bench = grading.bench
     about = {"name": MODULE, "inputs": bench.forms(1), "fill": fill, "poison": size}
     if not bench.copies:
@@ -148,19 +148,19 @@ def check_results(
 def check_description(
     grading: Grading, description: dict, expected: Output | torch.Tensor, prefix: str
 ) -> None:
-    """Check what a result says of itself; the order of its dimensions in memory is free."""
+    """Check the type, dtype, device and shape in a description; strides are free."""
     kind = str(description.get("type"))[:100]
     if kind != "Tensor":
         raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
-    form = {
+    right = {
         "dtype": dtype_name(expected.dtype),
         "device": str(grading.device),
         "shape": list(expected.shape),
     }
-    for name, right in form.items():
-        if description.get(name) != right:
+    for name, value in right.items():
+        if description.get(name) != value:
             got = str(description.get(name))[:LONGEST_LINE]
-            raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {right}")
+            raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
 
 
 def _lies_in(description: dict, span: tuple[int, int]) -> bool:
@@ -191,7 +191,7 @@ def read(grading: Grading, description: dict, name: str, place: tuple[int, int])
 
 
 def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
-    """Take note of inputs that need not be taken; else raise what the verdict is."""
+    """Note that the solution refuses inputs that it may refuse; else raise the verdict."""
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
     has_worked = grading.verdict.count > 1 and grading.problem.file.covers_all_values
     if is_crash or (required and not has_worked):
@@ -205,7 +205,7 @@ def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> 
 
 
 def _remember(grading: Grading, first: Output, size: int) -> None:
-    """Keep the reference's result, to tell a later one that replays it."""
+    """Keep the reference's result, so that a later result that replays it is recognized."""
     if size <= LARGEST_KEPT and first.numel > 1:
         grading.earlier.append(first.eager.cpu())
         del grading.earlier[:-MOST_KEPT]

@@ -24,7 +24,7 @@ from referee.problem import (
 )
 
 CHANCE = 0.01  # the least probability with which rounding alone explains what is wrong
-STRAYS = 0.02  # the largest share of elements that may be wrong in every draw
+STRAYS = 0.02  # if a larger share of elements is wrong in every draw, rounding is not the cause
 STALE = 0.25  # the relative error of a gradient that ReLU near zero does not explain
 
 
@@ -57,13 +57,13 @@ class Quantity:
         self._chance = 1.0  # that one element is wrong in every draw, if rounding chooses them
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
-        """Take in what the solution gives for a draw; nothing may be wrong if `is_strict`."""
+        """Compare the solution's tensor of one draw; nothing may be wrong if `is_strict`."""
         found = self.found = self.expected.compare([(0, got.reshape(-1))])
-        self._take_in(found.beyond, found.relative, found.problem or "", is_strict)
+        self._record(found.beyond, found.relative, found.problem or "", is_strict)
         self.expected.forget()
 
     def compare_timed(self, got: torch.Tensor, eager: torch.Tensor) -> None:
-        """Take in what a timed step gives, beside eager's."""
+        """Compare the tensor of a timed step with eager's."""
         problem = self.expected.compare_some(got.reshape(-1), eager.reshape(-1))
         if self.expected.is_exact:
             if problem:
@@ -75,10 +75,10 @@ class Quantity:
             self._is_wrong = True
             self._note(problem)
         beyond = self.expected.beyond(got, eager)
-        self._take_in(beyond, relative, problem or "", is_strict=False)
+        self._record(beyond, relative, problem or "", is_strict=False)
 
     def mistake(self) -> str | None:
-        """Return what is wrong however the inputs are drawn, in words."""
+        """Return in words what is wrong, for certain; None if rounding may explain it."""
         if self._is_wrong or self._is_wrong_in_every_draw():
             return f"{self.what}: {self._first_problem}"
         return None
@@ -94,10 +94,8 @@ class Quantity:
         made.expected = self.expected
         return made
 
-    def _take_in(
-        self, beyond: torch.Tensor, relative: float, problem: str, is_strict: bool
-    ) -> None:
-        """Take in one draw.
+    def _record(self, beyond: torch.Tensor, relative: float, problem: str, is_strict: bool) -> None:
+        """Record one draw's comparison.
 
         Args:
             beyond: a mask of the elements that are off by too much.
@@ -155,7 +153,7 @@ def reference_gradients(
     output_gradients: list,
     parameters: list[str],
 ) -> list[Output | None] | None:
-    """Return what outputs and gradients of a step may be; None where the reference has none.
+    """Return the error budgets of a step's outputs and gradients; None where the reference has none.
 
     Args:
         problem: the problem.

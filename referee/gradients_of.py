@@ -13,7 +13,7 @@ def is_differentiable(x: object) -> bool:
 
 
 def recorded(inputs: list) -> list:
-    """Return arguments whose use autograd records."""
+    """Return the arguments; floating tensors are replaced by leaves that require gradients."""
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 
@@ -25,7 +25,8 @@ def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Ten
         state: of the module, with parameters that autograd knows.
         names: of the parameters.
     """
-    return [x for x in arguments if is_differentiable(x)] + [state[name] for name in names]
+    recorded_arguments = [x for x in arguments if is_differentiable(x)]
+    return recorded_arguments + [state[name] for name in names]
 
 
 def differentiate(

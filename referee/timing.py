@@ -51,7 +51,7 @@ class Rate(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How many rounds are timed: `trials`, or on a CPU what fits in `cpu_seconds`."""
+    """How many rounds are timed: `trials`, or if that is None, on a CPU what fits in `cpu_seconds`."""
 
     trials: int | None = None
     cpu_seconds: float = CPU_SECONDS
@@ -85,7 +85,7 @@ NO_LIMIT = Fastest(0.0, 0.0)
 
 
 def fastest_empty(empties: list[Sample]) -> Fastest:
-    """Return the times that no request stays below if its calls do anything."""
+    """Return the fastest empty call and request: calls that do something take longer."""
     own = min(min(sample.own) for sample in empties)
     return Fastest(own, min(sample.outer for sample in empties))
 
@@ -139,17 +139,17 @@ def _seconds_by_referee(samples: list[Sample], empty: float) -> list[float]:
 
 
 def empty_request_seconds(empties: list[float]) -> float:
-    """Return the seconds that nine of ten empty requests do not exceed."""
+    """Return the 90th percentile of the seconds of empty requests."""
     ordered = sorted(empties)
     return ordered[int(EMPTY_QUANTILE * (len(ordered) - 1))]
 
 
 def overhead(empties: list[float], eagers: list[Sample]) -> float:
-    """Return the seconds of a request that are not its calls'.
+    """Return the seconds that a request costs beyond its calls.
 
-    It is what an empty request takes, or, where that is more, what the referee's clock says of
-    eager's requests beyond eager's own clock: to return a large new result costs more than to
-    return one that is there. Nine of ten of eager's requests need no more.
+    Nine of ten empty requests cost no more. Eager's requests may cost more than empty ones, since
+    they return new results: then nine of ten of eager's requests cost no more. Their cost is the
+    referee's time less eager's own.
 
     Args:
         empties: seconds of empty requests.
@@ -186,7 +186,7 @@ class Timings:
 
 
 def trim(*parts: Timings) -> int:
-    """Drop the round that an interrupt came within; return how many are left.
+    """Drop the unfinished round after an interrupt; return how many rounds are left.
 
     Args:
         parts: timings of the same rounds.
@@ -201,7 +201,15 @@ def trim(*parts: Timings) -> int:
 def rounds(
     one_round: Callable, length: Rounds, device: torch.device, what: str, progress: Progress
 ) -> Iterator:
-    """Yield the results of the rounds after the warm-up."""
+    """Run the warm-up and then the timed rounds; yield what each timed round returns.
+
+    Args:
+        one_round: runs a round.
+        length: how many rounds.
+        device: where solutions compute.
+        what: is timed, for the progress line.
+        progress: says what is being done.
+    """
     for done in range(WARM_UP[device.type]):
         progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
         one_round()
@@ -217,7 +225,7 @@ def rounds(
 
 
 def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
-    """Return the rest, for the progress, from the rounds that are done in so many seconds."""
+    """Return how many rounds there are and the seconds left, in words, for the progress line."""
     each, total = seconds / max(done, 1), f" of {most}" if limit == math.inf else ""
     left = min(each * (most - done), max(limit - seconds, each))
     return f"{total}, {left:.0f} s left" if done else total

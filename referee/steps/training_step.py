@@ -11,6 +11,7 @@ import torch
 from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
+from referee.early_elements import EarlyElements
 from referee.forward import check_description, check_eager_intact, check_intact, read
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
@@ -19,17 +20,18 @@ from referee.reference_file import NoRoomError
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
 from referee.steps.times import (
     CHANGES_LATE,
-    EMPTY_REQUESTS,
-    EarlyElements,
-    Entrant,
-    checked_seconds,
     compiled_alone,
     entrants_of,
-    make_flush,
     note_clock,
+    write_what_is_small,
+)
+from referee.timed_requests import (
+    EMPTY_REQUESTS,
+    Entrant,
+    checked_seconds,
+    make_flush,
     outer_times,
     plan,
-    write_what_is_small,
 )
 from referee.timing import Fastest, Sample, Step, Timings, fastest_empty, overhead, seconds_of_calls
 from referee.verdict import WRONG, FoundError

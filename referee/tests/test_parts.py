@@ -11,11 +11,12 @@ import torch
 
 from referee import cuda_ipc, processes
 from referee.contestant import EndedError
+from referee.early_elements import EarlyElements
 from referee.problem import derive_or_none
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.results import describe, flatten
 from referee.shared import Mapping, Pool, Region
-from referee.steps.times import EarlyElements, checked_seconds
+from referee.timed_requests import checked_seconds
 from referee.verdict import ERROR, outcome
 
 CPU = torch.device("cpu")
