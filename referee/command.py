@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     parser = _parser(project)
     args = parser.parse_args(typed)
     if args.plot:
-        args.sweep = True  # whose times the picture shows
+        args.sweep = True
     _check(args, parser, project)
     if args.bundle:
         return _bundle(args, project)
@@ -118,13 +118,13 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
         progress=progress,
     )
     try:
-        fine = session.run()
+        is_fine = session.run()
     except KeyboardInterrupt:
         document["complete"] = False
         if document["records"]:
             _write_results(args, document)
         raise
-    return 0 if _write_results(args, document) and fine else 1
+    return 0 if _write_results(args, document) and is_fine else 1
 
 
 def _grade_folders(
@@ -251,18 +251,18 @@ def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> O
 
 
 def _write_results(args: argparse.Namespace, document: dict) -> bool:
-    """Return whether every file that was asked for could be written."""
-    fine = True
+    """Write the files that the options name; return whether all could be written."""
+    is_written = True
     if args.json:
-        fine = files.try_to_write(args.json, records.as_json(document))
+        is_written = files.try_to_write(args.json, records.as_json(document))
     if args.markdown:
-        fine = files.try_to_write(args.markdown, tables.markdown(document)) and fine
+        is_written = files.try_to_write(args.markdown, tables.markdown(document)) and is_written
     if not args.plot:
-        return fine
+        return is_written
     if not any(record["runs"] for record in document["records"]):
         console.say(f"{args.plot} is not drawn: nothing was timed")
         return False
-    return files.try_to_write(args.plot, plot.draw(document, args.plot.suffix)) and fine
+    return files.try_to_write(args.plot, plot.draw(document, args.plot.suffix)) and is_written
 
 
 def _check(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:

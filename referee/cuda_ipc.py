@@ -1,4 +1,4 @@
-"""Memory of a GPU that two processes see: CUDA's IPC handles, by the driver's own library.
+"""GPU memory that two processes share by CUDA's IPC handles, through the driver's library.
 
 Both sides use this module. torch's functions for the same purpose are not used: they send
 files, counters and events along, all of which a hostile process could make up. A handle is 64 bytes
@@ -70,11 +70,11 @@ class Allocation:
         _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
-        """Return a part of it."""
+        """Return a part of the allocation, without a copy."""
         return bytes_at(self._address.value + start, size, self._device)
 
     def free(self) -> None:
-        """Give it back to the driver."""
+        """Free the allocation."""
         _call("cuMemFree_v2", self._address)
 
 

@@ -1,4 +1,4 @@
-"""From files to verdicts: runs the steps of a grading, and turns what they raise into words."""
+"""Runs the steps of a grading; turns what they raise into a verdict."""
 
 import importlib
 import re
@@ -45,11 +45,11 @@ def read_files(paths: list[Path]) -> list[GradedFile]:
 
 @contextmanager
 def referee_at_work(own_builds: bool) -> Iterator[Server]:
-    """Give the server that forks all processes; at its end nothing of them is left.
+    """Yield the server that forks all processes; end all of them afterwards.
 
     Args:
-        own_builds: graded files build extensions in a folder of this run's own, so that what a
-            killed one leaves there, a lock, say, is in nobody's way.
+        own_builds: graded files build extensions in a temporary folder of this run. A killed build
+            leaves its lock there, where no other run waits for it.
     """
     before = torch.get_float32_matmul_precision()
     with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
@@ -104,12 +104,13 @@ class Engine:
         stopped = None
         try:
             self._grade(file, verdict)
-        except KeyboardInterrupt as interrupt:  # what there is counts
-            verdict.word, stopped = INTERRUPTED, interrupt
+        except KeyboardInterrupt as interrupt:  # the rounds so far count
+            verdict.word = INTERRUPTED
+            stopped = interrupt
         for run in verdict.runs:
             if run.step and not trim(run.step.forward, run.step.backward):
                 run.step = None
-        has_times = verdict.word in (CORRECT, INTERRUPTED)  # others' times mean nothing
+        has_times = verdict.word in (CORRECT, INTERRUPTED)
         verdict.runs = [run for run in verdict.runs if has_times and trim(run.timings)]
         if stopped:
             stopped.verdict = verdict

@@ -112,7 +112,7 @@ def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]
 
 
 def _only_one(paths: list[Path]) -> Path | None:
-    """Return the path if there is one, None where there is none or a choice."""
+    """Return the path of a list of one, else None."""
     return paths[0] if len(paths) == 1 else None
 
 
@@ -124,25 +124,25 @@ def _solution_files(solutions: list[Path]) -> Iterator[tuple[Path, Path]]:
         if path.is_dir():
             base, inside = path, sorted(file for file in path.rglob("*.py") if file.is_file())
         for file in inside:
-            if _key(file) not in seen:
-                seen.add(_key(file))
+            if _absolute(file) not in seen:
+                seen.add(_absolute(file))
                 yield base, file
 
 
-def _key(path: Path | str) -> str:
-    """Return what two spellings of a path have in common; links stay what they are."""
+def _absolute(path: Path | str) -> str:
+    """Return the absolute path without "..", to compare files; links are not followed."""
     return os.path.abspath(path)  # noqa: PTH100, Path.absolute leaves "..", resolve follows links
 
 
 def find_work(args: argparse.Namespace) -> Job:
-    """Return what is to be done, all files read.
+    """Return the problems and solutions to grade; all files are read here.
 
     Raises:
         ValueError: `--out` names a file of something else, or a solution cannot be read.
     """
     paired, alone = pair(args.reference, args.solution)
     earlier = read_out(args.out) if args.out else []
-    done = {(record["problem"], _key(record["file"])) for record in earlier}
+    done = {(record["problem"], _absolute(record["file"])) for record in earlier}
     return Job(args, earlier, _work(paired, args.reference, done), alone)
 
 
@@ -208,7 +208,7 @@ def _work(paired: dict[Path, list[Path]], references: Path, done: set[tuple]) ->
     work = []
     for reference, solutions in paired.items():
         name = reference.relative_to(references).with_suffix("").as_posix()
-        left = [path for path in solutions if (name, _key(path)) not in done]
+        left = [path for path in solutions if (name, _absolute(path)) not in done]
         try:
             if left:
                 work.append(Work(name, reference, read_files(left)))
@@ -230,7 +230,7 @@ def _graded(
     try:
         for device in devices:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work_off, args=(theirs, str(device), options))
+            process = context.Process(target=_run_worker, args=(theirs, str(device), options))
             process.start()
             theirs.close()
             workers[ours] = process
@@ -271,8 +271,8 @@ def _collect(
                 yield record
 
 
-def _work_off(connection: Connection, device: str, options: Options) -> None:
-    """Do what a worker's process does: take problems, send records, None after each problem.
+def _run_worker(connection: Connection, device: str, options: Options) -> None:
+    """Run a worker: receive problems, send their records, and None after each problem.
 
     Ctrl-C reaches all processes of a terminal. The command alone answers it: it terminates its
     workers, which then end what they have started.
@@ -408,7 +408,7 @@ def _times(run: dict) -> dict:
 
 
 def _share_of_light(run: dict) -> float:
-    """Return the least seconds that the work can take, in parts of the solution's; 0: not known."""
+    """Return the least seconds of the work, divided by the solution's; 0 if they are not known."""
     ours = by_role(run["forward"]["summary"], "solution")
     return (run["forward"]["floor_seconds"] or 0.0) / (ours["median_ms"] * 1e-3)
 
@@ -423,7 +423,7 @@ def as_csv(found: list[dict]) -> str:
 
 
 def summary(found: list[dict]) -> str:
-    """Return the table, and the summary that the field reads."""
+    """Return the table and the scores: fast_p, and the share of the speed of light."""
     graded = [record for record in found if record["verdict"] != NOT_GRADED]
     names = ["file", "problem", "verdict", "ms", "speedup", "time", "of_light", "step_speedup"]
     table = [names] + [[str(row[name]) for name in names] for row in rows(found)]

@@ -153,7 +153,7 @@ def reference_gradients(
     output_gradients: list,
     parameters: list[str],
 ) -> list[Output | None] | None:
-    """Return the error budgets of a step's outputs and gradients; None where the reference has none.
+    """Return the error budgets of a step's outputs and gradients; None where there is none.
 
     Args:
         problem: the problem.

@@ -23,7 +23,7 @@ VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can be allocated on a device, of a CPU within the control group."""
+    """Return the bytes that can be allocated; on a CPU, control groups may limit them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -41,32 +41,33 @@ def give_back_unused(device: torch.device) -> None:
 
 
 def choose_rows(
-    wanted: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
+    asked: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
 ) -> tuple[int, str]:
-    """Return how many rows are measured, and why these are not all, or "".
+    """Return how many rows are measured; and, if these are not all, why, else "".
 
     Args:
-        wanted: by the user; None for as many as fit in the default share of the free memory.
+        asked: how many rows the user asks for; None for as many as fit in the default share of
+            the free memory.
         rows: of the whole problem.
         row_bytes: of a row of the input.
         device: where they are measured.
         fixed_bytes: that are needed beside the rows.
 
     Raises:
-        ValueError: `wanted` rows, or a single one, need more memory than there is.
+        ValueError: `asked` rows, or a single one, need more memory than there is.
     """
     free = free_bytes(device)
     each = BUFFERS[device.type] * row_bytes
-    share = LARGEST_SHARE if wanted else DEFAULT_SHARE[device.type]
+    share = LARGEST_SHARE if asked else DEFAULT_SHARE[device.type]
     largest = (int(free * share) - fixed_bytes) // each
-    count = wanted or max(1, min(rows, largest))
+    count = asked or max(1, min(rows, largest))
     if count > largest:
         needed = (count * each + fixed_bytes) / 2**30
         raise ValueError(
             f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
             f"{free * share / 2**30:,.1f} GiB can be used"
         )
-    if wanted or count == rows:
+    if asked or count == rows:
         return count, ""
     part = PARTS[device.type]
     why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"

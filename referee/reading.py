@@ -17,7 +17,7 @@ from referee.memory import free_bytes
 from referee.results import span_of
 
 MOST_AT_ONCE = 1 << 30  # bytes of one call of process_vm_readv
-SECONDS_FOR_A_READ = 30.0  # beyond which a page that should be there does not come
+SECONDS_FOR_A_READ = 30.0  # a read that takes longer waits for a page that will not come
 LARGEST_NUMBER = 1 << 48  # of a side, a stride or an address
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ class BadDescriptionError(Exception):
     """A process described a result in a way that no tensor can be; the message says how."""
 
 
-class _Part(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     """C's struct iovec."""
 
     _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
@@ -40,9 +40,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 _libc.process_vm_readv.argtypes = [
     ctypes.c_int,
-    ctypes.POINTER(_Part),
+    ctypes.POINTER(_IoVector),
     ctypes.c_ulong,
-    ctypes.POINTER(_Part),
+    ctypes.POINTER(_IoVector),
     ctypes.c_ulong,
     ctypes.c_ulong,
 ]
@@ -57,7 +57,7 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
     done = 0
     while done < size:
         count = min(size - done, MOST_AT_ONCE)
-        mine, theirs = _Part(target + done, count), _Part(address + done, count)
+        mine, theirs = _IoVector(target + done, count), _IoVector(address + done, count)
         got = _libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
         if got <= 0:
             raise UnreadableError(os.strerror(ctypes.get_errno()))
@@ -75,10 +75,10 @@ def can_read(pid: int, address: int) -> bool:
 
 
 def checked(description: dict) -> dict:
-    """Return a description, once its numbers are what a tensor's numbers can be.
+    """Return a description, after its shape, strides, address and dtype were checked.
 
     Raises:
-        BadDescriptionError: they are not.
+        BadDescriptionError: no tensor can have them.
     """
     shape, strides = description.get("shape"), description.get("strides")
     numbers = [None]

@@ -35,8 +35,8 @@ class Session:
 
     Attributes:
         args: the command's options.
-        files: that are graded.
-        subjects: on which they are graded, one after the other.
+        files: to be graded.
+        subjects: the problems, dtypes and sizes on which they are graded, in order.
         make: returns the problem of a subject.
         device: where solutions compute.
         headline: of all records.
@@ -63,7 +63,7 @@ class Session:
         return not self.args.solution
 
     def run(self) -> bool:
-        """Do the work; return whether all is right."""
+        """Grade all files on all subjects; return whether every verdict is correct or left out."""
         found = self.document["records"]
         started = monotonic()
         try:
@@ -92,7 +92,7 @@ class Session:
         return are_right
 
     def _say_how_long(self) -> None:
-        """Say what a quick check is, before it begins."""
+        """Say how long the quick check takes."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
         seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
         built = "once the first run has built the kernels (up to two minutes)"
@@ -131,7 +131,7 @@ class Session:
             self._grade_one(subject, file, engine)
 
     def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
-        """Report the same verdict on every file: the fault is the problem's."""
+        """Report the same verdict on every file: the problem could not be prepared."""
         self.progress.clear()
         for file in self.files:
             self._report(subject, file, Verdict(file.path, word, reason))
@@ -150,7 +150,7 @@ class Session:
         return (end - passed) / names[index:].count(name)
 
     def _announce(self, subject: Subject, index: int) -> None:
-        """Say what comes."""
+        """Show the next problem in the progress line."""
         of_all = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
         what = "building the kernels" if self._is_ours and index == 0 else "starting"
         self.progress(f"{subject.problem}{of_all}: {what}")
@@ -243,7 +243,10 @@ def _seconds_of_a_copy(target: torch.Tensor, source: torch.Tensor) -> float:
 
 
 def add_limits(found: list[dict], bandwidth: float) -> None:
-    """Add the roofline of each series: the highest rate of its floors, the memory's bandwidth."""
+    """Add to each record of a sweep its time on the roofline.
+
+    The peak rate is the highest in the record's series: its problem, dtype and setting.
+    """
     series: dict[tuple, list[dict]] = {}
     for record in found:
         for run in record["runs"]:

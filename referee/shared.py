@@ -1,9 +1,9 @@
 """Tensors in memory that the referee owns and that the processes under it map.
 
 Both sides use this module. The referee writes inputs, parameters, and gradients of outputs into a
-`Region`, and tells a process by a `Form` where they are; the process makes tensors of them with
-`Mapping.tensors`. On a CPU all regions are parts of one file in memory (a memfd), which both sides
-map. On a GPU each region is an allocation of its own, which the process opens by CUDA IPC.
+`Region`, and sends the region's form, which says where they are; the process makes tensors of them
+with `Mapping.tensors`. On a CPU all regions are parts of one file in memory (a memfd), which both
+sides map. On a GPU each region is an allocation of its own, which the process opens by CUDA IPC.
 
 A form is a dictionary that JSON can hold:
 
@@ -23,7 +23,7 @@ import torch
 
 from referee import cuda_ipc
 
-# The file's size. Only pages that somebody has written to take memory.
+# Bytes of the file. Only pages that were written take memory.
 POOL_BYTES = 1 << 40
 ALIGNMENT = 4096  # bytes, of the start of every storage
 # A block that was given back is used again for a region of at least this part of its size.
@@ -75,7 +75,7 @@ def without_repeats(x: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(size: int) -> int:
-    """Return the next multiple of ALIGNMENT."""
+    """Round up to a multiple of ALIGNMENT."""
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
@@ -178,7 +178,7 @@ class Region:
             self.write(self._originals)
 
     def forget(self) -> None:
-        """Free what `is_unchanged` compares with; write the region before that is asked again."""
+        """Free the values that `is_unchanged` compares with; call `write` before it again."""
         self._originals = []
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def _part(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _is_laid_out_alike(there: torch.Tensor, x: torch.Tensor) -> bool:
-    """Return whether two tensors' whole memory, gaps too, means the same."""
+    """Return whether two tensors have storages of the same size and the same form."""
     mine, theirs = flat_bytes(there).numel(), flat_bytes(x).numel()
     return mine == theirs and forms_of([there]) == forms_of([x])
 
@@ -265,7 +265,6 @@ class Pool:
 
     Attributes:
         descriptor: of the file in memory that processes map.
-        inputs: the arguments of the next calls, one region for each call of a request.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -299,11 +298,11 @@ class Pool:
         return _Block(start, size, self._mapping)
 
     def give_back(self, block: _Block) -> None:
-        """Let other regions have a block."""
+        """Take a block back, for other regions."""
         self._unused.append(block)
 
     def close(self) -> None:
-        """Give the memory back. The processes that mapped it must have ended."""
+        """Free the memory. The processes that mapped it must have ended."""
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []

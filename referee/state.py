@@ -48,10 +48,10 @@ class State:
         args: list,
         compare: bool = False,
     ) -> None:
-        """Have the contestant construct its module, and take its state over.
+        """Have the contestant construct its module, and move its state into the region.
 
         Args:
-            problem: names the dtype.
+            problem: its file says the dtype.
             seed: of the constructor, that `module` was constructed under, too.
             module: the reference.
             args: of the constructor.
@@ -132,14 +132,14 @@ class State:
         return {name: names[name] for name in reference_state}
 
     def _find(self, left: dict[str, dict], value: torch.Tensor) -> str | None:
-        """Return the name of a part of the state that has such values; None if there is none."""
+        """Return the name of a tensor of the state with this value; None if there is none."""
         for name, description in left.items():
             if _is_alike(description, value) and self._holds(description, value):
                 return name
         return None
 
     def _holds(self, description: dict, value: torch.Tensor) -> bool:
-        """Return whether a part of the state has these values, but for roundings."""
+        """Return whether a tensor of the state has this value, but for roundings."""
         try:
             found = self._contestant.reader.whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
@@ -175,7 +175,7 @@ def _arrangement(descriptions: list[dict], most: int) -> tuple[list[int], list[d
 
     Args:
         descriptions: checked descriptions.
-        most: bytes of all storages together.
+        most: bytes that all storages together may have.
     """
     sizes: list[int] = []
     known: dict[int, int] = {}

@@ -51,7 +51,7 @@ class Rate(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How many rounds are timed: `trials`, or if that is None, on a CPU what fits in `cpu_seconds`."""
+    """How many rounds are timed: `trials`; if None, on a CPU as many as fit in `cpu_seconds`."""
 
     trials: int | None = None
     cpu_seconds: float = CPU_SECONDS

@@ -1,4 +1,4 @@
-"""The outcome of a file, and how exceptions and crashes read in it."""
+"""The verdict on a file, and the words for exceptions and crashes."""
 
 import signal
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ def compared(eager: list[float], again: list[float], times: list[float], device:
 
 @dataclass
 class Verdict:
-    """The outcome of a file."""
+    """What was found out about a file."""
 
     file: Path
     word: str = CORRECT
@@ -84,7 +84,12 @@ class Verdict:
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
-    """Return the verdict on what a process did instead of answering, in a stage of the grading."""
+    """Return the verdict and the reason for a process that did not answer properly.
+
+    Args:
+        error: what happened instead of an answer.
+        stage: of the grading, for the reason.
+    """
     if isinstance(error, RaisedError):
         return of_exception(error, stage)
     if isinstance(error, ForgedError):
@@ -109,7 +114,7 @@ def _signal_name(number: int) -> str:
 
 
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
-    """Return the verdict on an exception, in a stage of the grading."""
+    """Return the verdict and the reason for an exception that a stage of the grading met."""
     about = raised.args[0]
     if about.get("exits"):
         return ERROR, f"exits with status 0 while {stage}"
