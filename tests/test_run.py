@@ -319,7 +319,7 @@ def test_the_quick_check(place, small, monkeypatch, capsys, tmp_path):
         begins = said(output.err)
         assert bool(begins) == is_quick
         if is_quick:
-            assert begins[0].startswith("a quick check of linear_relu_divide: about 20 s, ")
+            assert begins[0].startswith("a quick check of linear_relu_divide: about 17 s, ")
         [record] = check_shape(path.read_text())
         assert (left in record["notes"]) == (left in output.out) == is_quick
         assert (record["runs"][0]["step"] is None) == is_quick
