@@ -112,7 +112,7 @@ class LinearReluDivideProblem(Problem):
         """Bytes that a call reads and writes: those of x and out, and of the weight."""
         return super().moved + math.prod(self.args[:2]) * self.dtype.itemsize
 
-    def fastest(self, timings: Timings) -> float:
+    def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
 
         Eager's calls count, because they compute the product too. A third of the time for three
@@ -207,7 +207,7 @@ class LinearReluDivideProblem(Problem):
             relative_error = U32 * 64
         return z.abs() > relative_error * magnitude
 
-    def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
+    def accuracy(self, relative: float, is_equal: bool, usual: str) -> str:
         """Return the accuracy class of the results, from the Frobenius norm of their errors."""
         if self.dtype != torch.float32:
             return f"{dtype_name(self.dtype)}-grade"

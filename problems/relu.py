@@ -48,11 +48,11 @@ class ReluProblem(Problem):
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""
         return inputs[0] != 0
 
-    def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
+    def accuracy(self, relative: float, is_equal: bool, usual: str) -> str:
         """Return the accuracy class of a result, which is right only if it is exact."""
         return "exact"
 
-    def fastest(self, timings: Timings) -> float:
+    def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest copy of as many bytes; 0 if no copy was timed."""
         copies = timings.seconds.get(COPY)
         return min(copies) if copies else 0.0

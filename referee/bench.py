@@ -110,7 +110,7 @@ class Bench:
         while len(self.eager) < count:
             self.eager.append(Eager(self))
 
-    def prepare(self, yardsticks: tuple[str, ...]) -> None:
+    def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up the yardsticks; the inputs must be written."""
         key = self.problem.setting, yardsticks
         if self._prepared == key:
@@ -131,7 +131,7 @@ class Bench:
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = key
 
-    def unprepare(self) -> None:
+    def forget_yardsticks(self) -> None:
         """Forget that yardsticks were set up: eager's processes are new."""
         self._prepared = None
 
@@ -139,7 +139,7 @@ class Bench:
         """Return the forms of the inputs of so many calls."""
         return [region.form for region in self.inputs[:count]]
 
-    def room(self, results: list[torch.Tensor], count: int) -> list[dict] | None:
+    def room_for(self, results: list[torch.Tensor], count: int) -> list[dict] | None:
         """Return forms with room for the results of so many calls; None if they are read in place.
 
         Args:
@@ -165,7 +165,7 @@ class Bench:
         else:
             process.ask("release")
 
-    def release_in_turn(self, process: Contestant) -> None:
+    def release_after_turn(self, process: Contestant) -> None:
         """Have a process free its results at the end of its turn in a round.
 
         It keeps its unused memory for its next turn, unless the others need that.
@@ -181,11 +181,11 @@ class Bench:
         process.ask("release", empty_cache=True)
         self._emptied.add(process.pid)
 
-    def has_given_back(self, process: Contestant) -> bool:
+    def must_allocate_anew(self, process: Contestant) -> bool:
         """Return whether a process has to allocate anew what its last request needed."""
         return process.pid in self._emptied
 
-    def has_taken(self, process: Contestant) -> None:
+    def has_allocated(self, process: Contestant) -> None:
         """Take note that a process has its memory again."""
         self._emptied.discard(process.pid)
 

@@ -47,23 +47,23 @@ class EarlyElements:
         readable = [i for i, description in enumerate(descriptions) if description.get("handle")]
         if not readable:
             return
-        place = random.choice(readable)
-        size = math.prod(checked(descriptions[place])["shape"])
+        result_index = random.choice(readable)
+        size = math.prod(checked(descriptions[result_index])["shape"])
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
-            values = self._reader.elements(descriptions[place], indices).cpu()
-            self._seen[call_index, place] = indices, values
+            values = self._reader.elements(descriptions[result_index], indices).cpu()
+            self._seen[call_index, result_index] = indices, values
 
-    def differs(self, call_index: int, place: int, whole: torch.Tensor) -> bool:
+    def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
             call_index: which call of the request.
-            place: which of its results.
+            result_index: which of its results.
             whole: the result, read after the clock has stopped.
         """
-        if (call_index, place) not in self._seen:
+        if (call_index, result_index) not in self._seen:
             return False
-        indices, values = self._seen[call_index, place]
+        indices, values = self._seen[call_index, result_index]
         now = whole.reshape(-1)[indices.to(whole.device)].cpu()
         return not torch.equal(now.view(torch.uint8), values.view(torch.uint8))

@@ -60,7 +60,7 @@ def measure(elements: int, device: torch.device) -> str:
         try:
             bench.start_eager()
             write_all(bench.inputs, bench.pool, [bench.problem.draw()])
-            bench.prepare(())
+            bench.prepare_yardsticks(())
             process, flush = bench.eager[0].contestant, make_flush(bench)
             empty, eager = Entrant("empty", process, NOTHING), Entrant("eager", process, MODULE)
             empties = [time_alone(bench, empty, 1, flush).outer for _ in range(REQUESTS)]

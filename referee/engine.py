@@ -22,7 +22,7 @@ from referee.steps import (
     STEPS_PER_SETTING,
 )
 from referee.timed_requests import is_planned, plan
-from referee.timing import trim
+from referee.timing import drop_unfinished_round
 from referee.verdict import (
     CORRECT,
     ERROR,
@@ -108,10 +108,12 @@ class Engine:
             verdict.word = INTERRUPTED
             stopped = interrupt
         for run in verdict.runs:
-            if run.step and not trim(run.step.forward, run.step.backward):
+            if run.step and not drop_unfinished_round(run.step.forward, run.step.backward):
                 run.step = None
         has_times = verdict.word in (CORRECT, INTERRUPTED)
-        verdict.runs = [run for run in verdict.runs if has_times and trim(run.timings)]
+        verdict.runs = [
+            run for run in verdict.runs if has_times and drop_unfinished_round(run.timings)
+        ]
         if stopped:
             stopped.verdict = verdict
             raise stopped

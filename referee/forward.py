@@ -27,13 +27,13 @@ class Result(NamedTuple):
     """A result of the solution's beside the reference's.
 
     Attributes:
-        place: which of the forward's results.
+        index: which of the forward's results.
         output: the reference's.
         got: the solution's, flat.
         found: their comparison.
     """
 
-    place: int
+    index: int
     output: Output
     got: torch.Tensor
     found: Found
@@ -66,9 +66,9 @@ def check(grading: Grading, case: Case) -> list[Found]:
     check_intact(grading, case.name)
     descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     found = []
-    for place, (output, description) in enumerate(zip(expected, descriptions, strict=True)):
-        got = read(grading, description, case.name, (0, place)).reshape(-1)
-        result = Result(place, output, got, output.compare([(0, got)]))
+    for result_index, (output, description) in enumerate(zip(expected, descriptions, strict=True)):
+        got = read(grading, description, case.name, (0, result_index)).reshape(-1)
+        result = Result(result_index, output, got, output.compare([(0, got)]))
         found.append(result.found)
         if not result.found.problem:
             continue
@@ -97,7 +97,7 @@ def _ask(grading: Grading, expected: list[Output], size: int, fill: bool) -> dic
         bench.copies = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
-    room = bench.room([_blank(x) for x in expected], 1)
+    room = bench.room_for([_blank(x) for x in expected], 1)
     return grading.solution.ask("call", outputs=room, **about)
 
 
@@ -137,8 +137,8 @@ def check_results(
     if structure != right or len(descriptions) != len(expected):
         got = str(structure)[:50]
         raise FoundError(WRONG, f"{name}: returns {got}, expected {right}, * being a tensor")
-    for place, (description, output) in enumerate(zip(descriptions, expected, strict=True)):
-        prefix = f"{name}, output {place}: " if len(expected) > 1 else f"{name}: "
+    for result_index, (description, output) in enumerate(zip(descriptions, expected, strict=True)):
+        prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, output, prefix)
         if not grading.problem.shares and _lies_in(description, grading.solution.span):
             raise FoundError(WRONG, f"returns its input, not new memory: {name}")
@@ -169,18 +169,18 @@ def _lies_in(description: dict, span: tuple[int, int]) -> bool:
     return isinstance(address, int) and span[0] <= address < span[1]
 
 
-def read(grading: Grading, description: dict, name: str, place: tuple[int, int]) -> torch.Tensor:
+def read(grading: Grading, description: dict, name: str, indices: tuple[int, int]) -> torch.Tensor:
     """Return a result of the solution's.
 
     Args:
         grading: the file under grading.
         description: describes the result.
         name: of the case, in messages.
-        place: which call of the request, and which of its results.
+        indices: of the call in the request, and of the result in the call.
     """
     if grading.bench.copies:
-        call, which = place
-        return grading.bench.outputs[call].tensors[which]
+        call_index, result_index = indices
+        return grading.bench.outputs[call_index].tensors[result_index]
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:
@@ -240,7 +240,7 @@ def _resemblance(grading: Grading, result: Result) -> str:
         if is_alike and not _is_near(flat, result.output.eager) and _is_near(got, flat):
             return words
     for old in grading.earlier:
-        if result.place == 0 and old.shape == got.shape and torch.equal(got.cpu(), old):
+        if result.index == 0 and old.shape == got.shape and torch.equal(got.cpu(), old):
             return REPLAYS
     return ""
 
@@ -251,12 +251,12 @@ def _guesses(grading: Grading, result: Result) -> dict[str, torch.Tensor]:
     guesses = {"returns zeros": torch.zeros_like(result.output.eager)}
     for i in problem.tensors:
         guesses[f"returns a copy of its input {i}"] = inputs[i]
-    if result.place == 0:
+    if result.index == 0:
         guesses |= problem.guesses(grading.module, inputs)
     if grading.stale is not None:
-        old = problem.run(grading.stale, inputs)[result.place]
+        old = problem.run(grading.stale, inputs)[result.index]
         guesses["answers with old parameters"] = old
-    if result.place == 0 and forms_of(grading.before) == forms_of(inputs):
+    if result.index == 0 and forms_of(grading.before) == forms_of(inputs):
         guesses[REPLAYS] = grading.run_reference(grading.before)[0]
     return guesses
 

@@ -145,7 +145,7 @@ class Problem:
         self.dtype = inputs[self.tensors[0]].dtype
         self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
         self.parameter_bytes = sum(x.nbytes for x in self._checked_state(module).values())
-        outputs = self._look(module, inputs)
+        outputs = self._inspect(module, inputs)
         self.output_bytes = sum(x.nbytes for x in outputs)
         if any(True for _ in module.parameters()):
             self.copy(module)  # each time that these change, a copy keeps the old ones
@@ -203,12 +203,12 @@ class Problem:
     # ------------------------------------------------------------ what a problem may know better
 
     def expected(self, module: nn.Module, inputs: list) -> list[Output]:
-        """Return the reference's results, and how far off a solution's may be."""
+        """Return the error budgets of the reference's results."""
         eager = self.run(module, inputs)
         if self.note:
             return [Output(x, None, self.terms) for x in eager]
-        exact = self._exact(module, inputs)
-        allowed = self._allowed(module, inputs) or [None] * len(eager)
+        exact = self._float64_results(module, inputs)
+        allowed = self._tf32_results(module, inputs) or [None] * len(eager)
         parts = zip(eager, exact, allowed, strict=True)
         outputs = [Output(x, y, self.terms, allowed=z) for x, y, z in parts]
         if self.is_large:
@@ -217,11 +217,11 @@ class Problem:
         return outputs
 
     def budget(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int) -> Output:
-        """Return what a result or a gradient of a training step may be."""
+        """Return the error budget of a result or gradient of a training step."""
         return Output(eager, exact, terms)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
-        """Return where a gradient surely passes, as a mask of the output; None if not known.
+        """Return a mask of the output, true where a gradient surely passes; None if unknown.
 
         Where a sum is near zero, rounding decides whether ReLU passes a gradient.
         """
@@ -243,12 +243,18 @@ class Problem:
         return None
 
     def guesses(self, module: nn.Module, inputs: list) -> dict[str, torch.Tensor]:
-        """Return wrong results that tell what was done, each with what that is in words."""
+        """Return results of typical mistakes, by words for the message."""
         return {}
 
-    def accuracy(self, relative: float, is_equal: bool, grade: str) -> str:
-        """Return the class of a solution's results at the timed size."""
-        return "exact" if is_equal else grade
+    def accuracy(self, relative: float, is_equal: bool, usual: str) -> str:
+        """Return the accuracy class of a solution's results at the timed size.
+
+        Args:
+            relative: the largest relative error of a result.
+            is_equal: all results have eager's bits.
+            usual: the class of that error.
+        """
+        return "exact" if is_equal else usual
 
     def least_accuracy(self) -> str:
         """Return the class that the timed size must reach, or "" where the budget decides."""
@@ -272,7 +278,7 @@ class Problem:
         """Bytes that a call reads and writes, if it reads all of its inputs."""
         return self.input_bytes + self.output_bytes
 
-    def fastest(self, timings: Timings) -> float:
+    def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of one call's work at the highest rate measured."""
         copies = timings.seconds.get(COPY)
         return min(copies) * self.output_bytes / self.moved if copies else 0.0
@@ -284,7 +290,7 @@ class Problem:
 
     # ------------------------------------------------------------ other inputs
 
-    def unlike(self, name: str, seen: list) -> list:
+    def unusual_inputs(self, name: str, seen: list) -> list:
         """Return inputs that `get_inputs` would not draw, of both signs, or altered in part.
 
         Args:
@@ -305,7 +311,9 @@ class Problem:
         return inputs
 
     def find_trivial(self, kinds: list[str]) -> list[str]:
-        """Return which results are constants, or copies of inputs, as far as some inputs tell.
+        """Return a line for each result that is a constant or a copy of an input.
+
+        Some inputs are tried: that a result is no constant is certain, that it is one is not.
 
         Args:
             kinds: of inputs beside those that `draw` gives: SIGNS, PARTS, or both.
@@ -315,29 +323,29 @@ class Problem:
         firsts = [output.eager for output in outputs]
         for output in outputs:
             output.forget()
-        constant = [True] * len(outputs)
+        are_constant = [True] * len(outputs)
         copied = [set(self.tensors) for _ in outputs]
         for kind in ("", "", *kinds):
-            inputs = self.unlike(kind, self.draw()) if kind else self.draw()
-            for place, (output, found) in enumerate(
+            inputs = self.unusual_inputs(kind, self.draw()) if kind else self.draw()
+            for i, (output, found) in enumerate(
                 zip(outputs, self.run(module, inputs), strict=True)
             ):
-                constant[place] = constant[place] and output.allows(found, firsts[place])
-                copied[place] = {i for i in copied[place] if output.allows(inputs[i], found)}
-            if not any(constant) and not any(copied):
+                are_constant[i] = are_constant[i] and output.allows(found, firsts[i])
+                copied[i] = {j for j in copied[i] if output.allows(inputs[j], found)}
+            if not any(are_constant) and not any(copied):
                 return []
         redraw_all(module)
-        changed = self.run(module, self.draw())
+        others = self.run(module, self.draw())
         lines = []
-        for place, (output, other) in enumerate(zip(outputs, changed, strict=True)):
-            number = f" {place}" if len(outputs) > 1 else ""
+        for i, output in enumerate(outputs):
+            number = f" {i}" if len(outputs) > 1 else ""
             subject = f"the reference's result{number} is"
-            if constant[place] and output.numel:
-                is_constant = output.allows(other, firsts[place])
-                all_of = "inputs and parameters" if is_constant else "inputs"
-                lines.append(f"{subject} the same for all {all_of}")
-            elif copied[place] and output.numel:
-                lines.append(f"{subject} its input {min(copied[place])}")
+            if are_constant[i] and output.numel:
+                ignores_parameters = output.allows(others[i], firsts[i])
+                ignored = "inputs and parameters" if ignores_parameters else "inputs"
+                lines.append(f"{subject} the same for all {ignored}")
+            elif copied[i] and output.numel:
+                lines.append(f"{subject} its input {min(copied[i])}")
         return lines
 
     # ------------------------------------------------------------ behind the constructor
@@ -358,8 +366,12 @@ class Problem:
                 raise self.file.bad(f"Model's state has {name}, which is no plain tensor")
         return state
 
-    def _look(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
-        """Run the forward twice; return its outputs, which must be the same tensors."""
+    def _inspect(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Run the forward twice, set what it tells of the problem, and return its outputs.
+
+        Raises:
+            BadReferenceError: the outputs cannot be graded.
+        """
         before = generator_states(self.device)
         kept = [x.clone() if _is_tensor(x) else x for x in inputs]
         with torch.no_grad(), Operators() as seen:
@@ -391,7 +403,7 @@ class Problem:
         self.shares = any(share_memory(*pair) for pair in pairs)
         return outputs
 
-    def _exact(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+    def _float64_results(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results in float64.
 
         Raises:
@@ -400,16 +412,16 @@ class Problem:
         wide = self.file.call_or_refuse("float64", lambda: in_float64(module))
         return self.run(wide, widened(inputs))
 
-    def _allowed(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+    def _tf32_results(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results with operands rounded to TF32, where torch's settings allow that."""
         words = self.tf32_operators()
         if not words:
             return []
         with RoundedOperands(words):
-            return self._exact(module, inputs)
+            return self._float64_results(module, inputs)
 
     def tf32_operators(self) -> tuple[str, ...]:
-        """Return words for those of the reference's operators that may be computed in TF32."""
+        """Return words in the names of those operators that torch may compute in TF32."""
         if self.device.type != "cuda" or self.dtype != torch.float32:
             return ()
         words: tuple[str, ...] = ()
@@ -420,10 +432,10 @@ class Problem:
         return tuple(word for word in words if any(word in name for name in self.operators))
 
     def _float64_note(self, module: nn.Module, inputs: list) -> str:
-        """Return why eager cannot be compared with its result in float64; "" if it can."""
+        """Return why there is no float64 result to compare with; "" if there is one."""
         eager = self.run(module, inputs)
         try:
-            exact = self._exact(module, inputs)
+            exact = self._float64_results(module, inputs)
         except (NoRoomError, torch.OutOfMemoryError):
             return NO_ROOM_FOR_FLOAT64
         except BadReferenceError:
@@ -528,11 +540,11 @@ def redrawn(base: torch.Tensor) -> torch.Tensor:
 
 
 def difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> float:
-    """Return the norm of a difference in parts of the second's; of integers, how many differ.
+    """Return |x - y| / |y|, Frobenius norms; for integers, the share of elements that differ.
 
     Args:
         x: a tensor.
-        y: another. They are compared in pieces, for lack of room.
+        y: another, with which it is compared in pieces, to save memory.
         where_finite: leave out the elements where y is not finite.
     """
     if x.shape != y.shape:

@@ -13,7 +13,7 @@ import torch
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
 from referee.timing import Names, Step, speed_up, spread
-from referee.verdict import Run, Verdict, compared
+from referee.verdict import Run, Verdict, compare_times
 
 KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
 
@@ -146,7 +146,7 @@ def _summary(
     for name, seconds in timed.items():
         times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
         values = zip(KEYS, (*times, *speed_up(timed[names.eager], seconds)), strict=True)
-        said = compared(timed[names.eager], timed[names.again], seconds, device)
+        said = compare_times(timed[names.eager], timed[names.again], seconds, device)
         role = roles.get(name, "yardstick")
         rows.append({"name": name, "role": role, "said": said, **dict(values)})
     return rows

@@ -67,7 +67,7 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
     finally:
         for eager in old:
             eager.close()
-        bench.unprepare()
+        bench.forget_yardsticks()
     return all(turns)
 
 

@@ -61,7 +61,7 @@ def _make_plan(bench: Bench) -> Plan:
     problem = bench.problem
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])
-    bench.prepare(())
+    bench.prepare_yardsticks(())
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
@@ -132,7 +132,7 @@ def time_request(
     """
     room = None
     if bench.copies and results:
-        room = bench.room(results, count)
+        room = bench.room_for(results, count)
     flush()
     process = entrant.process
     early = EarlyElements(bench, process)

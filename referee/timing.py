@@ -185,7 +185,7 @@ class Timings:
         self.wall[name] = wall
 
 
-def trim(*parts: Timings) -> int:
+def drop_unfinished_round(*parts: Timings) -> int:
     """Drop the unfinished round after an interrupt; return how many rounds are left.
 
     Args:
@@ -198,7 +198,7 @@ def trim(*parts: Timings) -> int:
     return whole
 
 
-def rounds(
+def run_rounds(
     one_round: Callable, length: Rounds, device: torch.device, what: str, progress: Progress
 ) -> Iterator:
     """Run the warm-up and then the timed rounds; yield what each timed round returns.

@@ -33,13 +33,13 @@ class Run:
 
     @property
     def word(self) -> str:
-        """The solution's time beside eager's, in a word: see `compared`."""
+        """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
         rows = (seconds[name] for name in (names.eager, names.again, names.solution))
-        return compared(*rows, self.timings.device)
+        return compare_times(*rows, self.timings.device)
 
 
-def compared(eager: list[float], again: list[float], times: list[float], device: str) -> str:
+def compare_times(eager: list[float], again: list[float], times: list[float], device: str) -> str:
     """Return "faster", "slower", "a tie" or "too noisy" for times beside eager's.
 
     It is a tie if the ratio's interval includes 1 once it is widened by what two processes, or

@@ -10,7 +10,7 @@ from problems import clock, relu
 from referee import timing
 from referee.names import COPY
 from referee.timing import Sample
-from referee.verdict import Run, compared
+from referee.verdict import Run, compare_times
 
 NAMES = relu.ReluProblem.names
 
@@ -109,18 +109,18 @@ LAUNCH_BOUND = {
 
 @pytest.mark.parametrize("times", LAUNCH_BOUND.values(), ids=LAUNCH_BOUND)
 def test_launches_make_the_same_code_vary_on_a_gpu(times):
-    assert compared(*times, "cuda") == "a tie"
+    assert compare_times(*times, "cuda") == "a tie"
 
 
 def test_what_the_device_limits_is_told_apart():
     """Eager varies by 1.002 there. On a CPU, what slows a round slows all its contestants."""
     eager, again = [1.0, 1.001, 1.002], [1.001, 1.0, 1.002]
-    assert compared(eager, again, [0.97] * 3, "cuda") == "faster"
-    assert compared(eager, again, [1.03] * 3, "cuda") == "slower"
+    assert compare_times(eager, again, [0.97] * 3, "cuda") == "faster"
+    assert compare_times(eager, again, [1.03] * 3, "cuda") == "slower"
     drifting = [1.0, 1.5, 2.0, 2.5]
     halves = [s / 1.2 for s in drifting]
-    assert compared(drifting, drifting, halves, "cpu") == "faster"
-    assert compared(drifting, drifting, halves, "cuda") == "a tie"
+    assert compare_times(drifting, drifting, halves, "cpu") == "faster"
+    assert compare_times(drifting, drifting, halves, "cuda") == "a tie"
 
 
 def test_speed_up():

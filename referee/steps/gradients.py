@@ -73,7 +73,7 @@ def _make_room(grading: Grading) -> None:
     """Leave to training steps the memory that forwards needed."""
     bench = grading.bench
     grading.forget_round()
-    bench.prepare(tuple(compiled_alone(bench.yardsticks)))
+    bench.prepare_yardsticks(tuple(compiled_alone(bench.yardsticks)))
     for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
         bench.give_back(process)
     if grading.device.type == "cuda":
@@ -165,13 +165,15 @@ def draw_output_gradients(
 def _compare_all(
     grading: Grading, quantities: list[Quantity], descriptions: list, is_strict: bool
 ) -> None:
-    """Compare each result and gradient of a step with what it may be."""
-    for place, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True)):
+    """Compare each result and gradient of a step with its error budget."""
+    for result_index, (quantity, description) in enumerate(
+        zip(quantities, descriptions, strict=True)
+    ):
         if quantity.expected:
             check_description(
                 grading, description, quantity.expected, f"{quantity.what}, recorded: "
             )
-            got = read(grading, description, quantity.what, (0, place))
+            got = read(grading, description, quantity.what, (0, result_index))
             quantity.compare(got, is_strict)
 
 
@@ -197,7 +199,7 @@ def _ask(
             output_gradients=[bench.output_gradients[0].form],
             parameters=[grading.state.names[name] for name in parameters],
             poison=max(math.prod(budget.shape) * budget.dtype.itemsize for budget in budgets),
-            outputs=bench.room(_blanks(quantities, grading), 1) if bench.copies else None,
+            outputs=bench.room_for(_blanks(quantities, grading), 1) if bench.copies else None,
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):

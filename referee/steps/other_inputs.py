@@ -18,7 +18,7 @@ def check_other_inputs(grading: Grading) -> None:
     taken, seen = [], grading.inputs
     if not problem.file.covers_all_values and problem.floats:
         for name in (PARTS, SIGNS):
-            inputs = problem.unlike(name, seen)
+            inputs = problem.unusual_inputs(name, seen)
             if _is_finite(grading, inputs):
                 check(grading, Case(name, inputs, required=False, may_differ=True))
                 taken.append(name)

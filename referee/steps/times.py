@@ -33,7 +33,7 @@ from referee.timing import (
     overhead,
     seconds_of_calls,
 )
-from referee.verdict import FASTER, WRONG, FoundError, Run, compared
+from referee.verdict import FASTER, WRONG, FoundError, Run, compare_times
 
 # Memory up to so many bytes is written before every request, so that all contestants find the same
 # part of it in the caches. Larger memory is written once a round.
@@ -52,7 +52,7 @@ def time_forwards(grading: Grading) -> None:
     chosen = plan(bench)
     bench.start_eager()
     grading.write_inputs([problem.draw()])
-    bench.prepare(_yardsticks_to_time(grading))
+    bench.prepare_yardsticks(_yardsticks_to_time(grading))
     names = problem.names
     timings = Timings(problem.device.type, names, problem.rate, problem.work, moved=problem.moved)
     timings.notes += bench.notes
@@ -84,7 +84,7 @@ def time_forwards(grading: Grading) -> None:
 
     what = f"the forward{problem.setting and f' at {problem.setting}'}"
     every: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
-    for samples in timing.rounds(
+    for samples in timing.run_rounds(
         one_round, grading.options.rounds, problem.device, what, grading.progress
     ):
         for name, sample in samples.items():
@@ -96,7 +96,7 @@ def time_forwards(grading: Grading) -> None:
             timings.set(name, seconds_of_calls(theirs, empty, limit), wall)
     for entrant in entrants:
         bench.release(entrant.process)
-    timings.floor = problem.fastest(timings)
+    timings.floor = problem.floor_seconds(timings)
     note_clock(grading, every, empty, limit)
     check_eager_speed(grading, chosen)
 
@@ -123,9 +123,9 @@ def note_clock(
     note = ""
     if timing.is_clock_false(ours, limit):
         note = FALSE_CLOCK
-    elif compared(eager, again, times, kind) == FASTER:
+    elif compare_times(eager, again, times, kind) == FASTER:
         longest = [seconds + room for seconds in times]
-        is_confirmed = compared(eager, again, longest, kind) == FASTER
+        is_confirmed = compare_times(eager, again, longest, kind) == FASTER
         note = "" if is_confirmed or room < HIDDEN_PART * median(times) else UNCONFIRMED
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
@@ -189,27 +189,29 @@ def compare_calls(grading: Grading, calls: list, early: EarlyElements) -> None:
     check_eager_intact(grading)
     for call_index, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
         descriptions = check_results(grading, "a timed call", call, eager)
-        for place, (description, expected, budget) in enumerate(
+        for result_index, (description, expected, budget) in enumerate(
             zip(descriptions, eager, grading.budgets, strict=True)
         ):
-            got = read(grading, description, "a timed call", (call_index, place))
-            if early.differs(call_index, place, got):
+            got = read(grading, description, "a timed call", (call_index, result_index))
+            if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
             found = budget.compare_some(got.reshape(-1), expected.reshape(-1))
             if not found:
                 continue
-            if _is_of_another_call(grading, call_index, place, budget, got):
+            if _is_of_another_call(grading, call_index, result_index, budget, got):
                 reason = "a timed call's result is that of another call"
                 raise FoundError(WRONG, reason)
             raise FoundError(WRONG, f"a timed call was wrong: {found}"[:LONGEST_LINE])
 
 
 def _is_of_another_call(
-    grading: Grading, call_index: int, place: int, budget: object, got: torch.Tensor
+    grading: Grading, call_index: int, result_index: int, budget: object, got: torch.Tensor
 ) -> bool:
     """Return whether a wrong result is right for another call of the request."""
-    others = [c for i, c in enumerate(grading.expected_calls) if i != call_index]
-    return any(budget.compare_some(got.reshape(-1), c[place].reshape(-1)) is None for c in others)
+    others = [call for i, call in enumerate(grading.expected_calls) if i != call_index]
+    return any(
+        budget.compare_some(got.reshape(-1), c[result_index].reshape(-1)) is None for c in others
+    )
 
 
 def compiled_alone(yardsticks: list[str]) -> list[str]:

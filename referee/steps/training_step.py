@@ -76,7 +76,7 @@ def _time(grading: Grading) -> None:
         drawn, expected_steps = _new_round(grading, calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            if problem.is_large and bench.has_given_back(entrant.process):
+            if problem.is_large and bench.must_allocate_anew(entrant.process):
                 _take_memory(grading, entrant, calls)
                 grading.write_inputs(drawn)
             write_what_is_small(grading)
@@ -85,13 +85,13 @@ def _time(grading: Grading) -> None:
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], expected_steps, early)
-            bench.release_in_turn(entrant.process)
+            bench.release_after_turn(entrant.process)
         empties.append(samples.pop("nothing")[0])
         return samples
 
     what = f"the training step{problem.setting and f' at {problem.setting}'}"
     every: dict[str, list[tuple[Sample, tuple]]] = {entrant.name: [] for entrant in entrants}
-    for samples in timing.rounds(
+    for samples in timing.run_rounds(
         one_round, grading.options.rounds, problem.device, what, grading.progress
     ):
         for name, found in samples.items():
@@ -113,7 +113,7 @@ def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
         region.forget()
     _request(grading, entrant, calls)
     entrant.process.ask("release")
-    grading.bench.has_taken(entrant.process)
+    grading.bench.has_allocated(entrant.process)
 
 
 def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
@@ -159,7 +159,7 @@ def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, di
         inputs=bench.forms(calls),
         output_gradients=_output_gradient_forms(bench, calls),
         parameters=names,
-        outputs=bench.room(grading.results, calls) if is_copied else None,
+        outputs=bench.room_for(grading.results, calls) if is_copied else None,
     )
     halves = _checked_halves(reply["seconds"], calls)
     own = [forward + backward for forward, backward in zip(*halves, strict=True)]
@@ -229,7 +229,7 @@ def _compare(
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
-        for place, (quantity, description, expected) in enumerate(
+        for result_index, (quantity, description, expected) in enumerate(
             zip(quantities, descriptions, eager, strict=True)
         ):
             if not quantity.expected or expected is None:
@@ -237,8 +237,8 @@ def _compare(
             check_description(
                 grading, description, quantity.expected, f"a timed step's {quantity.what}: "
             )
-            got = read(grading, description, quantity.what, (call_index, place))
-            if early.differs(call_index, place, got):
+            got = read(grading, description, quantity.what, (call_index, result_index))
+            if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
             quantity.compare_timed(got, expected)
     for quantity in quantities:

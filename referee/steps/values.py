@@ -30,7 +30,7 @@ def check_values(grading: Grading) -> None:
         # First other parameters for the same inputs: a result that is kept by its input is wrong.
         is_state_alone = index == 1 and bool(grading.parameters())
         inputs = grading.inputs if is_state_alone else grading.draw()
-        if index:
+        if index > 0:
             grading.new_state()
         name = _name(what, index, bool(problem.parameter_bytes))
         is_last = index == draws - 1
@@ -50,7 +50,13 @@ def check_values(grading: Grading) -> None:
 
 
 def _name(what: str, index: int, has_parameters: bool) -> str:
-    """Return a draw's name in messages."""
+    """Return the name of a draw for messages.
+
+    Args:
+        what: shape and precision setting, or "".
+        index: of the draw.
+        has_parameters: the problem has parameters, which change from draw to draw.
+    """
     if index == 0:
         how = "as constructed"
     elif has_parameters:
@@ -61,7 +67,7 @@ def _name(what: str, index: int, has_parameters: bool) -> str:
 
 
 def note_errors(grading: Grading, name: str, found: Found, eagers: tuple) -> None:
-    """Add a row to the table of errors against float64."""
+    """Add the solution's and eager's errors against float64 to the verdict's table."""
     errors = {"solution": (found.max, found.mean, found.relative), "reference": eagers}
     row: dict[str, object] = {"name": name}
     for whose, values in errors.items():
@@ -89,12 +95,14 @@ def _check_kept(grading: Grading) -> None:
         replies.append(grading.solution.ask("call", name=MODULE, inputs=bench.forms(1)))
     expected = grading.run_reference(first)
     descriptions = check_results(grading, "two calls", replies[0]["calls"][0], expected)
-    for place, (description, budget) in enumerate(zip(descriptions, grading.budgets, strict=True)):
-        got = read(grading, description, "two calls", (0, place)).reshape(-1)
-        found = budget.compare_some(got, expected[place].reshape(-1))
+    for result_index, (description, budget) in enumerate(
+        zip(descriptions, grading.budgets, strict=True)
+    ):
+        got = read(grading, description, "two calls", (0, result_index)).reshape(-1)
+        found = budget.compare_some(got, expected[result_index].reshape(-1))
         if not found:
             continue
-        other = grading.run_reference(second)[place].reshape(-1)
+        other = grading.run_reference(second)[result_index].reshape(-1)
         if len(other) == len(got) and budget.compare_some(got, other) is None:
             raise FoundError(WRONG, "a later call overwrites an earlier call's result")
         raise FoundError(WRONG, f"two calls, the first result: {found}")
