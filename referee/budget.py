@@ -1,4 +1,4 @@
-"""How far a result may be from the reference's, relative to eager's own error.
+"""The error budget: how far a result may be from the reference's, relative to eager's error.
 
 The reference in float64 gives eager's error. In float32 a result may be FACTOR times as far off,
 for a fast exponential is less accurate than torch's. It may also be as far off as the roundings of
@@ -19,7 +19,7 @@ from referee.compare import INTEGERS, first_mismatch
 FACTOR, LOW_FACTOR = 32, 4
 # A plain sum of n positive terms in order is sqrt(n) / 4 roundings off, in standard deviations.
 SPREADS = 16
-ROUNDINGS = 8  # of the result, that are allowed where eager's is exact
+ROUNDINGS = 8  # roundings of the result that are allowed even where eager's is exact
 # Relative and absolute, where there is no result of higher precision; KernelBench's own.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
@@ -33,7 +33,8 @@ CLASSES = {"float32-grade": 1e-4, "TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
 WORST = "worse than bf16"
 GROSS = 2.0**-6  # of the largest result: errors that no precision explains
 
-# Operators that sum: over a dimension, the last one of an operand, or all that is reduced.
+# Operators that sum: over the dimension in their second argument; over the last dimension of the
+# operand with this index; over all that a reduction leaves out.
 CUMULATIVE = ("cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax")
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0}
 REDUCTIONS = ("sum", "mean", "prod", "var", "std", "norm", "logsumexp", "pool", "loss", "dist")
@@ -60,19 +61,19 @@ class Found:
 class _Totals:
     """Errors and sizes of the elements that were compared so far."""
 
-    largest: float = 0.0  # size
-    furthest: float = 0.0  # error
-    errors: float = 0.0  # their sum
+    largest_size: float = 0.0
+    largest_error: float = 0.0
+    sum_of_errors: float = 0.0
     squared_errors: float = 0.0
-    sizes: float = 0.0
+    sum_of_sizes: float = 0.0
     squared_sizes: float = 0.0
 
     def add(self, error: torch.Tensor, size: torch.Tensor) -> None:
         """Add elements; both tensors are overwritten."""
-        self.largest = max(self.largest, size.max().item())
-        self.furthest = max(self.furthest, error.max().item())
-        self.errors += error.sum().item()
-        self.sizes += size.sum().item()
+        self.largest_size = max(self.largest_size, size.max().item())
+        self.largest_error = max(self.largest_error, error.max().item())
+        self.sum_of_errors += error.sum().item()
+        self.sum_of_sizes += size.sum().item()
         self.squared_errors += error.square_().sum().item()
         self.squared_sizes += size.square_().sum().item()
 
@@ -87,7 +88,7 @@ class _Totals:
 class Output:
     """One output of the reference, and how far another may be off: its error budget.
 
-    An element may be off by `slack` plus `parts` times its size, and the mean error is at most
+    An element may be off by `slack` plus `relative_slack` times its size. The mean error is at most
     `mean_slack`.
 
     Args:
@@ -121,13 +122,13 @@ class Output:
         self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
         self.slack = 0.0
         self.mean_slack = math.inf
-        self.parts = 0.0
+        self.relative_slack = 0.0
         self.size = 0.0
         self.errors = (0.0, 0.0, 0.0)
         if self.exact is not None:
             self._set_budget(terms, _flat(allowed))
         elif not self.is_exact:
-            self.slack = self.parts = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
+            self.slack = self.relative_slack = TOLERANCES.get(self.dtype, HALF_TOLERANCE)
 
     def _set_budget(self, terms: int, allowed: Maybe) -> None:
         """Set the budget from eager's errors, or from those of `allowed`, if they are larger."""
@@ -142,21 +143,21 @@ class Output:
         roundings = 1 if is_low else ROUNDINGS
         self.size = own.size
         self.errors = (own.max, own.mean, own.relative)
-        self.parts = roundings * eps
+        self.relative_slack = roundings * eps
         self.slack = factor * own.max + eps * self.size
-        self.mean_slack = factor * own.mean + self.parts * own.mean_size
+        self.mean_slack = factor * own.mean + self.relative_slack * own.mean_size
         if self.dtype == torch.float32 and not is_low:
             sums = min(math.sqrt(terms) / 4 * eps / 2, CLASSES["float32-grade"] / SPREADS)
-            self.parts = max(self.parts, SPREADS * sums)
+            self.relative_slack = max(self.relative_slack, SPREADS * sums)
             self.slack = max(self.slack, SPREADS * sums * self.size)
             self.mean_slack = max(self.mean_slack, 4 * sums * self.size)
 
     def forget_exact(self) -> None:
-        """Compare with eager's result from now on; the budget stays."""
+        """Free the exact result; `compare` then uses eager's. The budget stays."""
         self.exact = None
 
     def forget(self) -> None:
-        """Keep the budget alone."""
+        """Free the results; the budget stays."""
         self.eager = self.exact = self.limit = None
 
     def compare(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> Found:
@@ -184,16 +185,16 @@ class Output:
                 totals.add(error, expected.abs().nan_to_num_(0, 0, 0))
         beyond = torch.cat(wrong) if wrong else torch.zeros(0, dtype=torch.bool)
         count = max(self.numel, 1)
-        mean = totals.errors / count
+        mean = totals.sum_of_errors / count
         reached = accuracy_class(totals.relative)
-        is_far = totals.furthest > GROSS * totals.largest or reached == WORST
+        is_far = totals.largest_error > GROSS * totals.largest_size or reached == WORST
         return Found(
-            problem=self._problem(count_true(beyond), first, totals.furthest, mean),
-            max=totals.furthest,
+            problem=self._problem(count_true(beyond), first, totals.largest_error, mean),
+            max=totals.largest_error,
             mean=mean,
             relative=totals.relative,
             size=math.sqrt(totals.squared_sizes / count),
-            mean_size=totals.sizes / count,
+            mean_size=totals.sum_of_sizes / count,
             equal=is_equal,
             gross=self.is_exact or is_far,
             beyond=beyond,
@@ -223,7 +224,7 @@ class Output:
         return is_alike and self.compare_some(got.reshape(-1), eager.reshape(-1)) is None
 
     def compare_some(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
-        """Return what is wrong with another result beside eager's, in words; None if nothing is."""
+        """Compare another result with eager's; return what is wrong, None if nothing is."""
         if self.is_exact:
             return first_mismatch(got, eager)
         bad = self.beyond(got, eager)
@@ -232,21 +233,21 @@ class Output:
         return f"{count}, the first: {first}" if first else None
 
     def beyond(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """Return a flat mask of another result's elements that are too far from eager's."""
+        """Return a flat mask of the elements of `got` that are too far from `eager`."""
         got, eager = got.reshape(-1), eager.reshape(-1)
         if self._is_surely_near(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
         size = _root_mean_square(eager)
-        grown = max(1.0, size / self.size) if self.size else 1.0
+        growth = max(1.0, size / self.size) if self.size else 1.0
         found = []
         for start in range(0, len(got), BLOCK):
             mine, theirs = got[start : start + BLOCK], eager[start : start + BLOCK]
             expected = theirs.double()
-            found.append(errors(mine, theirs, expected) > self._allowed(expected, grown))
+            found.append(errors(mine, theirs, expected) > self._allowed(expected, growth))
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
-        """Return whether all elements are within half of what they may be off, computed in float32.
+        """Return whether all errors are within half of the budget, computed in float32.
 
         This is quick, and nearly always true. It is false for NaN and infinities.
         """
@@ -254,22 +255,24 @@ class Output:
             return False
         for start in range(0, len(got), BLOCK):
             mine, theirs = (t[start : start + BLOCK].float() for t in (got, eager))
-            allowed = theirs.abs().mul_(0.5 * self.parts).add_(0.5 * self.slack)
+            allowed = theirs.abs().mul_(0.5 * self.relative_slack).add_(0.5 * self.slack)
             if not bool(((mine - theirs).abs_() <= allowed).all()):
                 return False
         return True
 
     def _expected(self, start: int, count: int) -> torch.Tensor:
-        """Return, in float64, the exact result, and eager's where either is not finite."""
+        """Return the exact result in float64; eager's elements where either is not finite."""
         eager = self.eager[start : start + count].double()
         if self.exact is None:
             return eager
         exact = self.exact[start : start + count]
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
 
-    def _allowed(self, expected: torch.Tensor, grown: float = 1.0) -> torch.Tensor:
-        """Return how far each element may be off; `grown` is by how much larger all results are."""
-        return expected.abs().mul_(self.parts).nan_to_num_(0, 0, 0).add_(grown * self.slack)
+    def _allowed(self, expected: torch.Tensor, growth: float = 1.0) -> torch.Tensor:
+        """Return how far off each element may be; `growth` scales `slack` for larger results."""
+        return (
+            expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0).add_(growth * self.slack)
+        )
 
 
 def errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor:
-    """Return where two flat tensors differ, as a mask; an empty one if they are equal."""
+    """Return a mask of where two flat tensors differ; an empty one if they are equal."""
     integer = INTEGERS[a.element_size()]
     x, y = a.view(integer), b.view(integer)
     if torch.equal(x, y):

@@ -23,9 +23,9 @@ from referee.problem import (
     widened,
 )
 
-CHANCE = 0.01  # the least probability with which rounding alone explains what is wrong
+CHANCE = 0.01  # if rounding explains the errors with less probability, it is not the cause
 STRAYS = 0.02  # if a larger share of elements is wrong in every draw, rounding is not the cause
-STALE = 0.25  # the relative error of a gradient that ReLU near zero does not explain
+STALE = 0.25  # ReLU near zero does not explain a gradient with a larger relative error
 
 
 class Quantity:
@@ -37,7 +37,7 @@ class Quantity:
     (1 / CHANCE) as many: the gradient is wrong.
 
     Args:
-        what: its name in messages.
+        what: the name for messages.
 
     Attributes:
         expected: the reference's in this draw, with its budget; None where the reference has none.
@@ -49,12 +49,12 @@ class Quantity:
         self.expected: Output | None = None
         self.found: Found | None = None
         self._first_problem = ""
-        self._is_wrong = False  # one draw alone has shown it
+        self._is_wrong = False  # shown by a single draw
         self._had_a_right_draw = False
-        self._least_relative = math.inf  # error of a draw
-        self._least_share = math.inf  # of elements that are wrong in a draw
+        self._least_relative = math.inf  # the smallest relative error of a draw
+        self._least_share = math.inf  # the smallest share of wrong elements in a draw
         self._wrong: torch.Tensor | None = None  # a mask: wrong in every draw so far
-        self._chance = 1.0  # that one element is wrong in every draw, if rounding chooses them
+        self._chance = 1.0  # probability that an element is wrong in every draw by rounding alone
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
         """Compare the solution's tensor of one draw; nothing may be wrong if `is_strict`."""

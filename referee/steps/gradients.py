@@ -70,7 +70,7 @@ def check_gradients(grading: Grading) -> None:
 
 
 def _make_room(grading: Grading) -> None:
-    """Leave to training steps the memory that forwards needed."""
+    """Free the memory that forwards needed, for training steps."""
     bench = grading.bench
     grading.forget_round()
     bench.prepare_yardsticks(tuple(compiled_alone(bench.yardsticks)))
@@ -147,9 +147,9 @@ def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> 
 def draw_output_gradients(
     grading: Grading, inputs: list
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
-    """Return the reference's outputs, new gradients of them, and where these surely pass.
+    """Return the reference's outputs, new gradients for them, and the mask of where these pass.
 
-    Where that is known, the gradients are zero everywhere else.
+    With a mask, the gradients are zero elsewhere: see `Problem.where_gradients_pass`.
     """
     problem, module = grading.problem, grading.module
     with restored_buffers(module):
@@ -184,7 +184,7 @@ def _ask(
     parameters: list[str],
     quantities: list[Quantity],
 ) -> dict | None:
-    """Have the solution do a training step; return None, and say why, if its backward raises."""
+    """Ask the solution for a training step; if its backward raises, add a note and return None."""
     bench = grading.bench
     grading.write_inputs([inputs])
     grading.write_state()
@@ -213,7 +213,7 @@ def _ask(
 
 
 def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
-    """Return tensors of the forms of a step's results; of one that is not there an empty one."""
+    """Return uninitialized tensors like a step's results; without elements for a missing one."""
     blanks = []
     for quantity in quantities:
         if quantity.expected is None:
@@ -227,7 +227,7 @@ def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
 def _has_all(
     grading: Grading, descriptions: list, quantities: list[Quantity], results: int
 ) -> bool:
-    """Return whether no gradient is missing; say which one is."""
+    """Return whether all gradients are there; note which are missing."""
     if len(descriptions) != len(quantities):
         raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
     pairs = list(zip(quantities, descriptions, strict=True))
