@@ -270,9 +270,8 @@ class Output:
 
     def _allowed(self, expected: torch.Tensor, growth: float = 1.0) -> torch.Tensor:
         """Return how far off each element may be; `growth` scales `slack` for larger results."""
-        return (
-            expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0).add_(growth * self.slack)
-        )
+        relative = expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0)
+        return relative.add_(growth * self.slack)
 
 
 def errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -56,9 +56,9 @@ def test_the_budget_forbids_lower_precision(product):
     assert output.compare([(0, output.eager[:500]), (500, output.eager[500:])]).equal
     found = output.compare([(0, (tf32(x) @ tf32(weight).T).view(-1))])
     assert "beyond the error budget" in found.problem
-    assert budget.grade(found.relative) == "TF32-grade"
+    assert budget.accuracy_class(found.relative) == "TF32-grade"
     half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
-    assert budget.grade(output.compare([(0, half)]).relative) == "bf16-grade"
+    assert budget.accuracy_class(output.compare([(0, half)]).relative) == "bf16-grade"
     off = output.eager + 0.9 * output.slack  # each within the budget, but not their mean
     assert output.compare([(0, off)]).problem.startswith("mean error")
 
