@@ -23,7 +23,7 @@ SMALL_BYTES = 1 << 28  # of inputs: a request that takes no more memory than oth
 
 
 class Eager:
-    """One of eager's processes: torch's own code, by whose failure no solution is judged."""
+    """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed."""
 
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench
@@ -50,7 +50,7 @@ class Eager:
             raise FoundError(ERROR, f"eager itself could not be timed: {error}") from None
 
     def ask(self, op: str, **arguments: object) -> dict:
-        """Ask it; raise FoundError with an error where it does not answer."""
+        """Send a request; raise FoundError with the verdict "error" if eager fails."""
         try:
             return self.contestant.ask(op, **arguments)
         except (EndedError, ForgedError, RaisedError) as error:
@@ -69,7 +69,7 @@ class Eager:
 
 
 class Bench:
-    """The bench of one problem.
+    """The shared memory and eager's processes for grading one problem.
 
     Args:
         problem: what is graded.
@@ -186,7 +186,7 @@ class Bench:
         return process.pid in self._emptied
 
     def has_allocated(self, process: Contestant) -> None:
-        """Take note that a process has its memory again."""
+        """Note that a process has allocated its memory again."""
         self._emptied.discard(process.pid)
 
     def close_eager(self) -> None:
@@ -197,7 +197,7 @@ class Bench:
         self._prepared = None
 
     def close(self) -> None:
-        """End everything and give the memory back."""
+        """End eager's processes and free the shared memory."""
         self.close_eager()
         self.pool.close()
 

@@ -41,14 +41,14 @@ class GradedFile:
 
 @dataclass(frozen=True)
 class Options:
-    """The conditions on which files are graded.
+    """How files are graded.
 
     Attributes:
         rounds: how many are timed.
         timeout: seconds for a file.
-        only_times: as a sweep does.
+        only_times: the steps are those of a sweep.
         compiled: torch.compile's program is timed beside eager, too.
-        is_quick: not much time is taken, for a newcomer's first run.
+        is_quick: few rounds are timed, for a newcomer's first run.
         largest_gradients: bytes of parameters, beyond which gradients are compared at small sizes
             alone, and no training step is timed.
     """
@@ -233,7 +233,7 @@ class Grading:
         return self.state.changed(self._buffers())
 
     def _buffers(self) -> set[str]:
-        """Return all names of buffers; a module that is there twice has each under two."""
+        """Return all names of buffers; a buffer of a module that is used twice has two names."""
         return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
     def parameters(self) -> list[str]:
@@ -243,7 +243,7 @@ class Grading:
         return [name for name in self._changing if id(there[name]) in own]
 
     def expected(self, inputs: list) -> list:
-        """Return the reference's results for inputs, with what a solution's may be."""
+        """Return the error budgets of the reference's results for inputs."""
         with restored_buffers(self.module):
             return self.problem.expected(self.module, inputs)
 
@@ -259,7 +259,7 @@ class Grading:
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore a module's buffers at the end: a forward in training mode changes them."""
+    """Restore a module's buffers afterwards: a forward in training mode changes them."""
     distinct = [without_repeats(x) for x in module.buffers()]
     kept = [(x, x.clone()) for x in distinct]
     try:

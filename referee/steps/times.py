@@ -47,7 +47,7 @@ UNCONFIRMED = "only its own clock says that it is faster: the calls are too shor
 
 
 def time_forwards(grading: Grading) -> None:
-    """Time forwards under the setting at hand; set `grading.run`."""
+    """Time forwards under the current precision setting; set `grading.run`."""
     bench, problem = grading.bench, grading.problem
     chosen = plan(bench)
     bench.start_eager()
@@ -71,7 +71,7 @@ def time_forwards(grading: Grading) -> None:
         new_round(grading, chosen.calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            write_what_is_small(grading)
+            rewrite_small_memory(grading)
             is_solution = entrant.process is grading.solution
             results = grading.results if is_solution or entrant.call == MODULE else None
             sample, reply, early = time_request(bench, entrant, chosen.calls, flush, results)
@@ -106,8 +106,8 @@ def note_clock(
 ) -> None:
     """Note that the solution's clock is false, or that it alone says "faster".
 
-    It does where the calls are short, and the solution would not be faster if its clock hid all
-    that it can.
+    Short calls leave room for a false clock. The note says so where the solution would not be
+    faster if its clock hid as much as it can.
 
     Args:
         grading: the file under grading.
@@ -141,7 +141,7 @@ def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
 
 
 def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
-    """Return who takes part: the solution, eager, eager again, and yardsticks."""
+    """Return the participants of a round: the solution, eager, eager again, and the yardsticks."""
     names, eager = grading.problem.names, grading.bench.eager
     first, last = eager[0].contestant, eager[-1].contestant
     found = [
@@ -168,10 +168,10 @@ def new_round(grading: Grading, calls: int) -> None:
         eager.state.write(values)
 
 
-def write_what_is_small(grading: Grading) -> None:
-    """Write anew what a call reads, and the buffers that a forward changes.
+def rewrite_small_memory(grading: Grading) -> None:
+    """Write small inputs and parameters again, so that all contestants find them in the caches.
 
-    So all contestants find the same in the caches.
+    This also restores the buffers that the forward before has changed.
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:

@@ -23,7 +23,7 @@ from referee.steps.times import (
     compiled_alone,
     entrants_of,
     note_clock,
-    write_what_is_small,
+    rewrite_small_memory,
 )
 from referee.timed_requests import (
     EMPTY_REQUESTS,
@@ -79,7 +79,7 @@ def _time(grading: Grading) -> None:
             if problem.is_large and bench.must_allocate_anew(entrant.process):
                 _take_memory(grading, entrant, calls)
                 grading.write_inputs(drawn)
-            write_what_is_small(grading)
+            rewrite_small_memory(grading)
             flush()
             sample, reply, early = _request(grading, entrant, calls)
             samples[entrant.name] = sample, reply["seconds"]
@@ -107,7 +107,7 @@ def _time(grading: Grading) -> None:
 
 
 def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
-    """Have a contestant take the memory again that it gave back: untimed, and with other inputs."""
+    """Run an untimed request, with other inputs, so that a contestant has its memory again."""
     grading.write_inputs([grading.problem.draw() for _ in range(calls)])
     for region in grading.bench.inputs:
         region.forget()
@@ -117,9 +117,9 @@ def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
 
 
 def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
-    """Draw and write everything; return the inputs, and what is right, of each step.
+    """Draw and write everything; return each step's inputs, and the reference's tensors for it.
 
-    What is right are the reference's results and gradients.
+    These tensors are the results and the gradients.
     """
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
@@ -183,7 +183,9 @@ def _set_all(
     empty: float,
     limit: Fastest,
 ) -> None:
-    """Set all times so far: a step's figure, shared between its halves as the process's clock says.
+    """Set all times so far: each step's seconds, divided between forward and backward.
+
+    The process's own clock gives the share of each half.
 
     Args:
         step: the times.
