@@ -8,7 +8,6 @@ import torch
 
 # Buffers of the input's size that all processes together hold.
 BUFFERS = {"cpu": 9, "cuda": 10}
-RING = {"cpu": 1, "cuda": 3}
 # On a CPU the default leaves the machine to its owner; a GPU is taken whole.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 PARTS = {"cpu": "a quarter", "cuda": "90%"}  # the same in words
