@@ -7,7 +7,7 @@
 // H200: x [160, 13592], weight [256, 13592] is one tile of 160 rows. If 53 clusters share it, it
 // takes 230 us, where torch takes 118. This code chooses three tiles of 64 rows.
 //
-// Times are in row-groups, the unit of stream_k.cuh's cost model (StreamKConfig).
+// Times are in row steps, the unit of stream_k.cuh's cost model (StreamKConfig).
 
 #pragma once
 

@@ -13,7 +13,7 @@
 //
 //   float32 at `highest`   split_x                       splits x into hi, lo; samples the weight
 //                          gemm_fp16x3, first run        three fp16 products; splits the weight
-//                          gemm_fp16x3, second run       tiles whose sums overflowed fp16
+//                          gemm_fp16x3, second run       tiles with overflowed rows of the weight
 //                          nonfinite                     rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,

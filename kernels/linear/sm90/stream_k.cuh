@@ -53,15 +53,15 @@
 
 namespace kernels::sm90 {
 
-// The constants of the schedule, and the cost model behind them. The unit of time is the row-group:
+// The constants of the schedule, and the cost model behind them. The unit of time is the row step:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
 // tile. It is 13 ns on an H200.
 struct StreamKConfig {
   // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
   static constexpr int kMaxClusters = 72;
-  // A k-group of a tile takes as many row-groups as the tile has rows, and this many more.
+  // A k-group of a tile takes as many row steps as the tile has rows, and this many more.
   static constexpr int kGroupOverhead = 80;
-  // Adding the partial sums that one cluster has stored takes this many row-groups for each row.
+  // Adding the partial sums that one cluster has stored takes this many row steps for each row.
   static constexpr int kAddingPerRow = 2;
 
   // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
@@ -71,7 +71,7 @@ struct StreamKConfig {
   static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
 
-  // The time of one k-group of a tile, in row-groups.
+  // The time of one k-group of a tile, in row steps.
   static int64_t group_time(int64_t rows) { return rows + kGroupOverhead; }
 
   // The fewest k-groups that a range should have, if clusters share a tile of `rows` rows and
