@@ -63,12 +63,12 @@ def measure(elements: int, device: torch.device) -> str:
             bench.prepare_yardsticks(())
             process, flush = bench.eager[0].contestant, make_flush(bench)
             empty, eager = Entrant("empty", process, NOTHING), Entrant("eager", process, MODULE)
-            empties = [time_alone(bench, empty, 1, flush).outer for _ in range(REQUESTS)]
+            empties = [time_alone(bench, empty, 1, flush).wall for _ in range(REQUESTS)]
             samples = [time_alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
     own = [sample.own[0] for sample in samples]
-    beyond = [sample.outer - sample.own[0] for sample in samples]
+    beyond = [sample.wall - sample.own[0] for sample in samples]
     columns = "  |".join(map(microseconds, (empties, own, beyond)))
     return f"{elements:>10,} |{columns}"
 

@@ -10,7 +10,7 @@ from referee.bench import Bench, write_all
 from referee.contestant import Contestant
 from referee.early_elements import EarlyElements
 from referee.names import MODULE, NOTHING
-from referee.timing import Sample, empty_request_seconds, seconds_of_calls
+from referee.timing import Sample, measure_overhead
 
 # Seconds of a request, so long that the spread of an empty one is a small part of it.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
@@ -65,17 +65,17 @@ def _make_plan(bench: Bench) -> Plan:
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
-    empty = empty_request_seconds(outer_times(time_empty(bench, 1, flush, EMPTY_FIRST)))
-    first = seconds_of_calls([time_alone(bench, eager, 1, flush) for _ in range(2)], empty)[-1]
+    overhead = measure_overhead(time_empty(bench, 1, flush, EMPTY_FIRST), [])
+    first = overhead.seconds_of_calls([time_alone(bench, eager, 1, flush) for _ in range(2)])[-1]
     kind = problem.device.type
     count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
     each = max(problem.input_bytes + problem.output_bytes, 1)
     count = max(1, min(count, LARGEST_REQUEST[kind] // each))
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
-    empty = empty_request_seconds(outer_times(time_empty(bench, count, flush)))
+    overhead = measure_overhead(time_empty(bench, count, flush), [])
     samples = [time_alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
     bench.release(process)
-    return Plan(count, seconds_of_calls(samples, empty))
+    return Plan(count, overhead.seconds_of_calls(samples))
 
 
 def time_alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
@@ -91,11 +91,6 @@ def time_empty(
     """Time requests whose calls do nothing."""
     nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
     return [time_alone(bench, nothing, count, flush) for _ in range(requests)]
-
-
-def outer_times(samples: list[Sample]) -> list[float]:
-    """Return the seconds of whole requests by the referee's clock."""
-    return [sample.outer for sample in samples]
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:

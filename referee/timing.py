@@ -24,9 +24,6 @@ FULL_CPU_SECONDS = 16.0  # of --full, for README's table
 CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
 LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
 RESAMPLES = 2000
-# These quantiles are subtracted from the referee's clock: one of ten requests costs more.
-EMPTY_QUANTILE = 0.9  # of empty requests
-EAGER_QUANTILE = 0.9  # of eager's requests
 
 
 class Names(NamedTuple):
@@ -62,102 +59,81 @@ class Sample(NamedTuple):
 
     Attributes:
         own: seconds of each call by the process's own clock.
-        outer: seconds of the whole request by the referee's.
+        wall: seconds of the whole request by the referee's.
     """
 
     own: list[float]
-    outer: float
+    wall: float
 
 
-class Fastest(NamedTuple):
-    """The fastest of all empty calls and requests, which our own code makes.
+@dataclass(frozen=True)
+class Overhead:
+    """The seconds of a request that are not its calls', and what follows for a call's time.
+
+    README, "Two clocks", has the rules and an example.
 
     Attributes:
-        own: seconds of a call by the process's own clock.
-        outer: seconds of a request by the referee's.
+        most: seconds that nine of ten requests do not exceed; they are subtracted from the wall.
+        usual: seconds of eager's median request.
+        fastest_request: seconds of the fastest empty request, whose wall is all overhead.
+        fastest_call: seconds of the fastest empty call, by the process's own clock.
     """
 
-    own: float
-    outer: float
+    most: float
+    usual: float
+    fastest_request: float
+    fastest_call: float
+
+    def is_false(self, samples: list[Sample]) -> bool:
+        """Return whether a process's clock is false: it says less than an empty call takes."""
+        return median(median(sample.own) for sample in samples) < self.fastest_call
+
+    def hideable_seconds(self, calls: int) -> float:
+        """Return the seconds of each call that a false clock can hide, of so many in a request."""
+        return max(self.most - self.usual, 0.0) / calls
+
+    def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
+        """Return the seconds of one call, for each of a contestant's requests.
+
+        Args:
+            samples: of the requests.
+        """
+        if self.is_false(samples):
+            by_wall = _seconds_by_wall(samples, self.fastest_request)
+            return [max(seconds, self.fastest_call) for seconds in by_wall]
+        own = [max(median(sample.own), 1e-9) for sample in samples]
+        by_wall = _seconds_by_wall(samples, self.most)
+        if median(own) >= median(by_wall):
+            return own
+        return [max(pair) for pair in zip(own, by_wall, strict=True)]
 
 
-NO_LIMIT = Fastest(0.0, 0.0)
+def _seconds_by_wall(samples: list[Sample], overhead: float) -> list[float]:
+    """Return the seconds of one call by the referee's clock alone, for each request."""
+    return [(sample.wall - overhead) / len(sample.own) for sample in samples]
 
 
-def fastest_empty(empties: list[Sample]) -> Fastest:
-    """Return the fastest empty call and request: calls that do something take longer."""
-    own = min(min(sample.own) for sample in empties)
-    return Fastest(own, min(sample.outer for sample in empties))
-
-
-def is_clock_false(samples: list[Sample], limit: Fastest) -> bool:
-    """Return whether a process's clock gives its median call less than the fastest empty one."""
-    return median(median(sample.own) for sample in samples) < limit.own
-
-
-def hideable_seconds(eagers: list[Sample], empty: float) -> float:
-    """Return how many seconds of each call a false clock can hide from the referee's.
-
-    It is what is subtracted from the referee's clock beyond the overhead of eager's median request.
+def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
+    """Return the overhead of requests, measured on processes that run our own code.
 
     Args:
-        eagers: samples of eager's requests.
-        empty: seconds of an empty request.
+        empties: samples of requests whose calls do nothing.
+        eagers: samples of eager's requests. They may cost more than empty ones, since they return
+            new results. Without any, the empty ones count alone.
     """
-    usual = median(sample.outer - sum(sample.own) for sample in eagers)
-    return max(empty - usual, 0.0) / len(eagers[0].own)
+    walls = [sample.wall for sample in empties]
+    beyond = [sample.wall - sum(sample.own) for sample in eagers] or walls
+    return Overhead(
+        most=max(_percentile_90(walls), _percentile_90(beyond)),
+        usual=median(beyond),
+        fastest_request=min(walls),
+        fastest_call=min(min(sample.own) for sample in empties),
+    )
 
 
-def seconds_of_calls(samples: list[Sample], empty: float, limit: Fastest = NO_LIMIT) -> list[float]:
-    """Return the seconds of one call, for each of a contestant's requests.
-
-    The process's own clock gives the figures, unless the referee's clock, less the cost of an empty
-    request, says more in the median request. Then the larger of both counts in every request, so
-    that a false clock gains nothing.
-
-    For calls of some microseconds the cost of an empty request varies by more than the calls take.
-    But a clock that is faster than an empty call is false for certain. Then the referee's clock
-    counts alone, and less is subtracted: the cost of the fastest empty request.
-
-    Args:
-        samples: of a contestant's requests.
-        empty: seconds of a request whose calls do nothing, by the referee's clock.
-        limit: what no request of an honest process stays below.
-    """
-    if is_clock_false(samples, limit):
-        return [max(seconds, limit.own) for seconds in _seconds_by_referee(samples, limit.outer)]
-    own = [max(median(sample.own), 1e-9) for sample in samples]
-    least = _seconds_by_referee(samples, empty)
-    if median(least) <= median(own):
-        return own
-    return [max(pair) for pair in zip(own, least, strict=True)]
-
-
-def _seconds_by_referee(samples: list[Sample], empty: float) -> list[float]:
-    """Return the seconds of a call by the referee's clock, less an empty request, by requests."""
-    return [(sample.outer - empty) / len(sample.own) for sample in samples]
-
-
-def empty_request_seconds(empties: list[float]) -> float:
-    """Return the 90th percentile of the seconds of empty requests."""
-    ordered = sorted(empties)
-    return ordered[int(EMPTY_QUANTILE * (len(ordered) - 1))]
-
-
-def overhead(empties: list[float], eagers: list[Sample]) -> float:
-    """Return the seconds that a request costs beyond its calls.
-
-    Nine of ten empty requests cost no more. Eager's requests may cost more than empty ones, since
-    they return new results: then nine of ten of eager's requests cost no more. Their cost is the
-    referee's time less eager's own.
-
-    Args:
-        empties: seconds of empty requests.
-        eagers: samples of eager's requests, whose own clock is our code's.
-    """
-    beyond = sorted(sample.outer - sum(sample.own) for sample in eagers)
-    most = beyond[int(EAGER_QUANTILE * (len(beyond) - 1))] if beyond else 0.0
-    return max(empty_request_seconds(empties), most)
+def _percentile_90(values: list[float]) -> float:
+    """Return the value that nine of ten do not exceed; one of ten requests costs more."""
+    return sorted(values)[int(0.9 * (len(values) - 1))]
 
 
 @dataclass

@@ -44,41 +44,44 @@ def test_a_false_clock_gains_nothing():
     honest = Sample([1e-3, 1.1e-3, 1.2e-3], 3.5e-3)
     slow_reply = Sample([1e-3, 1.1e-3, 1.2e-3], 9e-3)
     false = Sample([1e-9] * 3, 3.6e-3)
-    assert timing.seconds_of_calls([honest, slow_reply, honest], 0.3e-3) == [1.1e-3] * 3
-    assert timing.seconds_of_calls([false, false, honest], 0.3e-3) == pytest.approx([1.1e-3] * 3)
-    assert timing.seconds_of_calls([Sample([0.0], 0.1e-3)], 0.3e-3)[0] > 0
+    overhead = timing.Overhead(0.3e-3, 0.3e-3, 0.0, 0.0)
+    assert overhead.seconds_of_calls([honest, slow_reply, honest]) == [1.1e-3] * 3
+    assert overhead.seconds_of_calls([false, false, honest]) == pytest.approx([1.1e-3] * 3)
+    assert overhead.seconds_of_calls([Sample([0.0], 0.1e-3)])[0] > 0
 
 
 def test_a_clock_that_is_faster_than_an_empty_call_is_false():
     """The referee's clock counts alone then, though an empty request varies by more."""
-    empties = [Sample([2e-7, 1e-7], outer) for outer in (290e-6, 310e-6, 600e-6)]
-    limit = timing.fastest_empty(empties)
-    assert limit == (1e-7, 290e-6)
-    empty = timing.empty_request_seconds([600e-6])
+    empties = [Sample([2e-7, 1e-7], wall) for wall in (290e-6, 310e-6, 600e-6)]
+    overhead = timing.measure_overhead(empties, [Sample([1e-7, 1e-7], 600e-6)])
+    assert overhead.fastest_call == 1e-7
+    assert overhead.fastest_request == 290e-6
     honest, false = Sample([3e-6] * 2, 316e-6), Sample([1e-9] * 2, 316e-6)
-    assert not timing.is_clock_false([honest], limit)
-    assert timing.is_clock_false([false], limit)
-    assert timing.seconds_of_calls([honest] * 3, empty, limit) == [3e-6] * 3
-    assert timing.seconds_of_calls([false] * 3, empty, limit) == pytest.approx([13e-6] * 3)
-    assert timing.seconds_of_calls([Sample([0.0] * 2, 100e-6)], empty, limit) == [1e-7]
+    assert not overhead.is_false([honest])
+    assert overhead.is_false([false])
+    assert overhead.seconds_of_calls([honest] * 3) == [3e-6] * 3
+    assert overhead.seconds_of_calls([false] * 3) == pytest.approx([13e-6] * 3)
+    assert overhead.seconds_of_calls([Sample([0.0] * 2, 100e-6)]) == [1e-7]
 
 
 def test_how_much_a_false_clock_can_hide():
     eagers = [Sample([3e-6] * 2, beyond + 6e-6) for beyond in (290e-6, 310e-6, 600e-6)]
-    assert timing.hideable_seconds(eagers, 600e-6) == pytest.approx(145e-6)
-    assert timing.hideable_seconds(eagers, 300e-6) == 0
+    slow = timing.measure_overhead([Sample([0.0] * 2, 600e-6)], eagers)
+    assert slow.hideable_seconds(2) == pytest.approx(145e-6)
+    even = timing.measure_overhead([Sample([0.0] * 2, 300e-6)], [Sample([3e-6] * 2, 306e-6)])
+    assert even.hideable_seconds(2) == pytest.approx(0)
 
 
-def test_what_eager_needs_beyond_its_own_clock_counts_where_it_is_more():
+def test_the_overhead_is_that_of_eager_where_it_is_more():
     eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
-    assert timing.overhead([0.2], eagers) == pytest.approx(0.4)
-    assert timing.overhead([0.5], eagers) == 0.5
-    assert timing.overhead([0.5], []) == 0.5
+    for wall, most in ((0.2, 0.4), (0.5, 0.5)):
+        assert timing.measure_overhead([Sample([0.1], wall)], eagers).most == pytest.approx(most)
+    assert timing.measure_overhead([Sample([0.1], 0.5)], []).most == 0.5
 
 
-def test_the_cost_of_nothing():
-    assert timing.empty_request_seconds([1.0]) == 1.0
-    assert timing.empty_request_seconds([float(i) for i in range(11)]) == 9.0
+def test_nine_of_ten_empty_requests_have_no_more_overhead():
+    empties = [Sample([0.0], float(i)) for i in range(11)]
+    assert timing.measure_overhead(empties, []).most == 9.0
 
 
 def run_of(ours: list[float], eager: list[float], again: list[float] | None = None) -> Run:

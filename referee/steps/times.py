@@ -24,15 +24,8 @@ from referee.grading import Grading
 from referee.names import COMPILED, MODULE, NOTHING
 from referee.reference_file import LONGEST_LINE
 from referee.slow_eager import check_eager_speed
-from referee.timed_requests import Entrant, make_flush, outer_times, plan, time_empty, time_request
-from referee.timing import (
-    Fastest,
-    Sample,
-    Timings,
-    fastest_empty,
-    overhead,
-    seconds_of_calls,
-)
+from referee.timed_requests import Entrant, make_flush, plan, time_empty, time_request
+from referee.timing import Overhead, Sample, Timings, measure_overhead
 from referee.verdict import FASTER, WRONG, FoundError, Run, compare_times
 
 # Memory up to so many bytes is written before every request, so that all contestants find the same
@@ -89,21 +82,18 @@ def time_forwards(grading: Grading) -> None:
     ):
         for name, sample in samples.items():
             every[name].append(sample)
-        empty = overhead(outer_times(empties), every[names.eager] + every[names.again])
-        limit = fastest_empty(empties)
+        overhead = measure_overhead(empties, every[names.eager] + every[names.again])
         for name, theirs in every.items():
-            wall = [sample.outer / len(sample.own) for sample in theirs]
-            timings.set(name, seconds_of_calls(theirs, empty, limit), wall)
+            wall = [sample.wall / len(sample.own) for sample in theirs]
+            timings.set(name, overhead.seconds_of_calls(theirs), wall)
     for entrant in entrants:
         bench.release(entrant.process)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, every, empty, limit)
+    note_clock(grading, every, overhead)
     check_eager_speed(grading, chosen)
 
 
-def note_clock(
-    grading: Grading, every: dict[str, list[Sample]], empty: float, limit: Fastest
-) -> None:
+def note_clock(grading: Grading, every: dict[str, list[Sample]], overhead: Overhead) -> None:
     """Note that the solution's clock is false, or that it alone says "faster".
 
     Short calls leave room for a false clock. The note says so where the solution would not be
@@ -112,21 +102,22 @@ def note_clock(
     Args:
         grading: the file under grading.
         every: samples by name.
-        empty: seconds of an empty request.
-        limit: the fastest empty call and request.
+        overhead: of the requests.
     """
     names, kind = grading.problem.names, grading.device.type
-    ours, *pair = (every[name] for name in (names.solution, names.eager, names.again))
-    eager, again = (seconds_of_calls(samples, empty, limit) for samples in pair)
-    times = seconds_of_calls(ours, empty, limit)
-    room = timing.hideable_seconds(pair[0] + pair[1], empty)
+    samples = every[names.solution]
+    solution = overhead.seconds_of_calls(samples)
+    eager = overhead.seconds_of_calls(every[names.eager])
+    again = overhead.seconds_of_calls(every[names.again])
+    hideable = overhead.hideable_seconds(len(samples[0].own))
     note = ""
-    if timing.is_clock_false(ours, limit):
+    if overhead.is_false(samples):
         note = FALSE_CLOCK
-    elif compare_times(eager, again, times, kind) == FASTER:
-        longest = [seconds + room for seconds in times]
+    elif compare_times(eager, again, solution, kind) == FASTER:
+        longest = [seconds + hideable for seconds in solution]
         is_confirmed = compare_times(eager, again, longest, kind) == FASTER
-        note = "" if is_confirmed or room < HIDDEN_PART * median(times) else UNCONFIRMED
+        if not is_confirmed and hideable >= HIDDEN_PART * median(solution):
+            note = UNCONFIRMED
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
 

@@ -30,10 +30,9 @@ from referee.timed_requests import (
     Entrant,
     checked_seconds,
     make_flush,
-    outer_times,
     plan,
 )
-from referee.timing import Fastest, Sample, Step, Timings, fastest_empty, overhead, seconds_of_calls
+from referee.timing import Overhead, Sample, Step, Timings, measure_overhead
 from referee.verdict import WRONG, FoundError
 
 FORWARDS = 3  # that take as long as a step
@@ -97,10 +96,10 @@ def _time(grading: Grading) -> None:
         for name, found in samples.items():
             every[name].append(found)
         eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        empty, limit = overhead(outer_times(empties), eagers), fastest_empty(empties)
-        _set_all(step, every, empty, limit)
+        overhead = measure_overhead(empties, eagers)
+        _set_all(step, every, overhead)
     wholes = {name: [sample for sample, _ in found] for name, found in every.items()}
-    note_clock(grading, wholes, empty, limit)
+    note_clock(grading, wholes, overhead)
     for quantity in quantities:
         if found := quantity.mistake():
             raise FoundError(WRONG, f"in timed steps, {found}")
@@ -180,8 +179,7 @@ def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[floa
 def _set_all(
     step: Step,
     every: dict[str, list[tuple[Sample, tuple]]],
-    empty: float,
-    limit: Fastest,
+    overhead: Overhead,
 ) -> None:
     """Set all times so far: each step's seconds, divided between forward and backward.
 
@@ -190,12 +188,11 @@ def _set_all(
     Args:
         step: the times.
         every: by name, for each round: the sample, and the seconds of its forwards and backwards.
-        empty: seconds of an empty request.
-        limit: the fastest empty call and request.
+        overhead: of the requests.
     """
     for name, rounds in every.items():
-        wholes = seconds_of_calls([sample for sample, _ in rounds], empty, limit)
-        walls = [sample.outer / len(sample.own) for sample, _ in rounds]
+        wholes = overhead.seconds_of_calls([sample for sample, _ in rounds])
+        walls = [sample.wall / len(sample.own) for sample, _ in rounds]
         parts = [_share_of_forwards(*halves) for _, halves in rounds]
         for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):
             seconds = [whole * part for whole, part in zip(wholes, share_of_half, strict=True)]

@@ -209,7 +209,7 @@ void check_nonfinite() {
   linear.n = n;
   linear.k = k;
   linear.divisor = -2;
-  linear.relu = one_in(2);
+  linear.has_relu = one_in(2);
   linear.bias = one_in(2) ? bias.data : nullptr;
   linear.out = out.data;
   linear.mask = one_in(2) ? mask.data : nullptr;
@@ -227,7 +227,7 @@ void check_nonfinite() {
     for (int64_t j = k - 1; j >= 0; --j) {
       z += double{x.elements()[row * x.stride + j]} * weight.elements()[column * weight.stride + j];
     }
-    const double expected = (linear.relu && z < 0 ? 0 : z) / linear.divisor;
+    const double expected = (linear.has_relu && z < 0 ? 0 : z) / linear.divisor;
     const float result = reinterpret_cast<float*>(out.data)[i];
     const bool is_right =
         std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
