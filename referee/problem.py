@@ -40,8 +40,8 @@ MEMORY_PARTS = 3
 # contestants can keep memory for them at once.
 LARGE_PART = 1 / 16
 PIECE = 1 << 24  # elements that are compared, or drawn, at a time
-NO_FLOAT64 = "compared with eager, for its float64 result cannot be had"
-NO_ROOM_FOR_FLOAT64 = "compared with eager, for there is no memory for its float64 result"
+NO_FLOAT64 = "compared with eager, since the reference does not run in float64"
+NO_ROOM_FOR_FLOAT64 = "compared with eager, since there is no memory for float64"
 ARITHMETIC = RuntimeError, ValueError, TypeError, NotImplementedError
 
 
@@ -442,9 +442,9 @@ class Problem:
             return NO_FLOAT64
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
-                return "compared with eager, for its float64 result is none"
+                return "compared with eager, since the reference's result in float64 is no float64"
             if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
-                return "compared with eager, for its float64 result is another"
+                return "compared with eager, since the reference's result in float64 is a different one"
         return ""
 
     @property

@@ -85,7 +85,7 @@ def checked(description: dict) -> dict:
     if isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides):
         numbers = [*shape, *strides, description.get("address")]
     if not all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers):
-        raise BadDescriptionError("its shape, strides or address are no numbers of a tensor's")
+        raise BadDescriptionError("its description has no valid shape, strides and address")
     if not isinstance(getattr(torch, str(description.get("dtype")), None), torch.dtype):
         raise BadDescriptionError("its dtype is none of torch's")
     return description

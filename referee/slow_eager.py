@@ -42,7 +42,7 @@ def check_eager_speed(grading: Grading, chosen: Plan) -> None:
 
 
 def _is_slower(beside: list[float], alone: list[float]) -> bool:
-    """Return whether nine of ten times are slower by more than the noise of nine of ten others."""
+    """Return whether the 10th percentile of some times is above SLOWER times the 90th of others."""
     return timing.spread(beside)[0] > SLOWER * timing.spread(alone)[1]
 
 

@@ -1,4 +1,4 @@
-"""The parts that both processes share, alone."""
+"""Shared memory, descriptions of results, and stopping processes: each without a grading."""
 
 import mmap
 import os
