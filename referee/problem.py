@@ -442,9 +442,9 @@ class Problem:
             return NO_FLOAT64
         for x, y in zip(eager, exact, strict=True):
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
-                return "compared with eager, since the reference's result in float64 is no float64"
+                return "compared with eager, since the reference gives no float64 result"
             if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
-                return "compared with eager, since the reference's result in float64 is a different one"
+                return "compared with eager, since the reference's float64 result is a different one"
         return ""
 
     @property
