@@ -444,7 +444,7 @@ class Problem:
             if x.is_floating_point() and (y.dtype != torch.float64 or x.shape != y.shape):
                 return "compared with eager, since the reference gives no float64 result"
             if difference(y, x, where_finite=True) > DIFFERENT:  # eager may overflow
-                return "compared with eager, since the reference's float64 result is a different one"
+                return "compared with eager, since its float64 result is a different one"
         return ""
 
     @property
