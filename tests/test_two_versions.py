@@ -27,17 +27,17 @@ FAULTS = [
     (
         "relu/relu_op.cpp",
         "  run_on_device(x, run_on_gpu, run_on_cpu);",
-        "  memset(to, 0, out.element_size());",
+        "  memset(out_data, 0, out.element_size());",
     ),
     (
         "linear/forward.h",
-        "    if (out.numel() > 0) run_fused_pass(out, in.divisor, mask);",
+        "    if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);",
         "    memset(out.mutable_data_ptr(), 0, out.element_size());",
     ),
     (
         "linear/backward.h",
         "  run_on_device(grad_output, run_on_gpu, run_on_cpu);",
-        "  memset(to, 0, grad_z.element_size());",
+        "  memset(grad_z_data, 0, grad_z.element_size());",
     ),
 ]
 
