@@ -1,4 +1,4 @@
-"""What the referee has to know about this project's two problems, and the benchmarks.
+"""This project's two problems as the referee needs them, and the benchmarks.
 
 relu.py                 ReLU: its cases and error limits
 linear_relu_divide.py   Linear -> ReLU -> divide: its cases and error limits

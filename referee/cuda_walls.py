@@ -1,4 +1,4 @@
-"""Whether a GPU's memory can be shared with a process in a namespace of its own.
+"""Finds out if a GPU's memory can be shared with a process in a namespace of its own.
 
 CUDA's IPC handles contain ids of processes, so that it depends on the driver. It is tried once for
 each device: `python -m referee.cuda_walls` says what comes out. Where it fails, a GPU's contestants

@@ -262,7 +262,7 @@ class Problem:
 
     @property
     def is_large(self) -> bool:
-        """Whether contestants give unused memory back to the GPU, for others to take."""
+        """True if contestants give unused memory back to the GPU, for others to take."""
         if self.device.type == "cpu":
             return False
         _, memory = torch.cuda.mem_get_info(self.device)

@@ -1,4 +1,4 @@
-"""Whether a solution has slowed eager's processes.
+"""Finds out if a solution has slowed eager's processes.
 
 Eager's times beside the solution are compared with those before any solution had started. Where
 they are longer, the reason may be another program: so eager's old process is timed beside a new

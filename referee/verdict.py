@@ -67,7 +67,7 @@ def compare_times(eager: list[float], again: list[float], times: list[float], de
 
 @dataclass
 class Verdict:
-    """What was found out about a file."""
+    """The findings about a file."""
 
     file: Path
     word: str = CORRECT

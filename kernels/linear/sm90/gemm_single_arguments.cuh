@@ -18,7 +18,7 @@
 
 namespace kernels::sm90::gemm_single {
 
-// What a kernel computes, and from which operands. In all modes two warpgroups multiply and one
+// The operands of a kernel, and its results. In all modes two warpgroups multiply and one
 // warp loads. The other three warps convert the weight in kConvert, and are idle in other modes.
 enum class Mode {
   // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
