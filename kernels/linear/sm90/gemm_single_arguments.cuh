@@ -18,8 +18,9 @@
 
 namespace kernels::sm90::gemm_single {
 
-// The operands of a kernel, and its results. In all modes two warpgroups multiply and one
-// warp loads. The other three warps convert the weight in kConvert, and are idle in other modes.
+// A mode says what the kernel computes, and from which operands. In all modes two warpgroups
+// multiply and one warp loads. The other three warps convert the weight in kConvert, and are idle
+// in other modes.
 enum class Mode {
   // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
   // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel
