@@ -230,6 +230,7 @@ def test_an_interrupt_ends_workers_without_a_traceback(devices, problems, tmp_pa
     assert process.returncode == 130
     assert "Traceback" not in text
     assert text.endswith("referee: interrupted\n")
+    sleep(1)  # for those that have been killed and are still on their way out
     assert not processes_of(process.pid)
 
 
