@@ -98,7 +98,6 @@ class Bench:
         self.copies = False
         self.plans: dict[str, object] = {}
         self._prepared: tuple | None = None
-        self._emptied: set[int] = set()  # ids of processes that gave their memory back
         if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
 
@@ -179,15 +178,6 @@ class Bench:
         """Have a process free its results, and give all unused memory back to the GPU."""
         process.reader.forget()
         process.ask("release", empty_cache=True)
-        self._emptied.add(process.pid)
-
-    def must_allocate_anew(self, process: Contestant) -> bool:
-        """Return whether a process has to allocate anew what its last request needed."""
-        return process.pid in self._emptied
-
-    def has_allocated(self, process: Contestant) -> None:
-        """Note that a process has allocated its memory again."""
-        self._emptied.discard(process.pid)
 
     def close_eager(self) -> None:
         """End eager's processes."""

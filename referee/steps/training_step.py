@@ -72,12 +72,9 @@ def _time(grading: Grading) -> None:
     flush = make_flush(bench)
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
-        drawn, expected_steps = _new_round(grading, calls)
+        expected_steps = _new_round(grading, calls)
         samples = {}
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            if problem.is_large and bench.must_allocate_anew(entrant.process):
-                _take_memory(grading, entrant, calls)
-                grading.write_inputs(drawn)
             rewrite_small_memory(grading)
             flush()
             sample, reply, early = _request(grading, entrant, calls)
@@ -105,21 +102,8 @@ def _time(grading: Grading) -> None:
             raise FoundError(WRONG, f"in timed steps, {found}")
 
 
-def _take_memory(grading: Grading, entrant: Entrant, calls: int) -> None:
-    """Run an untimed request, with other inputs, so that a contestant has its memory again."""
-    grading.write_inputs([grading.problem.draw() for _ in range(calls)])
-    for region in grading.bench.inputs:
-        region.forget()
-    _request(grading, entrant, calls)
-    entrant.process.ask("release")
-    grading.bench.has_allocated(entrant.process)
-
-
-def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
-    """Draw and write everything; return each step's inputs, and the reference's tensors for it.
-
-    These tensors are the results and the gradients.
-    """
+def _new_round(grading: Grading, calls: int) -> list[list]:
+    """Draw and write everything; return the reference's results and gradients for each step."""
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
     grading.new_state()
@@ -141,7 +125,7 @@ def _new_round(grading: Grading, calls: int) -> tuple[list[list], list[list]]:
         eager.state.write(values)
     if bench.copies:
         grading.results = [x if x is not None else torch.empty(0) for x in expected_steps[0]]
-    return drawn, expected_steps
+    return expected_steps
 
 
 def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyElements]:
