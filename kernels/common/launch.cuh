@@ -151,7 +151,7 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 // groups differ in size from GPU to GPU. Throws if not even one cluster fits. Also allows the
 // kernel the grid's shared memory.
 template <typename Kernel>
-int count_clusters(Kernel* kernel, const Grid& grid) {
+int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);
   const LaunchConfig config(grid);
   int clusters;

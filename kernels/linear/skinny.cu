@@ -29,7 +29,7 @@
 //      column 4 w + 2    lane 0   lane 1   ...   lane 31
 //      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
-// A "bundle" is two steps, so 256 elements of K. While a warp multiplies one bundle, it loads the
+// A "batch" is two steps, so 256 elements of K. While a warp multiplies one batch, it loads the
 // weights of the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
@@ -43,7 +43,7 @@
 // Accuracy: because add_lanes adds in double and not in float, mean errors are 30% smaller. That
 // costs 6% of the time of 16 rows, and nothing up to 8 rows. A lane's partial sums are in double if
 // a tile has at most 4 rows, for which there is time. For more rows they are in float. A cluster
-// then has enough blocks, if possible, that such a sum covers 4 bundles at most, so that few
+// then has enough blocks, if possible, that such a sum covers 4 batches at most, so that few
 // roundings add up.
 
 #include <algorithm>
@@ -67,13 +67,13 @@ struct Config {
   // 15% longer.
   static constexpr int kWarpColumns = 4;
   static constexpr int kTileColumns = kWarps * kWarpColumns;
-  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a bundle, which is
-  // what a warp prefetches. With one step a bundle, 16 rows take 11% longer; with four, registers
+  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a batch, which is
+  // what a warp prefetches. With one step a batch, 16 rows take 11% longer; with four, registers
   // spill.
   static constexpr int kLaneK = 4;
   static constexpr int kStepK = 32 * kLaneK;
-  static constexpr int kStepsPerBundle = 2;
-  static constexpr int kBundleK = kStepsPerBundle * kStepK;
+  static constexpr int kStepsPerBatch = 2;
+  static constexpr int kBatchK = kStepsPerBatch * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
@@ -82,11 +82,11 @@ struct Config {
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
   static constexpr int kLogMaxClusterSize = 3;
   static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most bundles over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatBundles = 4;
-  // The time that the end of a tile takes, in bundles. If it counts as 2 bundles when the cluster
+  // The most batches over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatBatches = 4;
+  // The time that the end of a tile takes, in batches. If it counts as 2 batches when the cluster
   // size is chosen, 32 rows take 9% longer.
-  static constexpr int kTileEndBundles = 1;
+  static constexpr int kTileEndBatches = 1;
 };
 
 // The type in which a lane sums its products, for tiles of kM rows of x.
@@ -103,7 +103,7 @@ struct Problem {
   int k;
   int x_tiles;       // of kM rows
   int weight_tiles;  // of kTileColumns columns
-  int bundles;       // of K, in each block of a cluster
+  int batches;       // of K, in each block of a cluster
 
   // K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
@@ -112,9 +112,9 @@ struct Problem {
 // The shared memory of a block: the sums of two tiles, double [2][kM][kTileColumns], and the
 // block's range of x, Sum<kM> [steps][kM][kStepK].
 template <int kM>
-constexpr size_t shared_bytes(int bundles) {
+constexpr size_t shared_bytes(int batches) {
   return kM *
-         (2 * Config::kTileColumns * sizeof(double) + bundles * Config::kBundleK * sizeof(Sum<kM>));
+         (2 * Config::kTileColumns * sizeof(double) + batches * Config::kBatchK * sizeof(Sum<kM>));
 }
 
 // ---------------------------------------------------------------------------- a row of x in a step
@@ -189,15 +189,15 @@ __device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int fi
 
 // The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
-// bundle. `tile` and `bundle` tell which weights are loaded next.
+// batch. `tile` and `batch` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Problem& problem;
   int tile;                       // of columns
   const int first_k;              // this lane's K in the block's first step
-  int bundle = 0;                 // of the block's range of K
+  int batch = 0;                  // of the block's range of K
   const float* source = nullptr;  // the weight of the warp's first column, at first_k
   int columns_after = 0;          // how many columns exist after the warp's first
-  float4 v[Config::kStepsPerBundle][Config::kWarpColumns]{};
+  float4 v[Config::kStepsPerBatch][Config::kWarpColumns]{};
 
   // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
   // that all addresses are valid; the results are not stored.
@@ -211,7 +211,7 @@ struct PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int k = bundle * Config::kBundleK + step * Config::kStepK;
+    const int k = batch * Config::kBatchK + step * Config::kStepK;
     const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
@@ -221,10 +221,10 @@ struct PrefetchedWeights {
     }
   }
 
-  // Goes on to the next bundle, or to the first bundle of the cluster's next tile.
+  // Goes on to the next batch, or to the first batch of the cluster's next tile.
   __device__ void advance() {
-    if (++bundle < problem.bundles) return;
-    bundle = 0;
+    if (++batch < problem.batches) return;
+    batch = 0;
     tile += ptx::nclusterid() / problem.x_tiles;
     find_columns();
   }
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kM * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int k_range = problem.bundles * Config::kBundleK;
+  const int k_range = problem.batches * Config::kBatchK;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % problem.x_tiles * kM;
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   PrefetchedWeights weights{problem, tile, first_k + lane * Config::kLaneK};
   weights.find_columns();
 #pragma unroll
-  for (int step = 0; step < Config::kStepsPerBundle; ++step) weights.load(step);
+  for (int step = 0; step < Config::kStepsPerBatch; ++step) weights.load(step);
   weights.advance();
   load_x<kM>(problem, x, first_row, first_k, k_range);
   __syncthreads();
@@ -425,9 +425,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     }
     Sum<kM> sum[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
-    for (int bundle = 0; bundle < problem.bundles; ++bundle) {
+    for (int batch = 0; batch < problem.batches; ++batch) {
 #pragma unroll
-      for (int step = 0; step < Config::kStepsPerBundle; ++step) {
+      for (int step = 0; step < Config::kStepsPerBatch; ++step) {
         multiply_step<kM>(sum, weights, step, x_address);
         weights.load(step);
         x_address += kM * Config::kStepK * sizeof(Sum<kM>);
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 // How many clusters of 1 << log_size blocks run at once on the current device. The CUDA runtime is
 // asked once for each device and size.
 template <int kM>
-int count_clusters(int log_size) {
+int known_active_clusters(int log_size) {
   constexpr int kDevices = 64;  // For further devices the runtime is asked each time.
   static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
   int device;
@@ -479,7 +479,7 @@ int count_clusters(int log_size) {
   const cudaStream_t no_stream = nullptr;
   const Grid one_cluster{size,      Config::kThreads,  Config::kMaxBytes,
                          no_stream, /*has_pdl=*/false, /*cluster=*/size};
-  const int clusters = kernels::count_clusters(skinny_kernel<kM>, one_cluster);
+  const int clusters = count_active_clusters(skinny_kernel<kM>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
 }
@@ -488,35 +488,35 @@ int count_clusters(int log_size) {
 struct Division {
   int cluster_size = 0;  // blocks; 0 if the problem fits no cluster size
   int blocks = 0;        // of all clusters
-  int bundles = 0;       // of each block
+  int batches = 0;       // of each block
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in bundles:
+// fewer clusters run at once. The time is counted in batches:
 //
-//   time = waves * tiles of columns of a cluster * (bundles of a block + kTileEndBundles)
+//   time = waves * tiles of columns of a cluster * (batches of a block + kTileEndBatches)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 template <int kM>
 Division divide(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;
-  const int all_bundles = blocks_of(k, Config::kBundleK);
+  const int all_batches = blocks_of(k, Config::kBatchK);
   Division best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
-    const int bundles = blocks_of(all_bundles, 1 << log_size);
-    if (shared_bytes<kM>(bundles) > Config::kMaxBytes) continue;
+    const int batches = blocks_of(all_batches, 1 << log_size);
+    if (shared_bytes<kM>(batches) > Config::kMaxBytes) continue;
     // Sums in float that are too long are accepted only in the largest cluster.
-    const bool is_too_long = kSumsInFloat && bundles > Config::kMaxFloatBundles;
+    const bool is_too_long = kSumsInFloat && batches > Config::kMaxFloatBatches;
     if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
-    const int clusters = count_clusters<kM>(log_size);
+    const int clusters = known_active_clusters<kM>(log_size);
     const int tiles_each = blocks_of(weight_tiles, std::max(clusters / x_tiles, 1));
     const int64_t waves = blocks_of(x_tiles, clusters);
-    const int64_t time = waves * tiles_each * (bundles + Config::kTileEndBundles);
+    const int64_t time = waves * tiles_each * (batches + Config::kTileEndBatches);
     if (time >= least_time) continue;
     least_time = time;
     best.cluster_size = 1 << log_size;
-    best.bundles = bundles;
+    best.batches = batches;
     // As few clusters as are needed if each computes tiles_each tiles of columns.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
@@ -539,8 +539,8 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
   if constexpr (kM > 1) {
     if (division.blocks == 0) return launch<kM / 2>(linear, stream);
   }
-  problem.bundles = division.bundles;
-  const size_t bytes = shared_bytes<kM>(division.bundles);
+  problem.batches = division.batches;
+  const size_t bytes = shared_bytes<kM>(division.batches);
   const Grid grid{division.blocks, Config::kThreads,  bytes,
                   stream,          /*has_pdl=*/false, division.cluster_size};
   launch_grid(grid, skinny_kernel<kM>, problem);
@@ -562,11 +562,11 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& linear) {
   using skinny::Config;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A bundle is
-  // subtracted because K of a block is rounded up to whole bundles.
+  // the two buffers for sums. The row's elements are double, as the sums are. A batch is
+  // subtracted because K of a block is rounded up to whole batches.
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
-      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileColumns - Config::kBundleK);
+      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileColumns - Config::kBatchK);
   return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
          linear.m * linear.n < int64_t{1} << 31 &&
          has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&

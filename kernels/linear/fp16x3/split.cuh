@@ -39,6 +39,7 @@
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
+#include "linear/fp16x3/wgmma_order.cuh"
 
 namespace kernels::fp16x3 {
 
@@ -47,13 +48,18 @@ namespace kernels::fp16x3 {
 // The factor of lo.
 constexpr float kLoScale = 2048;
 
-// The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 128 bytes, the
-// widest row that TMA swizzles.
-constexpr int kKTileWidth = 64;
+// The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 64 hi, or 32 hi
+// and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
+constexpr int kKTileHalves = 64;
 
-// Returns the k of a split matrix: its rows are padded with zeros to a multiple of kKTileWidth.
+// Returns how many elements of K a k-tile has.
+__host__ __device__ constexpr int k_tile_depth(bool has_lo) {
+  return has_lo ? kKTileHalves / 2 : kKTileHalves;
+}
+
+// Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kKTileWidth - 1) / kKTileWidth * kKTileWidth;
+  return (k + kKTileHalves - 1) / kKTileHalves * kKTileHalves;
 }
 
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
@@ -85,18 +91,8 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // k-tiled layout these rows are consecutive in memory, so the loads use all slices of L2 for every
 // K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
 //
-// With lo, the k-tiled layout also changes the order within each 16 elements of K. The eight pairs
-// of neighbours (pair p is elements 2p and 2p + 1) are stored in the order 0 2 4 6 1 3 5 7:
-//
-//   place            0  1 | 2  3 | 4  5 | 6  7 | 8  9 |10 11 |12 13 |14 15
-//   has element      0  1 | 4  5 | 8  9 |12 13 | 2  3 | 6  7 |10 11 |14 15
-//   of pair            0  |   2  |   4  |   6  |   1  |   3  |   5  |   7
-//
-// The reason is the other operand, the weight. In a wgmma fragment, thread t of four holds columns
-// 2t, 2t + 1, 2t + 8 and 2t + 9. It loads elements 4t to 4t + 3 of the weight, by one 16-byte
-// access, and uses them as these columns. A sum over K does not depend on the order of K, as long
-// as x has the same order. Example: thread 1 uses elements 4 to 7 of the weight as columns 2, 3, 10
-// and 11. In these places the table has elements 4 to 7 of x.
+// With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
+// of neighbours are stored in the order 0 2 4 6 1 3 5 7. wgmma_order.cuh says why.
 struct SplitMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
@@ -151,9 +147,9 @@ __device__ inline void split_pair(float first, float second, uint32_t* hi, uint3
 
 // ------------------------------------------------------------------------------ splitting one row
 
-// The elements of a group: neighbours in a row that a thread loads, splits and stores at a time. A
-// group of hi or of lo is 16 bytes.
-constexpr int kGroupSize = 8;
+// An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
+// hi or its lo is 16 bytes.
+constexpr int kOctet = 8;
 
 // Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
 // short rows faster: x [65536, 256] takes 47 us, with a block for each row 86 us.
@@ -164,15 +160,15 @@ struct SplitConfig {
   static constexpr int kMinThreads = 64;        // of a block, at least
   static constexpr int kWarps = kThreads / 32;  // of a block, at most
   static constexpr int kKept = 32;              // elements that a thread keeps in registers
-  static constexpr int kKeptGroups = kKept / kGroupSize;
+  static constexpr int kKeptOctets = kKept / kOctet;
   static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
 };
-static_assert(SplitConfig::kKept % kGroupSize == 0, "a thread keeps whole groups");
-static_assert(32 * kGroupSize % kKTileWidth == 0,
-              "from one group of a thread to its next are whole k-tiles (split_and_store)");
+static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
+static_assert(32 * kOctet % kKTileHalves == 0,
+              "from one octet of a thread to its next are whole k-tiles (split_and_store)");
 
 // Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
-// whole row in registers, or 256 for longer rows. With a thread for each group of a row, splitting
+// whole row in registers, or 256 for longer rows. With a thread for each octet of a row, splitting
 // takes 1.6 times as long on an H200.
 inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
@@ -204,10 +200,10 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
   return value;
 }
 
-// Loads kCount groups of a row of k elements into v. Group g begins at element first + g * stride.
+// Loads kCount octets of a row of k elements into v. Octet g begins at element first + g * stride.
 // Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
-__device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, int64_t first,
+__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // Loads of four elements, which give zeros where their condition is false. No branch separates
@@ -216,7 +212,7 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int j = 0; j < kGroupSize; j += 4) {
+    for (int j = 0; j < kOctet; j += 4) {
       const int64_t i = first + g * stride + j;
       const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
@@ -229,24 +225,27 @@ __device__ void load_groups(float (&v)[kCount][kGroupSize], const float* row, in
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
-    for (int j = 0; j < kGroupSize; ++j) {
+    for (int j = 0; j < kOctet; ++j) {
       const int64_t i = first + g * stride + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
   }
 }
 
-// Brings the pairs of two neighbouring threads, 16 elements, into the order 0 2 4 6 1 3 5 7. All
+// Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
 // threads of a warp call it.
 //
 //                     even thread    odd thread
 //   before            0 1 2 3        4 5 6 7
 //   after the swaps   0 4 2 6        1 5 3 7      1 for 4, and 3 for 6
 //   at the end        0 2 4 6        1 3 5 7      each thread exchanges its middle pairs
-__device__ inline void interleave_pairs(uint32_t (&pairs)[kGroupSize / 2]) {
+__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
+  static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
+                    pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
+                "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
   const bool is_odd_thread = threadIdx.x % 2;
 #pragma unroll
-  for (int j = 0; j < kGroupSize / 2; j += 2) {
+  for (int j = 0; j < kOctet / 2; j += 2) {
     const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
     const uint32_t taken = __shfl_xor_sync(0xffffffff, given, 1);
     if (is_odd_thread) {
@@ -260,8 +259,8 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kGroupSize / 2]) {
   pairs[2] = middle;
 }
 
-// Stores a group of hi or lo, four pairs, if it exists. All threads of a warp call it.
-__device__ inline void store_group(__half* target, uint32_t (&pairs)[kGroupSize / 2],
+// Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
+__device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
                                    bool is_interleaved, bool exists) {
   if (is_interleaved) interleave_pairs(pairs);
   if (!exists) return;
@@ -273,16 +272,16 @@ struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Adds a group, v before the scaling. Most groups have neither zeros nor subnormals, and take one
-  // comparison an element.
-  __device__ void add(const float (&v)[kGroupSize], const float (&scaled)[kGroupSize]) {
+  // Adds an octet, v before the scaling. Most octets have neither zeros nor subnormals, and take
+  // one comparison an element.
+  __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
     for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
-    nonzeros += kGroupSize;
+    nonzeros += kOctet;
     if (smallest >= kSmallHi) return;
 #pragma unroll
-    for (int j = 0; j < kGroupSize; ++j) {
+    for (int j = 0; j < kOctet; ++j) {
       nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
       const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
       subnormals += static_cast<uint32_t>(is_subnormal);
@@ -313,9 +312,9 @@ struct RowScale {
   }
 
   // scaled = v * 2^exponent, or zeros.
-  __device__ void apply(const float (&v)[kGroupSize], float (&scaled)[kGroupSize]) const {
+  __device__ void apply(const float (&v)[kOctet], float (&scaled)[kOctet]) const {
 #pragma unroll
-    for (int j = 0; j < kGroupSize; ++j) scaled[j] = v[j] * factor;
+    for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
     if (second_factor == 1) return;
     // Zeros by selection, as infinity or NaN times 0 would be NaN.
 #pragma unroll
@@ -323,9 +322,9 @@ struct RowScale {
   }
 };
 
-// One row, and this thread's part of it: the groups that begin at elements start + g * step, for
+// One row, and this thread's part of it: the octets that begin at elements start + g * step, for
 // g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
-// the first kKeptGroups groups stay in registers. The further groups of long rows are loaded twice.
+// the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
   int64_t row;
   int64_t k;
@@ -339,75 +338,75 @@ struct RowOfThread {
         k(k),
         padded_k(padded(k)),
         source(matrix.source + row * matrix.row_stride),
-        start(kGroupSize * thread),
-        step(int64_t{kGroupSize} * threads) {}
+        start(kOctet * thread),
+        step(int64_t{kOctet} * threads) {}
 
-  // Returns where the group that begins at element i is stored, as an index of hi or lo.
+  // Returns where the octet that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
-    const int k_of_tile = has_lo ? kKTileWidth / 2 : kKTileWidth;
+    const int depth = k_tile_depth(has_lo);
     if (!matrix.is_k_tiled) return row * padded_k + i;
-    return (i / k_of_tile * matrix.rows + row) * kKTileWidth + i % k_of_tile;
+    return (i / depth * matrix.rows + row) * kKTileHalves + i % depth;
   }
 };
 
-// Updates *largest, the bits of a magnitude, with the elements of a group. As unsigned integers,
+// Updates *largest, the bits of a magnitude, with the elements of an octet. As unsigned integers,
 // the bits of magnitudes have the order of the floats, and those of NaN are the largest.
-__device__ __forceinline__ void update_largest(const float (&v)[kGroupSize], uint32_t* largest) {
+__device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest) {
 #pragma unroll
   for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
 }
 
-// Step 1 of split_row: loads the thread's groups, of which the first stay in `kept`. Returns the
+// Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
 // bits of the largest magnitude in the thread's part of the row.
-__device__ __forceinline__ uint32_t load_and_find_largest(
-    const RowOfThread& part, float (&kept)[SplitConfig::kKeptGroups][kGroupSize]) {
-  constexpr int kGroups = SplitConfig::kKeptGroups;
+__device__ __forceinline__ uint32_t
+load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
+  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
   uint32_t largest = 0;
-  load_groups(kept, part.source, part.start, part.step, part.k);
+  load_octets(kept, part.source, part.start, part.step, part.k);
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) update_largest(kept[g], &largest);
-  for (int64_t i = part.start + kGroups * part.step; i < part.k; i += part.step) {
-    float v[1][kGroupSize];
-    load_groups(v, part.source, i, part.step, part.k);
+  for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest);
+  for (int64_t i = part.start + kKeptOctets * part.step; i < part.k; i += part.step) {
+    float v[1][kOctet];
+    load_octets(v, part.source, i, part.step, part.k);
     update_largest(v[0], &largest);
   }
   return largest;
 }
 
-// Step 3 of split_row: scales, splits and stores the thread's groups. Counts subnormals if there is
+// Step 3 of split_row: scales, splits and stores the thread's octets. Counts subnormals if there is
 // no lo; what split_pair computes for lo is then not used.
 __device__ __forceinline__ SubnormalCounter
 split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowScale& scale,
-                bool has_lo, const float (&kept)[SplitConfig::kKeptGroups][kGroupSize]) {
+                bool has_lo, const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   SubnormalCounter counter;
-  constexpr int kGroups = SplitConfig::kKeptGroups;
-  // From one group to the next are whole k-tiles, so their places are equally far apart.
+  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
+  // From one octet to the next are whole k-tiles, so their places are equally far apart.
   const int64_t place = part.place_of(matrix, part.start, has_lo);
   const int64_t place_step = part.place_of(matrix, part.start + part.step, has_lo) - place;
-  const auto split_group = [&](int64_t g, const float (&v)[kGroupSize]) {
-    float scaled[kGroupSize];
+  const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
+    float scaled[kOctet];
     scale.apply(v, scaled);
     if (!has_lo) counter.add(v, scaled);
-    uint32_t hi[kGroupSize / 2];
-    uint32_t lo[kGroupSize / 2];
+    uint32_t hi[kOctet / 2];
+    uint32_t lo[kOctet / 2];
 #pragma unroll
-    for (int j = 0; j < kGroupSize / 2; ++j) {
+    for (int j = 0; j < kOctet / 2; ++j) {
       split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
     const bool exists = part.start + g * part.step < part.padded_k;
-    store_group(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
-    if (has_lo) store_group(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
+    store_octet(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
+    if (has_lo) store_octet(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
   };
-  // The conditions of both loops are the same for all threads, as all must call store_group.
+  // The conditions of both loops are the same for all threads, as all must call store_octet.
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    if (g * part.step < part.padded_k) split_group(g, kept[g]);
+  for (int g = 0; g < kKeptOctets; ++g) {
+    if (g * part.step < part.padded_k) split_octet(g, kept[g]);
   }
-  for (int64_t g = kGroups; g * part.step < part.padded_k; ++g) {
-    float v[1][kGroupSize];
-    load_groups(v, part.source, part.start + g * part.step, part.step, part.k);
-    split_group(g, v[0]);
+  for (int64_t g = kKeptOctets; g * part.step < part.padded_k; ++g) {
+    float v[1][kOctet];
+    load_octets(v, part.source, part.start + g * part.step, part.step, part.k);
+    split_octet(g, v[0]);
   }
   return counter;
 }
@@ -422,7 +421,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   const RowOfThread part(matrix, row, k, thread, threads);
 
   // 1. Find the largest magnitude.
-  float kept[SplitConfig::kKeptGroups][kGroupSize];
+  float kept[SplitConfig::kKeptOctets][kOctet];
   uint32_t largest = load_and_find_largest(part, kept);
   largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 

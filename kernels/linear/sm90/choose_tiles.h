@@ -32,7 +32,7 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 // clusters share the tiles along K, unless it takes less time to leave some clusters without work.
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   using Config = StreamKConfig;
-  const double group_time = Config::group_time(rows);
+  const double k_group_time = Config::k_group_time(rows);
   // How many clusters share a tile, on average: as many as there are for each tile, but no more
   // than the minimum length of their ranges of K allows.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
@@ -40,18 +40,18 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   // The time to store and add partial sums. It counts as no less than the time that sharing a tile
   // has to save.
   const double adding_time =
-      std::max(Config::kMinSaving * group_time, Config::kAddingPerRow * sharers * rows);
-  const double uncut_time = k_groups * group_time;
-  const double shared_time = k_groups / sharers * group_time + adding_time;
+      std::max(Config::kMinSaving * k_group_time, Config::kAddingPerRow * sharers * rows);
+  const double uncut_time = k_groups * k_group_time;
+  const double shared_time = k_groups / sharers * k_group_time + adding_time;
   return std::min(uncut_time, shared_time);
 }
 
 // The estimated time of all tiles: those of whole waves, and those of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
-  const double group_time = StreamKConfig::group_time(rows);
+  const double k_group_time = StreamKConfig::k_group_time(rows);
   const int whole_waves = tiles.count() / clusters;
   const int remaining_tiles = tiles.count() % clusters;
-  const double whole_waves_time = whole_waves * k_groups * group_time;
+  const double whole_waves_time = whole_waves * k_groups * k_group_time;
   if (remaining_tiles == 0) return whole_waves_time;
   return whole_waves_time + estimate_last_wave(remaining_tiles, rows, k_groups, clusters);
 }

@@ -86,6 +86,7 @@ namespace kernels::sm90::gemm_single {
 //   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
+  static constexpr int kKTileDepth = fp16x3::k_tile_depth(/*has_lo=*/false);  // 64 of K
   static constexpr int kUnitKTiles = 4;
   static constexpr int kUnitRows = 32;
   static constexpr int kUnitsPerPanel = Config::kBlockColumns / kUnitRows;
@@ -99,26 +100,26 @@ struct ConvertWeightConfig {
   static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
   // A lane copies 16 bytes at a time, so a warp copies a batch in 4 steps.
   static constexpr int kCopiesPerBatch = 4;
-  // A lane's share of a batch: two groups of 8 neighbours along K.
-  static constexpr int kGroupsPerBatch = 2;
+  // A lane's share of a batch, in octets: 8 neighbours along K.
+  static constexpr int kOctetsPerBatch = 2;
 
   // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
   // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
   static constexpr int kLead = 24;
 
-  // The value of round_group's `least` if no element is subnormal. Both 16-bit halves are 1 less
+  // The value of round_octet's `least` if no element is subnormal. Both 16-bit halves are 1 less
   // than 0x0400, the bits of fp16's least normal number.
   static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
   static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
                 "four batches of a row-major weight make a k-tile of a unit");
-  static_assert(kBatchesPerKTile * kTransposedBatchDepth == fp16x3::kKTileWidth,
+  static_assert(kBatchesPerKTile * kTransposedBatchDepth == kKTileDepth,
                 "four batches of a transposed weight make a k-tile of a unit");
-  static_assert(kRowMajorBatchRows * fp16x3::kKTileWidth == kCopiesPerBatch * 32 * 4,
+  static_assert(kRowMajorBatchRows * kKTileDepth == kCopiesPerBatch * 32 * 4,
                 "the copies of a warp make a batch of a row-major weight");
   static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
                 "the copies of a warp make a batch of a transposed weight");
-  static_assert(kGroupsPerBatch * fp16x3::kGroupSize * 32 == kCopiesPerBatch * 32 * 4,
+  static_assert(kOctetsPerBatch * fp16x3::kOctet * 32 == kCopiesPerBatch * 32 * 4,
                 "a warp converts all elements of a batch");
   static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
 };
@@ -151,11 +152,11 @@ struct WeightConversion {
 //   zero        0x0000            0xffff (wraps)    no
 //   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
 //   normal      0x0400 - ...      0x03ff - ...      no
-__device__ inline uint4 round_group(const float (&v)[fp16x3::kGroupSize], float scale,
+__device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scale,
                                     uint32_t* least) {
-  uint32_t hi[fp16x3::kGroupSize / 2];
+  uint32_t hi[fp16x3::kOctet / 2];
 #pragma unroll
-  for (int j = 0; j < fp16x3::kGroupSize / 2; ++j) {
+  for (int j = 0; j < fp16x3::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
     *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
@@ -165,12 +166,12 @@ __device__ inline uint4 round_group(const float (&v)[fp16x3::kGroupSize], float 
 
 // Counts the subnormals of a row in one k-tile, and adds them to subnormals[row]. Zeros are left
 // out: the count is scaled up as if all 64 elements were nonzero, so that has_many_subnormals may
-// compare the row's sum with K. Eight lanes have a row, with a group of eight elements each.
+// compare the row's sum with K. Eight lanes have a row, with an octet of eight elements each.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
-                                        const uint4& group) {
-  const uint32_t pairs[] = {group.x, group.y, group.z, group.w};
+                                        const uint4& octet) {
+  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
   // Counts in fp16, exact up to 2048: elements with even index in the low half, odd in the high.
   __half2 nonzeros = __float2half2_rn(0);
   __half2 normals = nonzeros;
@@ -186,7 +187,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   const unsigned nonzero_count = __half2int_rz(__low2half(sum));
   const unsigned lost = nonzero_count - __half2int_rz(__high2half(sum));
   if (threadIdx.x % 8 == 0 && lost != 0) {
-    atomicAdd(conversion.subnormals + row, lost * fp16x3::kKTileWidth / nonzero_count);
+    atomicAdd(conversion.subnormals + row, lost * ConvertWeightConfig::kKTileDepth / nonzero_count);
   }
 }
 
@@ -204,19 +205,172 @@ __device__ __forceinline__ void count_batches(const WeightConversion& conversion
     const int batch = __ffs(batches) - 1;
     const int k_tile = batch / C::kBatchesPerKTile;
     const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
-    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileWidth +
-                                 lane % 8 * fp16x3::kGroupSize;
-    uint4 groups[C::kGroupsPerBatch];
+    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileHalves +
+                                 lane % 8 * fp16x3::kOctet;
+    uint4 octets[C::kOctetsPerBatch];
 #pragma unroll
-    for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-      groups[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileWidth);
+    for (int i = 0; i < C::kOctetsPerBatch; ++i) {
+      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileHalves);
     }
 #pragma unroll
-    for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-      count_subnormals(conversion, row + 4 * i, groups[i]);
+    for (int i = 0; i < C::kOctetsPerBatch; ++i) {
+      count_subnormals(conversion, row + 4 * i, octets[i]);
     }
   }
 }
+
+// ----- the layout of the weight: RowMajor or Transposed
+//
+// A batch in shared memory is a slot of 512 floats, in the order that they have in global memory.
+// Copy i of lane l copies the four floats from 128 i + 4 l on, so a warp copies 128 successive
+// floats at a time. A lane then converts two octets of the batch. Each struct says which floats
+// these are, and is all that convert_whole_unit knows of the layout.
+
+// A row-major weight. A slot is [8 rows][64 of K]. Which lane handles what:
+//
+//   load                                      convert
+//
+//   k       0 - 3  4 - 7  ...  60 - 63        k       0 - 7  8 - 15  ...  56 - 63
+//   row 0       0      1  ...       15        row 0       0       1  ...        7    octet 0
+//   row 1      16     17  ...       31        row 1       8       9  ...       15    octet 0
+//   row 2       0      1  ...       15        row 2      16      17  ...       23    octet 0
+//   row 3      16     17  ...       31        row 3      24      25  ...       31    octet 0
+//   row 4       0      1  ...       15        row 4       0       1  ...        7    octet 1
+//   ...                                       ...
+struct RowMajor {
+  using C = ConvertWeightConfig;
+  static constexpr bool kIsTransposed = false;
+
+  // Two octets of a batch, times four batches: a lane converts octets of eight rows of a unit.
+  static constexpr int kRows = C::kOctetsPerBatch * C::kBatchesPerKTile;
+  // The row, in the unit, of the lane's row number j, 0 <= j < kRows.
+  __host__ __device__ static constexpr int row(int lane, int j) { return 4 * j + lane / 8; }
+  // The j of the row of an octet in a batch. `batch` counts the four batches of a k-tile.
+  __host__ __device__ static constexpr int j_of(int batch, int octet) { return 2 * batch + octet; }
+  // The first k, in the k-tile, of the lane's octets in a batch.
+  __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
+
+  // The float of a slot that has this row and k of the batch.
+  __host__ __device__ static constexpr int slot_float(int row, int k) {
+    return row * C::kKTileDepth + k;
+  }
+  // Which copy, of which lane, loads the first four floats of an octet. The next lane loads the
+  // other four.
+  __host__ __device__ static constexpr int copy_of(int lane, int octet) {
+    return 2 * octet + lane / 16;
+  }
+  __host__ __device__ static constexpr int lane_of(int lane) { return lane % 16 * 2; }
+
+  // The lane's first four floats of the first batch of a unit that begins at (first_row, k).
+  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
+                                              int64_t k, int lane) {
+    return weight.source + (first_row + lane / 16) * weight.row_stride + k + lane % 16 * 4;
+  }
+
+  // Loads a batch of the unit. `source` is what first_source has returned.
+  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
+                              int lane, uint64_t policy) {
+    const int batch_k = batch / C::kBatchesPerKTile * C::kKTileDepth;
+    const float* address =
+        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
+#pragma unroll
+    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
+      ptx::copy_async(&slot[i][lane], address, policy);
+      address += 2 * row_stride;
+    }
+  }
+
+  // Reads one of the lane's octets of a batch.
+  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
+    const float4* const loaded = &slot[copy_of(lane, octet)][lane_of(lane)];
+    *reinterpret_cast<float4*>(v) = loaded[0];
+    *reinterpret_cast<float4*>(v + 4) = loaded[1];
+  }
+
+  // Which batches to count if this one has subnormals, as bits: count_batches counts batches of the
+  // row-major shape. `first` is the first of the four batches of the k-tile.
+  __device__ static uint32_t batches_to_count(int first, int batch_in_k_tile) {
+    return 1u << (first + batch_in_k_tile);
+  }
+  // A lane counts only octets that it has written itself, so no __syncwarp is needed before.
+  static constexpr bool kCountsOwnOctets = true;
+};
+static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
+              "octet 1 of lane 27 is row 7, k = 24 to 31");
+static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::lane_of(27) == 22,
+              "copy 3 of lanes 22 and 23 loads this octet");
+static_assert(RowMajor::slot_float(7, 24) == 128 * 3 + 4 * 22,
+              "these lanes load the octet's place in the slot");
+
+// A transposed weight [K, N]. A slot is [16 of K][32 rows]. Which lane handles what:
+//
+//   load                                      convert
+//
+//   row    0 - 3  4 - 7  ...  28 - 31         row    0  1 ...  15 | 16 17 ...  31
+//   k 0        0      1  ...        7         k 0    0  1 ...  15 |  0  1 ...  15
+//   k 1        8      9  ...       15         ...    down the columns, eight k each
+//   k 2       16     17  ...       23         k 8   16 17 ...  31 | 16 17 ...  31
+//   k 3       24     25  ...       31         ...
+//   k 4        0      1  ...        7              octet 0          octet 1
+//   ...
+//
+// Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. These would be 8 * 32
+// floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
+// swapped in the slot.
+struct Transposed {
+  using C = ConvertWeightConfig;
+  static constexpr bool kIsTransposed = true;
+
+  // What RowMajor's members of these names mean.
+  static constexpr int kRows = C::kOctetsPerBatch;
+  __host__ __device__ static constexpr int row(int lane, int j) { return 16 * j + lane % 16; }
+  __host__ __device__ static constexpr int j_of(int /*batch*/, int octet) { return octet; }
+  __host__ __device__ static constexpr int k(int lane, int batch) {
+    return batch * C::kTransposedBatchDepth + lane / 16 * 8;
+  }
+
+  __host__ __device__ static constexpr int slot_float(int row, int k) {
+    const int swap = k < 8 ? 0 : 16;
+    return k * C::kUnitRows + (row ^ swap);
+  }
+
+  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
+                                              int64_t k, int lane) {
+    return weight.source + (k + lane / 8) * weight.row_stride + first_row + lane % 8 * 4;
+  }
+
+  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
+                              int lane, uint64_t policy) {
+    const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
+#pragma unroll
+    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
+      const bool is_swapped = i >= C::kCopiesPerBatch / 2;  // from k = 8 on
+      ptx::copy_async(&slot[i][is_swapped ? lane ^ 4 : lane], address, policy);
+      address += 4 * row_stride;
+    }
+  }
+
+  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
+    const int half_warp = lane / 16;
+    const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
+    const float* const first_k = &slot[half_warp * (C::kCopiesPerBatch / 2)][0].x;
+    const float* const column = first_k + half_of_rows * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kUnitRows];
+  }
+
+  // A transposed batch has elements of all 32 rows, but count_batches counts row by row. So the
+  // whole k-tile is counted, which is four batches of the row-major shape.
+  __device__ static uint32_t batches_to_count(int first, int /*batch_in_k_tile*/) {
+    constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
+    return kWholeKTile << first;
+  }
+  static constexpr bool kCountsOwnOctets = false;
+};
+static_assert(Transposed::row(27, 1) == 27 && Transposed::k(27, 0) == 8,
+              "octet 1 of lane 27 is row 27, k = 8 to 15 of the batch");
+static_assert(Transposed::slot_float(27, 0) == 27 && Transposed::slot_float(27, 8) == 8 * 32 + 11,
+              "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
 
 // Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
 // have then read the batch before it, so that batch's slot is free for the next load.
@@ -225,138 +379,36 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
   ptx::barrier_sync(barrier, 32);
 }
 
-// Converts a whole unit of a row-major weight, from `first_row` and `k_tile` on. Returns whether
-// anything was added to the counters of subnormals. All lanes of a warp call it, and meet at
-// `barrier`.
+// Converts a whole unit, from `first_row` and `k_tile` on, of a weight in this layout. Returns
+// whether anything was added to the counters of subnormals. All lanes of a warp call it, and meet
+// at `barrier`.
 //
-// A warp keeps a ring of four batches in shared memory. It converts one batch while the next three
-// are loaded. A batch has 8 rows x 64 of K:
-//
-//   load      Sixteen lanes copy a row, four floats each, so copy i of the warp loads two rows.
-//             slot[i][lane] gets row 2 i + lane / 16, k = 4 (lane % 16) to 4 (lane % 16) + 3.
-//   convert   Eight lanes have a row, eight k each, so group i of the warp is four rows.
-//             A lane has row 4 i + lane / 8, k = 8 (lane % 8) to 8 (lane % 8) + 7.
-//
-// Example: group 1 of lane 27 is row 4 + 3 = 7, k = 24 to 31. Row 7 was loaded by copy 3, lanes
-// 16 to 31. Its k = 24 to 31 are in slot[3][16 + 6] and slot[3][16 + 7]. In the code, these are
-// loaded[2 i + half_warp][lane % 16 * 2] = loaded[3][22] and the next one.
-__device__ inline bool convert_row_major_unit(const WeightConversion& conversion, int64_t first_row,
-                                              int k_tile, BatchRing& ring, int barrier) {
+// The warp keeps a ring of four batches in shared memory. It converts one batch while the next
+// three are loaded.
+template <typename Layout>
+__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conversion,
+                                                   int64_t first_row, int k_tile, BatchRing& ring,
+                                                   int barrier) {
   using C = ConvertWeightConfig;
-  constexpr int kScales = C::kBatchesPerKTile * C::kGroupsPerBatch;  // rows of a lane in a unit
   const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
-  const int half_warp = lane / 16;
   const int64_t row_stride = weight.row_stride;
-  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
-  const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileHalves;
+  const int64_t k = int64_t{k_tile} * C::kKTileDepth;
   __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
   __half* target =
-      hi_k_tile + (first_row + lane / 8) * fp16x3::kKTileWidth + lane % 8 * fp16x3::kGroupSize;
+      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileHalves + Layout::k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
-  const float* const source =
-      weight.source + (first_row + half_warp) * row_stride + k + lane % 16 * 4;
-
+  const float* const source = Layout::first_source(weight, first_row, k, lane);
   const auto load = [&](int batch) {
-    const int batch_k = batch / C::kBatchesPerKTile * fp16x3::kKTileWidth;
-    const float* address =
-        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
-#pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      ptx::copy_async(&ring[batch % C::kSlots][i][lane], address, policy);
-      address += 2 * row_stride;
-    }
+    Layout::load(ring[batch % C::kSlots], source, row_stride, batch, lane, policy);
   };
 
-  float scale[kScales];
+  float scale[Layout::kRows];
 #pragma unroll
-  for (int i = 0; i < kScales; ++i) {
-    const int64_t row = first_row + (lane / 8 + 4 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
-  }
-#pragma unroll
-  for (int batch = 0; batch < C::kSlots - 1; ++batch) {
-    load(batch);
-    ptx::commit_copies();
-  }
-  uint32_t subnormal_batches = 0;  // a bit for each batch
-#pragma unroll 1
-  for (int first = 0; first < C::kBatchesPerUnit; first += C::kBatchesPerKTile) {
-#pragma unroll
-    for (int batch_in_k_tile = 0; batch_in_k_tile < C::kBatchesPerKTile; ++batch_in_k_tile) {
-      const int batch = first + batch_in_k_tile;
-      wait_for_batch(barrier);
-      if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
-      ptx::commit_copies();
-      const Batch& loaded = ring[batch % C::kSlots];
-      uint32_t least = C::kNoSubnormal;
-#pragma unroll
-      for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-        const float4* const group = &loaded[2 * i + half_warp][lane % 16 * 2];
-        alignas(16) float v[fp16x3::kGroupSize];
-        *reinterpret_cast<float4*>(v) = group[0];
-        *reinterpret_cast<float4*>(v + 4) = group[1];
-        const int row_in_unit = batch_in_k_tile * C::kRowMajorBatchRows + 4 * i;
-        *reinterpret_cast<uint4*>(target + row_in_unit * fp16x3::kKTileWidth) =
-            round_group(v, scale[batch_in_k_tile * C::kGroupsPerBatch + i], &least);
-      }
-      if (least != C::kNoSubnormal) subnormal_batches |= 1u << batch;
-    }
-    target += k_tile_elements;
-  }
-  subnormal_batches = __reduce_or_sync(0xffffffff, subnormal_batches);
-  const bool any_counted = subnormal_batches != 0;
-  // A lane counts the groups that it has written itself, so no __syncwarp is needed.
-  count_batches(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_batches);
-  return any_counted;
-}
-
-// The same for a transposed weight [K, N], of which the 32 rows of a unit are adjacent in memory. A
-// batch has 32 rows x 16 of K:
-//
-//   load      Eight lanes copy the 32 rows of one k, four floats each, so copy i of the warp loads
-//             four k. slot[i][lane] gets k = 4 i + lane / 8, rows 4 (lane % 8) to 4 (lane % 8) + 3.
-//   convert   Sixteen lanes have sixteen rows, and the half warps have eight k each. Group i of a
-//             lane is row 16 i + lane % 16, k = 8 (lane / 16) to 8 (lane / 16) + 7: a column of the
-//             slot, whose elements are 32 floats apart.
-//
-// Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. In shared memory these
-// would be 8 * 32 floats apart, in the same 16 of the 32 banks. So the last eight k of a batch have
-// the two halves of their 32 rows swapped: `lane ^ 4` where they are loaded (copies 2 and 3), and
-// `i ^ half_warp` where they are read.
-__device__ inline bool convert_transposed_unit(const WeightConversion& conversion,
-                                               int64_t first_row, int k_tile, BatchRing& ring,
-                                               int barrier) {
-  using C = ConvertWeightConfig;
-  const fp16x3::SplitMatrix& weight = conversion.weight;
-  const int lane = threadIdx.x % 32;
-  const int half_warp = lane / 16;
-  const int64_t row_stride = weight.row_stride;  // from one k to the next
-  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileWidth;
-  const int64_t k = int64_t{k_tile} * fp16x3::kKTileWidth;
-  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
-  __half* target =
-      hi_k_tile + (first_row + lane % 16) * fp16x3::kKTileWidth + half_warp * fp16x3::kGroupSize;
-  const uint64_t policy = ptx::evict_first_policy();
-  const float* const source =
-      weight.source + (k + lane / 8) * row_stride + first_row + lane % 8 * 4;
-
-  const auto load = [&](int batch) {
-    const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
-#pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      const bool is_second_eight = i >= C::kCopiesPerBatch / 2;
-      const int slot_lane = is_second_eight ? lane ^ 4 : lane;
-      ptx::copy_async(&ring[batch % C::kSlots][i][slot_lane], address, policy);
-      address += 4 * row_stride;
-    }
-  };
-
-  float scale[C::kGroupsPerBatch];
-#pragma unroll
-  for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-    const int64_t row = first_row + (lane % 16 + 16 * i);
-    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
+  for (int j = 0; j < Layout::kRows; ++j) {
+    const int64_t row = first_row + Layout::row(lane, j);
+    scale[j] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
@@ -372,50 +424,36 @@ __device__ inline bool convert_transposed_unit(const WeightConversion& conversio
       wait_for_batch(barrier);
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
-      const Batch& loaded = ring[batch % C::kSlots];
       uint32_t least = C::kNoSubnormal;
 #pragma unroll
-      for (int i = 0; i < C::kGroupsPerBatch; ++i) {
-        const float* const first_eight = &loaded[half_warp * (C::kCopiesPerBatch / 2)][0].x;
-        const float* const slot_column = first_eight + (i ^ half_warp) * 16 + lane % 16;
-        alignas(16) float v[fp16x3::kGroupSize];
-#pragma unroll
-        for (int j = 0; j < fp16x3::kGroupSize; ++j) v[j] = slot_column[j * C::kUnitRows];
-        __half* const group = target + i * 16 * fp16x3::kKTileWidth;
-        *reinterpret_cast<uint4*>(group + batch_in_k_tile * C::kTransposedBatchDepth) =
-            round_group(v, scale[i], &least);
+      for (int octet = 0; octet < C::kOctetsPerBatch; ++octet) {
+        alignas(16) float v[fp16x3::kOctet];
+        Layout::read(ring[batch % C::kSlots], lane, octet, v);
+        // `target` is the lane's octet 0 of the k-tile's first batch. The distance is constant.
+        const int j = Layout::j_of(batch_in_k_tile, octet);
+        const int distance =
+            Layout::row(0, j) * fp16x3::kKTileHalves + Layout::k(0, batch_in_k_tile);
+        *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[j], &least);
       }
-      // Subnormals are counted row by row, and a transposed batch has elements of all 32 rows. So
-      // the whole k-tile is counted, which is four batches of the row-major shape.
-      constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
-      if (least != C::kNoSubnormal) subnormal_batches |= kWholeKTile << first;
+      if (least != C::kNoSubnormal) {
+        subnormal_batches |= Layout::batches_to_count(first, batch_in_k_tile);
+      }
     }
     target += k_tile_elements;
   }
   subnormal_batches = __reduce_or_sync(0xffffffff, subnormal_batches);
   const bool any_counted = subnormal_batches != 0;
-  if (any_counted) __syncwarp();  // count_batches reads what other lanes have written
+  // Other lanes may have written what count_batches reads.
+  if (!Layout::kCountsOwnOctets && any_counted) __syncwarp();
   count_batches(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_batches);
   return any_counted;
-}
-
-// Converts a whole unit of a weight of either layout.
-template <bool kTransposed>
-__device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conversion,
-                                                   int64_t first_row, int k_tile, BatchRing& ring,
-                                                   int barrier) {
-  if constexpr (kTransposed) {
-    return convert_transposed_unit(conversion, first_row, k_tile, ring, barrier);
-  } else {
-    return convert_row_major_unit(conversion, first_row, k_tile, ring, barrier);
-  }
 }
 
 // Converts a unit of either layout at the edge of the weight, where some rows or some of K do not
 // exist, without shared memory. Eight lanes have a row, eight k each. A lane has every fourth
 // row from lane_row on. Returns whether anything was added to the counters of subnormals. All lanes
 // of a warp call it.
-template <bool kTransposed>
+template <typename Layout>
 __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                   int k_tile) {
   using C = ConvertWeightConfig;
@@ -426,14 +464,13 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
   for (int i = 0; i < C::kUnitKTiles * kRowsPerLane; ++i) {
     const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
-    const int64_t own_k =
-        int64_t{own_k_tile} * fp16x3::kKTileWidth + threadIdx.x % 8 * fp16x3::kGroupSize;
+    const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * fp16x3::kOctet;
     uint32_t least = C::kNoSubnormal;
-    uint4 group = {};
+    uint4 octet = {};
     if (own_row < weight.rows && own_k < fp16x3::padded(k)) {
-      float v[fp16x3::kGroupSize];
-      if constexpr (kTransposed) {
-        for (int j = 0; j < fp16x3::kGroupSize; ++j) {
+      float v[fp16x3::kOctet];
+      if constexpr (Layout::kIsTransposed) {
+        for (int j = 0; j < fp16x3::kOctet; ++j) {
           const bool exists = own_k + j < k;
           v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
         }
@@ -441,12 +478,13 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
         load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
                     /*is_aligned=*/true);
       }
-      group = round_group(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
-      __half* const target = weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileWidth;
-      *reinterpret_cast<uint4*>(target + own_k % fp16x3::kKTileWidth) = group;
+      octet = round_octet(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      __half* const target =
+          weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileHalves;
+      *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
-      count_subnormals(conversion, own_row, group);
+      count_subnormals(conversion, own_row, octet);
       any_counted = true;
     }
   }
@@ -462,7 +500,7 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
   const fp16x3::SplitMatrix& weight = conversion.weight;
   if (row < weight.rows &&
       fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileWidth] = __float2half(INFINITY);
+    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileHalves] = __float2half(INFINITY);
   }
 }
 
@@ -547,18 +585,18 @@ __device__ __forceinline__ void wait_for_turn(const Unit& unit, int* progress) {
 
 // Converts a unit, and marks its rows that have too many subnormals. `k` is K. All lanes of a warp
 // call it, and meet at `barrier`.
-template <bool kTransposed>
+template <typename Layout>
 __device__ __forceinline__ void convert_unit(const WeightConversion& conversion, int64_t k,
                                              const Unit& unit, BatchRing& ring, int barrier) {
   using C = ConvertWeightConfig;
   const int lane = threadIdx.x % 32;
   const bool is_whole = unit.row + C::kUnitRows <= conversion.weight.rows &&
-                        int64_t{unit.k_tile + C::kUnitKTiles} * fp16x3::kKTileWidth <= k;
+                        int64_t{unit.k_tile + C::kUnitKTiles} * C::kKTileDepth <= k;
   bool any_counted;  // whether anything was added to subnormals
   if (is_whole) {
-    any_counted = convert_whole_unit<kTransposed>(conversion, unit.row, unit.k_tile, ring, barrier);
+    any_counted = convert_whole_unit<Layout>(conversion, unit.row, unit.k_tile, ring, barrier);
   } else {
-    any_counted = convert_edge_unit<kTransposed>(conversion, k, unit.row + lane / 8, unit.k_tile);
+    any_counted = convert_edge_unit<Layout>(conversion, k, unit.row + lane / 8, unit.k_tile);
   }
   if (any_counted) {
     __syncwarp();  // all lanes have added their counts
@@ -584,7 +622,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
 // `weight_tiles` is the number of tiles of the whole weight, and `clusters` that of the grid. The
 // warp's lanes meet at `barrier`. `progress` is that of this block's producer. `is_needed` returns
 // whether any tile reads hi at all; the answer is the same in all blocks.
-template <bool kTransposed, typename IsNeeded>
+template <typename Layout, typename IsNeeded>
 __device__ void convert_weight(const WeightConversion& conversion, int64_t k, int weight_tiles,
                                int clusters, BatchRing& ring, int barrier, int* progress,
                                const IsNeeded& is_needed) {
@@ -601,7 +639,7 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
     const unsigned next_number = take_unit(conversion);  // arrives during the conversion
     const Unit unit = order.find(conversion, static_cast<int>(number));
     wait_for_turn(unit, progress);
-    convert_unit<kTransposed>(conversion, k, unit, ring, barrier);
+    convert_unit<Layout>(conversion, k, unit, ring, barrier);
     publish(conversion, unit);
     number = __shfl_sync(0xffffffff, next_number, 0);
   }

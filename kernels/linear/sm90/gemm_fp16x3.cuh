@@ -94,6 +94,7 @@
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -168,7 +169,7 @@ struct Fragments {
 // A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
 // The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
 // g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (column_of_a_row, gemm_fp16x3_epilogue.cuh).
+// (column_of_a_row, fp16x3/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct Consumer {
   using Config = GemmFp16x3Config;
@@ -205,14 +206,8 @@ struct Consumer {
   // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma takes
-  // columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of A from the thread. The 4 floats become these 4
-  // columns, in this order:
-  //
-  //   column of A            0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
-  //   is in lanes with       c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
-  //   and has K              0  1 |  4  5 |  8  9 | 12 13 |  2  3 |  6  7 | 10 11 | 14 15
-  //
-  // x has K in the same order (split.cuh says why that is enough).
+  // places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from it. These have just those elements, in
+  // the K order of fp16x3/wgmma_order.cuh.
   //
   // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
   // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
@@ -230,9 +225,10 @@ struct Consumer {
         const float4 v = ptx::load_shared_four(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // columns below 8, and from 8 on
-          const int reg = 2 * half + r;         // wgmma's order of registers
-          fp16x3::split_pair(scaled[2 * half], scaled[2 * half + 1], &f.hi[s][reg], &f.lo[s][reg]);
+        for (int half = 0; half < 2; ++half) {               // places below 8, and from 8 on
+          const int i = fp16x3::element_at_place(8 * half);  // for c = 0; of the thread's four
+          const int reg = 2 * half + r;                      // wgmma's order of registers
+          fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);
         }
       }
     }
@@ -395,7 +391,7 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int weight_row = warp_column + column_of_a_row(g, 0);
+  const int weight_row = warp_column + fp16x3::column_of_a_row(g, 0);
   Consumer<kPromotionInterval> consumer(base, lane, weight_row);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;
@@ -410,7 +406,7 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
     const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int column = min(first_column + column_of_a_row(g, r), args.epilogue.n - 1);
+      const int column = min(first_column + fp16x3::column_of_a_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
     }
 

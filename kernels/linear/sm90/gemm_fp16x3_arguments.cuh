@@ -54,7 +54,7 @@ struct GemmFp16x3Config {
   static constexpr int kRowBytes = 128;
   static_assert(kRowBytes == kKTile * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTile * 2 * sizeof(__half), "hi and lo of a k-tile of a row of x");
-  static_assert(kKTile * 2 == fp16x3::kKTileWidth, "x is split into k-tiles of this width");
+  static_assert(kKTile == fp16x3::k_tile_depth(/*has_lo=*/true), "x is split into these k-tiles");
   // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
   // hi halves first, then 32 lo halves, and descriptors count in units of 16 bytes.
   static constexpr uint64_t kDescriptorLo = (kRowBytes / 2) / 16;

@@ -19,12 +19,9 @@
 //   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
 //   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight. column_of_a_row puts the warp's columns into these rows in such
-// an order that a thread's two columns are neighbours:
-//
-//   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
-//   g                 0       1       2        3        4        5        6        7
-//   columns         0, 1    4, 5    2, 3     6, 7     8, 9    12, 13   10, 11   14, 15
+// A is wgmma's operand, the weight. Its rows have the columns in an order (fp16x3/wgmma_order.cuh)
+// in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
+// g = 2 columns 2 and 3.
 //
 // epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig when a tile does.
 // The fast epilogue stores two columns at a time straight from registers. The general one first
@@ -40,27 +37,11 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90 {
-
-// The column of the warp, 0 .. 15, that is in row g (r = 0) or row g + 8 (r = 1) of operand A.
-//
-//   g        0   1   2   3   4   5   6   7
-//   r = 0    0   4   2   6   8  12  10  14     g has the bits g2 g1 g0;
-//   r = 1    1   5   3   7   9  13  11  15     the column has the bits g2 g0 g1 r
-//
-// r is the last bit, so that a thread has two neighbours.
-//
-// g0 and g1 are swapped to avoid bank conflicts when the threads load the weight. A row in shared
-// memory is 128 bytes, all 32 banks once. The hardware loads for 8 lanes at a time: for vectors 0
-// to 3 (or 4 to 7) of two rows, whose values of g differ in g0. TMA's swizzle puts vector v of row
-// n at place v ^ (n % 8). Because the two rows differ in bit 2 of n, the vectors of one are in the
-// first half of the banks, and those of the other in the second half.
-__device__ inline int column_of_a_row(int g, int r) {
-  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | r;
-}
 
 // ----- partial sums of shared tiles
 
@@ -90,7 +71,8 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
 // A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
 // This cannot hang if either of two conditions holds:
 //
-//   - All clusters of the grid fit on the GPU at once. count_clusters (launch.cu) makes the grid no
+//   - All clusters of the grid fit on the GPU at once. count_gemm_clusters (launch.cu) makes the
+//   grid no
 //     larger, and all get a place as soon as kernels that started before have left. The next kernel
 //     in the stream takes no place away: it may start before this one ends (programmatic dependent
 //     launch), but only after all blocks of this one have started.
@@ -327,7 +309,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   if (inputs.is_fast) {
-    const int block_column = warp_column + column_of_a_row(g, 0);
+    const int block_column = warp_column + fp16x3::column_of_a_row(g, 0);
     if (args.epilogue.mask == nullptr) {
       store_fast<false>(args, inputs, block_column, sums);
     } else {
@@ -337,7 +319,7 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
   }
 
   // The first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
-  const int block_column = warp_column + column_of_a_row(g & ~2, 0);
+  const int block_column = warp_column + fp16x3::column_of_a_row(g & ~2, 0);
   const bool has_second_row = (lane & 8) != 0;
   float4* const slot = &staging[0][threadIdx.x % 128];
 #pragma unroll 1

@@ -435,15 +435,15 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
   return x_tile < args.tiles.x_tiles;
 }
 
-// A converter warp of the block, 0 <= converter < ConvertWeightConfig::kWarps.
-template <bool kTransposed, typename Traits>
+// A converter warp of the block, 0 <= converter < ConvertWeightConfig::kWarps, for a weight in this
+// layout (RowMajor or Transposed, convert_weight.cuh).
+template <typename Layout, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
   const int barrier = Config::kFirstConverterBarrier + converter;
-  convert_weight<kTransposed>(args.conversion, args.k, args.tiles.weight_tiles,
-                              gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
-                              barrier, &shared.progress,
-                              [&] { return needs_converted_weight(args); });
+  convert_weight<Layout>(args.conversion, args.k, args.tiles.weight_tiles,
+                         gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
+                         barrier, &shared.progress, [&] { return needs_converted_weight(args); });
 }
 
 // The kernel. The grid has at most as many clusters as the GPU runs at once, and at most one a
@@ -492,9 +492,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - BlockConfig::kConsumerWarps - 1;
       if (args.weight_is_transposed) {
-        run_converter</*kTransposed=*/true>(args, shared, converter);
+        run_converter<Transposed>(args, shared, converter);
       } else {
-        run_converter</*kTransposed=*/false>(args, shared, converter);
+        run_converter<RowMajor>(args, shared, converter);
       }
     }
   } else {

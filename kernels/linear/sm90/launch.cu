@@ -61,7 +61,7 @@ static_assert(TmaConfig::kBoxRowBytes == gemm_single::Config::kKTileBytes,
               "a row of a box is a k-tile of a row of gemm_single's operands");
 static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
               "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
-static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileWidth * sizeof(__half),
+static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileHalves * sizeof(__half),
               "a row of a box is a row of a k-tile of a k-tiled matrix");
 
 template <typename T>
@@ -116,10 +116,10 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
 // Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A
 // box is box_rows rows of one k-tile.
 CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles, int box_rows) {
-  constexpr cuuint64_t kWidth = fp16x3::kKTileWidth;
+  constexpr cuuint64_t kHalves = fp16x3::kKTileHalves;
   const cuuint64_t rows = matrix.rows;
-  const cuuint64_t sizes[] = {kWidth, rows, static_cast<cuuint64_t>(k_tiles)};
-  const cuuint64_t strides[] = {kWidth * sizeof(__half), rows * kWidth * sizeof(__half)};
+  const cuuint64_t sizes[] = {kHalves, rows, static_cast<cuuint64_t>(k_tiles)};
+  const cuuint64_t strides[] = {kHalves * sizeof(__half), rows * kHalves * sizeof(__half)};
   return encode_map(matrix.hi, 3, sizes, strides, box_rows);
 }
 
@@ -127,9 +127,9 @@ CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
 
 // Returns how many clusters of a GEMM kernel run at once on the current GPU.
 template <typename Kernel>
-int count_clusters(Kernel* kernel, size_t shared_bytes) {
-  return kernels::count_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
-                                          shared_bytes, nullptr, /*has_pdl=*/false});
+int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
+  return count_active_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
+                                        shared_bytes, nullptr, /*has_pdl=*/false});
 }
 
 // Launches a GEMM kernel: persistent clusters, each of which computes several tiles.
@@ -197,8 +197,8 @@ gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
 
 template <typename Traits>
 int count_single_clusters() {
-  return count_clusters(gemm_single::gemm_single_kernel<Traits>,
-                        sizeof(gemm_single::SharedMemory<Traits>));
+  return count_gemm_clusters(gemm_single::gemm_single_kernel<Traits>,
+                             sizeof(gemm_single::SharedMemory<Traits>));
 }
 
 // Launches gemm_single. Only GradientTraits uses out_map; the others store without TMA.
@@ -319,7 +319,7 @@ struct SingleWorkspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
     const int64_t padded_k = fp16x3::padded(linear.k);
-    const int64_t k_tiles = padded_k / fp16x3::kKTileWidth;
+    const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(/*has_lo=*/false);
     const TileOrder tiles = single_tiles(linear);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
@@ -441,7 +441,7 @@ struct Fp16x3Workspace {
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
-    x.lo = slices.part(x.hi, fp16x3::kKTileWidth / 2);
+    x.lo = slices.part(x.hi, GemmFp16x3Config::kKTile);  // behind the hi of a row of a k-tile
     x.exponent = slices.add<int>(linear.m);
     x.state = slices.add<int>(linear.m);
     weight.exponent = slices.add<int>(linear.n);
@@ -466,7 +466,7 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
   const int k = static_cast<int>(linear.k);
   const auto kernel = choose_fp16x3_kernel(k);
   const int max_clusters =
-      std::min(count_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
+      std::min(count_gemm_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
   const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
 
   GemmArguments arguments{epilogue,

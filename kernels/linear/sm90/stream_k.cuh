@@ -60,7 +60,7 @@ struct StreamKConfig {
   // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
   static constexpr int kMaxClusters = 72;
   // A k-group of a tile takes as many row steps as the tile has rows, and this many more.
-  static constexpr int kGroupOverhead = 80;
+  static constexpr int kKGroupOverhead = 80;
   // Adding the partial sums that one cluster has stored takes this many row steps for each row.
   static constexpr int kAddingPerRow = 2;
 
@@ -72,22 +72,22 @@ struct StreamKConfig {
   static constexpr int kMinPart = 2;
 
   // The time of one k-group of a tile, in row steps.
-  static int64_t group_time(int64_t rows) { return rows + kGroupOverhead; }
+  static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
 
   // The fewest k-groups that a range should have, if clusters share a tile of `rows` rows and
   // `k_groups` k-groups.
   //
   // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
   //
-  //   L * group_time(rows)                      each multiplies its range, all at the same time
+  //   L * k_group_time(rows)                      each multiplies its range, all at the same time
   //   + k_groups / L * kAddingPerRow * rows     then one of them adds all partial sums
   //
   // The first term grows with L and the second one falls, so the time is least where they are
   // equal. This function returns that L.
   static int min_range(int k_groups, int64_t rows) {
-    const double adding_in_groups =
-        static_cast<double>(kAddingPerRow * rows) / static_cast<double>(group_time(rows));
-    return std::max(static_cast<int>(std::sqrt(k_groups * adding_in_groups)), kMinRange);
+    const double adding_in_k_groups =
+        static_cast<double>(kAddingPerRow * rows) / static_cast<double>(k_group_time(rows));
+    return std::max(static_cast<int>(std::sqrt(k_groups * adding_in_k_groups)), kMinRange);
   }
 };
 
@@ -170,7 +170,7 @@ struct Schedule {
 
  private:
   // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
-  // out kGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
+  // out kKGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
   struct Loads {
     // The load of each cluster, without the last wave.
     int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
@@ -236,7 +236,7 @@ struct Schedule {
       budget += std::max(fair_load - loads.whole_wave_loads[cluster], min_budget);
       while (tile < tiles) {
         const int64_t rows = row_count(tile);
-        const int64_t added = groups_to_add(budget, rows, k_group);
+        const int64_t added = k_groups_to_add(budget, rows, k_group);
         if (added == 0) break;
         budget -= added * rows;
         k_group += static_cast<int>(added);
@@ -253,7 +253,7 @@ struct Schedule {
   // The number is rounded to the nearest, but such that no cut is within kMinPart of the tile's
   // beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving, cutting
   // does not pay.) If the number is 0, the cluster's range ends before k_group.
-  int64_t groups_to_add(int64_t budget, int64_t rows, int k_group) const {
+  int64_t k_groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
     int64_t added = std::min(affordable, rest);
