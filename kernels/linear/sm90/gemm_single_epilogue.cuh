@@ -102,32 +102,27 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
   return &sums[0][warp][lane];
 }
 
-// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each column
+// Where in a staged row block the result of a column (of the warpgroup's 64) and a row (of the row
+// block's 8) is: in sums[row block][warp_of][lane_of], as that lane's result for column_half_of and
+// row % 2.
+//
+// Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column half. Row 2 is
+// the first row of c = 1. The result is the first of lane 4 g + c = 17 of warp 1.
+__host__ __device__ constexpr int warp_of(int column) { return column / 16; }
+__host__ __device__ constexpr int lane_of(int column, int row) { return column % 8 * 4 + row / 2; }
+__host__ __device__ constexpr int column_half_of(int column) { return column / 8 % 2; }
+static_assert(warp_of(20) == 1 && lane_of(20, 2) == 17 && column_half_of(20) == 0,
+              "the example above");
+
+// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each row
 // block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 columns,
 // so a warp reads two rows at a time.
 //
-// Example: thread 37 reads columns 20 - 23 of row 2. Column 20 is number 4 of warp 1's sixteen, so
-// g = 4, in the first column half. Row 2 is the first row of c = 1. So the result is in component 0
-// of lane 4 g + c = 17 of warp 1. Columns 21, 22 and 23 are in lanes 21, 25 and 29, 16 floats
-// apart.
-//
-// Bank conflicts. Shared memory has 32 banks, each a float wide. The result of column n and row r
-// of a row block is, in floats, at the sum of
-//
-//   132 (n / 16)      the warp: 33 float4
-//   16 (n % 8)        g: four lanes of four floats
-//   4 (r / 2)         c: a lane of four floats
-//   2 (n / 8 % 2)     the column half
-//   r % 2             the row of two
-//
-// The 32 threads of a warp read at once, each the first of its four columns:
-//
-//   - n / 16 has four values, n / 8 % 2 two, and r % 2 two. 132 is 4 modulo 32, so these are 16
-//     different banks. (Without the 33rd float4 it would be 128, which is 0 modulo 32, and there
-//     would be 4.)
-//   - n % 8 has two values, 0 in even threads and 4 in odd threads. They are 64 floats apart, which
-//     is the same bank. So odd threads swap neighbouring columns: while even threads read columns
-//     0 and 2 of their four, odd threads read 1 and 3, 16 floats further, in the other 16 banks.
+// Two measures avoid bank conflicts; reads_all_banks checks that they do. The 33rd float4 of each
+// warp moves the columns of neighbouring warps to different banks. And odd threads swap
+// neighbouring columns: while even threads read columns 0 and 2 of their four, odd threads read 1
+// and 3, which are 16 floats further. Without the swap, columns 4 of even and odd threads, which
+// are 64 floats apart, would be in the same bank.
 struct StagedSumsReader {
   int column;           // the first of this thread's four, in the warpgroup's 64
   int row;              // in each row block
@@ -141,10 +136,9 @@ struct StagedSumsReader {
     column = threadIdx.x % 16 * 4;
     row = threadIdx.x % 128 / 16;
     swaps = threadIdx.x % 2 != 0;
-    const int warp = column / 16;
-    const int lane = column % 8 * 4 + row / 2;
-    // A lane has four floats: two for each column half, and of these one for each of two rows.
-    const float* const source = &sums[0][warp][lane].x + column / 8 % 2 * 2 + row % 2;
+    const int warp = warp_of(column);
+    const int lane = lane_of(column, row);
+    const float* const source = &sums[0][warp][lane].x + column_half_of(column) * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
     first = source + first_read * kNextColumn;
@@ -162,7 +156,26 @@ struct StagedSumsReader {
       v[i + 1] = swaps ? read_first : read_second;
     }
   }
+
+  // Returns whether the first reads of the 32 threads of a warp are in 32 different banks. (The
+  // further reads are the same distance away in all threads, or swapped between them.)
+  static constexpr bool reads_all_banks(int warp) {
+    uint32_t banks = 0;
+    for (int thread = 32 * warp; thread < 32 * warp + 32; ++thread) {
+      const bool swaps = thread % 2 != 0;
+      const int first_column = thread % 16 * 4 + (swaps ? 1 : 0);
+      const int row = thread / 16;
+      const int lane = warp_of(first_column) * Config::kStagedLanes + lane_of(first_column, row);
+      const int result = accumulator_index(0, column_half_of(first_column)) + row % 2;
+      const int place = 4 * lane + result;  // in floats
+      banks |= 1u << place % 32;
+    }
+    return banks == 0xffffffff;
+  }
 };
+static_assert(StagedSumsReader::reads_all_banks(0) && StagedSumsReader::reads_all_banks(1) &&
+                  StagedSumsReader::reads_all_banks(2) && StagedSumsReader::reads_all_banks(3),
+              "reads have no bank conflicts");
 
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile after the other.
 // All threads of the warpgroup meet at `barrier`.
