@@ -277,36 +277,37 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   }
 }
 
-// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, a 16-bit word a row. All
-// lanes call it. Lane 4 g + c has four bits of each row block, at these places of mask[j]:
+// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16 bits,
+// a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
+//
+// Before: lane 4 g + c has four bits of each row block, at these places of mask[row block]:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
 //   column g + 8         bit 8      bit 24
 //
-// It gets two whole words of one row block: row 2 c in bits 0 - 15, and row 2 c + 1 in bits 16 -
-// 31. Bit n of a word is column n of the warp's 16.
+// After: the lane has two whole words of one row block, the second one if is_in_second (g >= 4).
+// Row 2 c is in bits 0 - 15, row 2 c + 1 in bits 16 - 31.
 //
 //   1. Each lane shifts its bits by g, to their places in the words.
-//   2. Lanes with g < 4 collect row block 0, lanes with g >= 4 row block 1. Each lane gives
-//      the bits that it does not collect to lane g ^ 4 of the same c, and takes that lane's. It
-//      then has the bits of 2 of the 8 values of g.
+//   2. Lanes of g and g ^ 4 exchange: each keeps the bits of its own row block, and gives those of
+//      the other one. A lane then has the bits of 2 of the 8 values of g.
 //   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
 //
-// The four lanes with the same g / 4 and the same c end with the same two words. The caller lets
-// two of them store one word each:
+// Four values of g then have the same two words. Two of the four store one word each:
 //
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1
-//   row            2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2],
-                                                       bool collects_second, int g) {
-  const uint32_t kept = collects_second ? mask[1] : mask[0];
-  const uint32_t given = collects_second ? mask[0] : mask[1];
+                                                       bool is_in_second, int g) {
+  const uint32_t kept = is_in_second ? mask[1] : mask[0];
+  const uint32_t given = is_in_second ? mask[0] : mask[1];
+  constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
   uint32_t words = kept << g;
-  words |= __shfl_xor_sync(0xffffffff, given << g, 16);
-  words |= __shfl_xor_sync(0xffffffff, words, 8);
-  words |= __shfl_xor_sync(0xffffffff, words, 4);
+  words |= __shfl_xor_sync(0xffffffff, given << g, 4 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;
 }
 
@@ -372,12 +373,14 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       }
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
-        const bool collects_second = g / 4 != 0;
-        const uint32_t two_words = collect_mask_words(mask, collects_second, g);
-        const int collected = collects_second ? 1 : 0;
-        const int row_of_two = g / 2 % 2;
-        const int staged_row = pair * 16 + collected * 8 + 2 * c + row_of_two;
-        if (g % 2 == 0) {
+        // Which word this lane stores: see the table of collect_mask_words.
+        const bool is_in_second = g / 4 != 0;
+        const uint32_t two_words = collect_mask_words(mask, is_in_second, g);
+        const int row_block = is_in_second ? 1 : 0;  // of the pair
+        const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
+        const int staged_row = pair * 16 + row_block * 8 + 2 * c + row_of_two;
+        const bool stores_word = g % 2 == 0;
+        if (stores_word) {
           staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
         }
       }
