@@ -277,8 +277,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   }
 }
 
-// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16 bits,
-// a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
+// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16
+// bits, a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
 //
 // Before: lane 4 g + c has four bits of each row block, at these places of mask[row block]:
 //
@@ -299,8 +299,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1
 //   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
-__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2],
-                                                       bool is_in_second, int g) {
+__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2], bool is_in_second,
+                                                       int g) {
   const uint32_t kept = is_in_second ? mask[1] : mask[0];
   const uint32_t given = is_in_second ? mask[0] : mask[1];
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -309,6 +309,27 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
   words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;
+}
+
+// Finishes a thread's results in two row blocks, of which the first is first_row_block. words[i] is
+// for stmatrix, i = 2 * column half + row block of the two: the results in two rows. mask[row
+// block] has the mask bits, as collect_mask_words takes them; it is 0 at first.
+template <bool kMask, typename T, int kSums>
+__device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int first_row_block,
+                                            float scale, const float (&bias)[2],
+                                            uint32_t (&words)[4], uint32_t (&mask)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int block_of_pair = i % 2;
+    const int column_half = i / 2;
+    const float* const sum = sums + accumulator_index(first_row_block + block_of_pair, column_half);
+    const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
+                        fmaf(sum[1], scale, bias[column_half])};
+    words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
+    if constexpr (kMask) {
+      mask[block_of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (column_half * 8);
+    }
+  }
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
@@ -356,21 +377,9 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
     for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of row blocks
-      uint32_t words[4];      // of stmatrix: [column half][row block of the pair], two rows each
-      uint32_t mask[2] = {};  // of each row block of the pair: see collect_mask_words
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int block_of_pair = i % 2;
-        const int column_half = i / 2;
-        const int row_block = subtile * kSubtileRows / 8 + pair * 2 + block_of_pair;
-        const float* const sum = sums + accumulator_index(row_block, column_half);
-        const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
-                            fmaf(sum[1], scale, bias[column_half])};
-        words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
-        if constexpr (kMask) {
-          mask[block_of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (column_half * 8);
-        }
-      }
+      uint32_t words[4];
+      uint32_t mask[2] = {};
+      finish_pair<kMask, T>(sums, subtile * kSubtileRows / 8 + pair * 2, scale, bias, words, mask);
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
         // Which word this lane stores: see the table of collect_mask_words.
