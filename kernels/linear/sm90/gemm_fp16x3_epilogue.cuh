@@ -68,24 +68,8 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // one's. Each warp waits for the warps of its own number there.
 //
-// A finishing cluster spins until clusters with smaller numbers have stored their partial sums.
-// This cannot hang if either of two conditions holds:
-//
-//   - All clusters of the grid fit on the GPU at once. count_gemm_clusters (launch.cu) makes the
-//   grid no
-//     larger, and all get a place as soon as kernels that started before have left. The next kernel
-//     in the stream takes no place away: it may start before this one ends (programmatic dependent
-//     launch), but only after all blocks of this one have started.
-//   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
-//     CUDA does not guarantee it. The first cluster that has not ended then waits only for clusters
-//     that have. So it ends, and the next one gets its place.
-//
-// Why these suffice: a cluster waits only for smaller numbers, and only after it has stored its own
-// partial sums, if it has any (stream_k.cuh). So the waits form no circle, and the kernel hangs
-// only if waiting clusters keep one that they wait for off the GPU.
-//
-// The first condition fails, for example, if this kernel runs in two streams at the same time, or
-// in a stream that is confined to fewer multiprocessors than were counted (a green context).
+// The cluster spins until the others have stored their partial sums. stream_k.cuh says why no
+// cluster waits for ever.
 __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();

@@ -99,6 +99,24 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
   return __all_sync(0xffffffff, fits_fp16);
 }
 
+// Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
+// all run this loop, each at its own pace: full and empty stages keep them together. What happens
+// to a tile:
+//
+//   producer warp (produce)      loads its k-tiles, stage by stage
+//   consumers (consume)          multiply the k-tiles as they arrive, then compute the epilogue,
+//                                while the producer loads the next tile
+//
+// A tile that ConvertTraits leaves out (computes_x_tile) is left out by all of them.
+template <typename Traits, typename Body>
+__device__ __forceinline__ void for_each_tile(const Arguments<Traits>& args, const Body& body) {
+  const int tile_count = args.tile_count();
+  for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
+       index += gridDim.x / BlockConfig::kClusterSize) {
+    body(index, args.tile_at(index));
+  }
+}
+
 // The panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight * BlockConfig::kClusterSize + rank;
@@ -162,19 +180,16 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  const int tile_count = args.tile_count();
   PipelineState<Config::kStages> ring;
   int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
-  for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
-       index += gridDim.x / BlockConfig::kClusterSize) {
-    const Tile tile = args.tile_at(index);
+  for_each_tile(args, [&](int index, const Tile& tile) {
     const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
     const int weight_row = panel * Config::kBlockColumns;
     if (!computes_x_tile(args, tile.x)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
-      continue;
+      return;
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
@@ -191,7 +206,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
-  }
+  });
   // This producer has no more k-tiles to load, but other blocks may still need units that this
   // block's converters have taken. So converters must no longer wait for this producer: progress
   // becomes the largest number for which progress + kLead does not overflow.
@@ -354,16 +369,13 @@ struct ConsumerWarpgroup {
 template <typename Traits>
 __device__ __forceinline__ void consume(const Arguments<Traits>& args, uint32_t base,
                                         SharedMemory<Traits>& shared, int warpgroup) {
-  const int tile_count = args.tile_count();
   const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
   Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   float d[Config::kAccumulators];
-  for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
-       index += gridDim.x / BlockConfig::kClusterSize) {
-    const Tile tile = args.tile_at(index);
-    if (!computes_x_tile(args, tile.x)) continue;
+  for_each_tile(args, [&](int index, const Tile& tile) {
+    if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
     const int row = consumer.row(tile);
     const int column = consumer.column(tile);
@@ -391,7 +403,7 @@ __device__ __forceinline__ void consume(const Arguments<Traits>& args, uint32_t 
     } else {
       store_fast<true>(args.epilogue, row, column, d, scales, staging, barrier);
     }
-  }
+  });
 }
 
 // A consumer warpgroup of GradientTraits. The results of a tile are stored while the next tile is
@@ -413,6 +425,7 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
     packed.store_next(out_map, consumer.row(packed_tile), consumer.column(packed_tile),
                       shared.staging[warpgroup]);
   };
+  // This is for_each_tile, with `index` outside, as store_next_box uses it.
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(d, k_tile);

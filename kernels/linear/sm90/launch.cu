@@ -125,7 +125,7 @@ CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
 
 // ------------------------------------------------------------------------ steps that paths share
 
-// Returns how many clusters of a GEMM kernel run at once on the current GPU.
+// Returns count_active_clusters for a GEMM kernel of this folder.
 template <typename Kernel>
 int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
   return count_active_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
@@ -201,9 +201,10 @@ int count_single_clusters() {
                              sizeof(gemm_single::SharedMemory<Traits>));
 }
 
-// Launches gemm_single. Only GradientTraits uses out_map; the others store without TMA.
+// Launches gemm_single with these maps. Only GradientTraits uses out_map; the others store without
+// TMA.
 template <typename Traits>
-void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters,
+void launch_single_with_maps(const gemm_single::Arguments<Traits>& arguments, int clusters,
                    const CUtensorMap& x_map, const CUtensorMap& weight_map,
                    const CUtensorMap& out_map, cudaStream_t stream) {
   launch_gemm(gemm_single::gemm_single_kernel<Traits>, sizeof(gemm_single::SharedMemory<Traits>),
@@ -224,7 +225,7 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
 
 // Launches gemm_single on the caller's operands, which are not k-tiled.
 template <typename Traits>
-void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters,
+void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, int clusters,
                    const LinearArguments& linear, cudaStream_t stream) {
   const CUtensorMap x_map =
       operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
@@ -236,7 +237,7 @@ void launch_single(const gemm_single::Arguments<Traits>& arguments, int clusters
     const auto out = static_cast<const typename Traits::Out*>(linear.out);
     out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpColumns);
   }
-  launch_single(arguments, clusters, x_map, weight_map, out_map, stream);
+  launch_single_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
 }
 
 // ------------------------------------------------------------------------- float16 and bfloat16
@@ -254,7 +255,7 @@ void launch_half(const LinearArguments& linear, cudaStream_t stream) {
   // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
   const int tiles = arguments.tiles.count();
   const int waves = blocks_of(tiles, count_single_clusters<Traits>());
-  launch_single(arguments, blocks_of(tiles, waves), linear, stream);
+  launch_single_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
@@ -374,7 +375,7 @@ void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace
       make_k_tiled_map(workspace.x, k_tiles, gemm_single::Config::kXRowsPerBlock);
   const CUtensorMap weight_map =
       make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kBlockColumns);
-  launch_single(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
+  launch_single_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
 // Launches the TF32 product of the listed tiles. wgmma takes no transposed TF32 operands, so a
@@ -393,7 +394,7 @@ void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace
   auto arguments = single_arguments<Traits>(row_major, float_vector_size(linear));
   arguments.redo = workspace.redo;
   const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
-  launch_single(arguments, clusters, row_major, stream);
+  launch_single_on_operands(arguments, clusters, row_major, stream);
 }
 
 void launch_high(const LinearArguments& linear, cudaStream_t stream) {

@@ -34,11 +34,33 @@
 // third.
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
-// This has two reasons. A cluster with parts of two tiles then goes from the beginning of K to its
-// end, as the others do (cluster 1: k-groups 0 to 2, then 6 to 8). All are at about the same place
-// of K, so they find operands in L2. And only the last tile of a range can be one that another
-// cluster finishes. In reverse order, its partial sums are stored early, and above all before the
-// cluster itself waits for anything.
+// This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning of
+// K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
+// place of K. Second, no cluster waits for ever.
+//
+// Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
+// stored their partial sums of it. Two facts:
+//
+//   1. It waits for smaller numbers only: the k-groups before its own belong to clusters before it.
+//   2. It stores its own partial sums, if it has any, before it waits. Partial sums are those of the
+//      last tile of its range, which is the first that it takes. It waits in the first tile of its
+//      range, which is the last that it takes.
+//
+// So cluster 0 waits for nobody, and stores its partial sums. Cluster 1 waits for cluster 0 at most.
+// Cluster 2 waits for 0 and 1 at most, and so on. As long as all clusters get to run, all end.
+//
+// Clusters that spin keep their multiprocessors. So all get to run if one of these holds:
+//
+//   - All fit on the GPU at once. The grid is no larger than that (count_gemm_clusters, launch.cu),
+//     and all get a place when the kernels before have left. The next kernel takes no place away: it
+//     may start before this one ends (programmatic dependent launch), but only after all blocks of
+//     this one have started. This condition fails, for example, if the kernel runs in two streams at
+//     the same time, or in a stream that is confined to fewer multiprocessors than were counted (a
+//     green context).
+//   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
+//     CUDA does not guarantee it. Of the clusters that have not ended, the one with the smallest
+//     number is then always on the GPU, and waits only for clusters that have ended. So it ends, and
+//     another one gets its place.
 //
 // Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
@@ -140,9 +162,14 @@ struct Schedule {
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // The tiles of the range, from its last one to its first. After the first one comes a tile that
-    // ends before the range begins: the returned `begin` is then k_groups or more, so that the work
-    // tile does not exist.
+    // The tiles of the range, from its last one to its first, and then the tile before the range.
+    // That one has `begin` >= k_groups >= `end`, so it does not exist. Cluster 1 of the example has
+    // the range 6 to 12, in tiles of 9 k-groups:
+    //
+    //   index   tile of the last wave   begin                 end
+    //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
+    //     2      0, from 0 on           max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
+    //     3     -1, from -9 on          max(6 + 9, 0) = 15    min(12 + 9, 9) = 9     does not exist
     const int tile_of_last_wave = (range_end - 1) / k_groups - (index - whole_waves);
     const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
     return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
