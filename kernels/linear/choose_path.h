@@ -14,10 +14,16 @@
 //
 // Every limit below, except those of kSm80, was measured on an H200. On one side of it our kernel
 // takes less time than torch's product followed by the fused pass; on the other side torch wins, or
-// both take the same time. docs/EXPERIMENTS.md ("Settings of the Linear kernels", "Hopper's
-// products") says what was measured, as far as that was recorded, and has the simpler limits that
-// these replaced and the sizes on which those lost. For another GPU, all limits have to be measured
-// again.
+// both take the same time.
+//
+// Where the measurements are: docs/EXPERIMENTS.md, "Settings of the Linear kernels", under "Paths,
+// and torch's part". It has the simpler limits that these replaced, and the sizes on which those
+// lost. The scripts, and the lists of all sizes, were not kept.
+//
+// How to measure again, for another GPU or kernel: let choose_path return our path for all sizes,
+// then Path::kTorch for all sizes, and run `python -m problems.benchmark linear` each time. (ROWS
+// and FEATURES in problems/benchmark.py are its sizes.) A limit belongs between the sizes where our
+// path takes less time and those where torch does.
 
 #pragma once
 
@@ -178,9 +184,10 @@ inline bool fp16x3_forward_wins(const Product& product) {
       k < kLongK ? kMostFeaturesOfTorch : kMostFeaturesOfTorchForLongK;
   if (!has_enough_rows || n <= most_features_of_torch) return false;
 
-  // Our kernel wins where two measures are large enough. Their forms are fitted, not derived:
+  // Our kernel wins where two measures of the size are large enough. Their forms, like the limits,
+  // are fitted to measured times; no model of the kernels gives them.
   //
-  //   features_squared_k = N^2 K
+  //   features_squared_k = N^2 K        the elements of the weight, N K, times N; M does not count
   //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. With
   //                                     K >= 2^11 this reaches 2^28 for every M and N.
   constexpr int kFreeElements = 1 << 17;  // elements of out

@@ -205,8 +205,8 @@ int count_single_clusters() {
 // TMA.
 template <typename Traits>
 void launch_single_with_maps(const gemm_single::Arguments<Traits>& arguments, int clusters,
-                   const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                   const CUtensorMap& out_map, cudaStream_t stream) {
+                             const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                             const CUtensorMap& out_map, cudaStream_t stream) {
   launch_gemm(gemm_single::gemm_single_kernel<Traits>, sizeof(gemm_single::SharedMemory<Traits>),
               clusters, stream, x_map, weight_map, out_map, arguments);
 }
@@ -226,7 +226,7 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
 // Launches gemm_single on the caller's operands, which are not k-tiled.
 template <typename Traits>
 void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, int clusters,
-                   const LinearArguments& linear, cudaStream_t stream) {
+                               const LinearArguments& linear, cudaStream_t stream) {
   const CUtensorMap x_map =
       operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
   const CUtensorMap weight_map = operand_map<Traits>(

@@ -34,33 +34,35 @@
 // third.
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
-// This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning of
-// K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
+// This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
+// of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
 // place of K. Second, no cluster waits for ever.
 //
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of it. Two facts:
 //
 //   1. It waits for smaller numbers only: the k-groups before its own belong to clusters before it.
-//   2. It stores its own partial sums, if it has any, before it waits. Partial sums are those of the
+//   2. It stores its own partial sums, if it has any, before it waits. Partial sums are those of
+//   the
 //      last tile of its range, which is the first that it takes. It waits in the first tile of its
 //      range, which is the last that it takes.
 //
-// So cluster 0 waits for nobody, and stores its partial sums. Cluster 1 waits for cluster 0 at most.
-// Cluster 2 waits for 0 and 1 at most, and so on. As long as all clusters get to run, all end.
+// So cluster 0 waits for nobody, and stores its partial sums. Cluster 1 waits for cluster 0 at
+// most. Cluster 2 waits for 0 and 1 at most, and so on. As long as all clusters get to run, all
+// end.
 //
 // Clusters that spin keep their multiprocessors. So all get to run if one of these holds:
 //
 //   - All fit on the GPU at once. The grid is no larger than that (count_gemm_clusters, launch.cu),
-//     and all get a place when the kernels before have left. The next kernel takes no place away: it
-//     may start before this one ends (programmatic dependent launch), but only after all blocks of
-//     this one have started. This condition fails, for example, if the kernel runs in two streams at
-//     the same time, or in a stream that is confined to fewer multiprocessors than were counted (a
-//     green context).
+//     and all get a place when the kernels before have left. The next kernel takes no place away:
+//     it may start before this one ends (programmatic dependent launch), but only after all blocks
+//     of this one have started. This condition fails, for example, if the kernel runs in two
+//     streams at the same time, or in a stream that is confined to fewer multiprocessors than were
+//     counted (a green context).
 //   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
 //     CUDA does not guarantee it. Of the clusters that have not ended, the one with the smallest
-//     number is then always on the GPU, and waits only for clusters that have ended. So it ends, and
-//     another one gets its place.
+//     number is then always on the GPU, and waits only for clusters that have ended. So it ends,
+//     and another one gets its place.
 //
 // Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
@@ -77,7 +79,8 @@ namespace kernels::sm90 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row step:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
-// tile. It is 13 ns on an H200.
+// tile. It is 13 ns on an H200. The model was compared with the measured times of 253 products:
+// docs/EXPERIMENTS.md, "Hopper's products", at `highest`.
 struct StreamKConfig {
   // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
   static constexpr int kMaxClusters = 72;
