@@ -288,11 +288,10 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
   }
 }
 
-// Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
-// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
-// of the element, in shared memory. The other blocks have theirs at the same place.
-template <int kM>
-__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
+// Returns the sum of all blocks' sums of an element. `block_sum` points to this block's, in shared
+// memory, and the other blocks of the cluster have theirs at the same place. All loads are issued
+// before the first one is waited for. The sums are added in pairs, so the order is always the same.
+__device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
   const int cluster_size = ptx::cluster_nctarank();
   const uint32_t address = ptx::shared_address(block_sum);
   double block_sums[Config::kMaxClusterSize];
@@ -306,8 +305,15 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
 #pragma unroll
     for (int i = 0; i < half; ++i) block_sums[i] += block_sums[i + half];
   }
-  double sum = block_sums[0];
+  return block_sums[0];
+}
 
+// Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
+// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
+// of the element, in shared memory. The other blocks have theirs at the same place.
+template <int kM>
+__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
+  double sum = sum_of_blocks(block_sum);
   const float* const x = problem.x + row * problem.x_stride;
   const float* const weight = problem.weight + column * problem.weight_stride;
 #pragma unroll 1
@@ -315,7 +321,7 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
     sum = fma(double{x[k]}, double{weight[k]}, sum);
   }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
-  // are summed again, in double.
+  // are summed again, in double, until a NaN decides.
   constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
@@ -414,7 +420,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   __syncthreads();
 
   // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kTotals totals. If there are
-  // fewer than 32 sums, kLanesPerTotal lanes have the same total.
+  // fewer than 32 sums, kLanesPerTotal lanes have the same total. Example: kM = 2 has 8 sums, so
+  // four lanes have the same one.
   constexpr int kCount = kM * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
@@ -437,10 +444,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     double totals[kTotals];
     add_lanes<16>(sum, totals);
 
+    // The tile before, whose sums have arrived in the meantime.
     if (previous >= 0) {
       ptx::cluster_wait();
       store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
     }
+    // This tile's sums. Of lanes with the same total, the first stores it.
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {

@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   // i counts the block's tiles, modulo kThreads.
   for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
        tile += gridDim.x, i = (i + 1) % Config::kThreads) {
+    // Look for work: each thread in one of the block's next kThreads tiles.
     if (i == 0) {
       const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();
@@ -126,7 +127,8 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     const TileRows first = find_tile(tile, tiles_n);
     multiply_tile(x, weight, k, first, warp_sums);
     __syncthreads();
-    // The first warp finishes the results of kNonfinite rows: lane j has result j.
+    // The first warp finishes the tile: lane j has result j, which is the kernel's own if its row
+    // of x or of the weight is kNonfinite. Other results are left as the GEMM has stored them.
     if (threadIdx.x < 32) {
       const int row = first.m + lane / Config::kWeightRows;
       const int column = first.n + lane % Config::kWeightRows;
@@ -136,8 +138,9 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
       for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
       const float z = static_cast<float>(sum);
 
-      // The eight lanes of a row share a byte of the mask. The first of them writes it, and keeps
-      // the bits of results that are not the kernel's own.
+      // The eight lanes of a row of x share a byte of the mask. The first of them writes it, and
+      // keeps the bits of results that are not the kernel's own. Example: lanes 8 to 15 have the
+      // second row, so lane 8 takes bits 8 to 15 of both ballots.
       const int first_lane = lane / Config::kWeightRows * Config::kWeightRows;
       const uint32_t own_bits = __ballot_sync(0xffffffff, is_own) >> first_lane & 0xff;
       const uint32_t bits = __ballot_sync(0xffffffff, is_own && mask_bit(z)) >> first_lane & 0xff;
