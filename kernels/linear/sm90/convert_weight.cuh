@@ -246,7 +246,9 @@ struct RowMajor {
   // The row, in the unit, of the lane's row number j, 0 <= j < kRows.
   __host__ __device__ static constexpr int row(int lane, int j) { return 4 * j + lane / 8; }
   // The j of the row of an octet in a batch. `batch` counts the four batches of a k-tile.
-  __host__ __device__ static constexpr int j_of(int batch, int octet) { return 2 * batch + octet; }
+  __host__ __device__ static constexpr int j_of(int batch, int octet) {
+    return C::kOctetsPerBatch * batch + octet;
+  }
   // The first k, in the k-tile, of the lane's octets in a batch.
   __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
 

@@ -118,11 +118,13 @@ static_assert(warp_of(20) == 1 && lane_of(20, 2) == 17 && column_half_of(20) == 
 // block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 columns,
 // so a warp reads two rows at a time.
 //
-// Two measures avoid bank conflicts; reads_all_banks checks that they do. The 33rd float4 of each
-// warp moves the columns of neighbouring warps to different banks. And odd threads swap
-// neighbouring columns: while even threads read columns 0 and 2 of their four, odd threads read 1
-// and 3, which are 16 floats further. Without the swap, columns 4 of even and odd threads, which
-// are 64 floats apart, would be in the same bank.
+// Two measures avoid bank conflicts; reads_all_banks checks that they do.
+//
+//   padding   The 33rd float4 of each warp. Without it, equal lanes of all warps would be 128
+//             floats apart, in the same bank.
+//   swap      While even threads read columns 0 and 2 of their four, odd threads read 1 and 3. An
+//             even thread's column and the same one of the next thread are 4 columns apart, so 64
+//             floats: the same bank. The column after is 16 floats further, in the other 16 banks.
 struct StagedSumsReader {
   int column;           // the first of this thread's four, in the warpgroup's 64
   int row;              // in each row block

@@ -41,28 +41,24 @@
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of it. Two facts:
 //
-//   1. It waits for smaller numbers only: the k-groups before its own belong to clusters before it.
-//   2. It stores its own partial sums, if it has any, before it waits. Partial sums are those of
-//   the
-//      last tile of its range, which is the first that it takes. It waits in the first tile of its
-//      range, which is the last that it takes.
+//   1. A cluster stores its own partial sums before it waits. Partial sums are those of the last
+//      tile of its range, which it takes first. It waits in the first tile, which it takes last.
+//   2. A cluster waits only for smaller numbers, which have the k-groups before its own.
 //
-// So cluster 0 waits for nobody, and stores its partial sums. Cluster 1 waits for cluster 0 at
-// most. Cluster 2 waits for 0 and 1 at most, and so on. As long as all clusters get to run, all
-// end.
+// A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
+// end if one of these conditions holds:
 //
-// Clusters that spin keep their multiprocessors. So all get to run if one of these holds:
-//
-//   - All fit on the GPU at once. The grid is no larger than that (count_gemm_clusters, launch.cu),
-//     and all get a place when the kernels before have left. The next kernel takes no place away:
-//     it may start before this one ends (programmatic dependent launch), but only after all blocks
-//     of this one have started. This condition fails, for example, if the kernel runs in two
-//     streams at the same time, or in a stream that is confined to fewer multiprocessors than were
-//     counted (a green context).
+//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1).
+//     count_gemm_clusters (launch.cu) makes the grid no larger, and all get a place when the
+//     kernels before have left. The next kernel in the stream takes no place away: it may start
+//     before this one ends (programmatic dependent launch), but only after all blocks of this one
+//     have started. The condition fails, for example, if this kernel runs in two streams at the
+//     same time, or in a stream that is confined to fewer multiprocessors than were counted (a
+//     green context).
 //   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
-//     CUDA does not guarantee it. Of the clusters that have not ended, the one with the smallest
-//     number is then always on the GPU, and waits only for clusters that have ended. So it ends,
-//     and another one gets its place.
+//     CUDA does not guarantee it. Of the clusters that have not ended, the first one is then on the
+//     GPU, and waits only for clusters that have ended (by fact 2). So it ends, and another one
+//     gets its place.
 //
 // Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
 
