@@ -7,13 +7,11 @@ nothing is asked of them, read the same inputs in the same memory, and are timed
 import base64
 import random
 from pathlib import Path
-from time import sleep
 
 import torch
 
 from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
-from referee.memory import SECONDS_TO_CLEAR, free_bytes
 from referee.problem import SEEDS, Problem
 from referee.shared import Pool, Region
 from referee.state import State, StateError
@@ -163,16 +161,6 @@ class Bench:
             self.give_back(process)
         else:
             process.ask("release")
-
-    def release_after_turn(self, process: Contestant) -> None:
-        """Have a process free its results at the end of its turn in a round.
-
-        It keeps its unused memory for its next turn, unless the others need that.
-        """
-        process.ask("release")
-        if self.problem.is_large and free_bytes(self.problem.device) < self.problem.all_bytes:
-            self.give_back(process)
-            sleep(SECONDS_TO_CLEAR)
 
     def give_back(self, process: Contestant) -> None:
         """Have a process free its results, and give all unused memory back to the GPU."""

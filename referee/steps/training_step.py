@@ -17,6 +17,7 @@ from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE, NOTHING
 from referee.reference_file import NoRoomError
+from referee.round_memory import RoundMemory
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
 from referee.steps.times import (
     CHANGES_LATE,
@@ -70,6 +71,7 @@ def _time(grading: Grading) -> None:
     _note_kept(grading, step)
     empties = [_request(grading, nothing, calls)[0] for _ in range(EMPTY_REQUESTS)]
     flush = make_flush(bench)
+    memory = RoundMemory(bench, [entrant.process for entrant in entrants])
 
     def one_round() -> dict[str, tuple[Sample, dict]]:
         expected_steps = _new_round(grading, calls)
@@ -77,11 +79,13 @@ def _time(grading: Grading) -> None:
         for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
             rewrite_small_memory(grading)
             flush()
+            memory.begin_turn()
             sample, reply, early = _request(grading, entrant, calls)
             samples[entrant.name] = sample, reply["seconds"]
             if entrant.process is grading.solution:
                 _compare(grading, quantities, reply["calls"], expected_steps, early)
-            bench.release_after_turn(entrant.process)
+            memory.end_turn(entrant.process)
+        memory.end_round()
         empties.append(samples.pop("nothing")[0])
         return samples
 
