@@ -204,8 +204,11 @@ struct BlockGrid {
     const int vector_size = 16 / element_bytes;
     const auto strips_with = [=](int width) { return divide_up(n, width * vector_size); };
     // The estimated time of a row with strips of `width` lanes, in units of a thread's time. Idle
-    // threads past the end of the row count, too, and each strip adds the time of 4 threads.
-    const auto cost = [=](int width) { return strips_with(width) * (width + 4); };
+    // threads past the end of the row count, too. Example: a row of 40 vectors takes 2 * (32 + 4) =
+    // 72 with 32 lanes, 3 * (16 + 4) = 60 with 16, and 5 * (8 + 4) = 60 with 8. So it has 8 lanes,
+    // the first of the least.
+    constexpr int kTimeOfStrip = 4;  // that a strip adds to the time of its threads
+    const auto cost = [=](int width) { return strips_with(width) * (width + kTimeOfStrip); };
     for (int width = 2; width <= 32; width *= 2) {
       if (cost(width) < cost(lanes)) lanes = width;
     }

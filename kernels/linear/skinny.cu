@@ -506,6 +506,7 @@ struct Division {
 //   time = waves * tiles of columns of a cluster * (batches of a block + kTileEndBatches)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
+// (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndBatches.)
 template <int kM>
 Division divide(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;

@@ -136,8 +136,8 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     if (threadIdx.x % 32 != 0) return;
     const int row = args.tiles.rows_of(tile).begin + rank * rows_of_half;
     const int weight_row = first_block_column(tile, rank);
-    const int begin = work.begin * Config::kKTilesPerGroup;
-    const int end = work.end * Config::kKTilesPerGroup;
+    const int begin = work.begin * Config::kKTilesPerKGroup;
+    const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
       const uint32_t full_of_stage = full + 8 * state.stage;
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
@@ -147,7 +147,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
       ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight + state.stage * Config::kWeightBytes, &weight_map,
-                       k_tile * Config::kKTile, weight_row, full_of_stage);
+                       k_tile * Config::kKTileDepth, weight_row, full_of_stage);
       state.advance();
     }
   });

@@ -50,16 +50,18 @@ struct GemmFp16x3Config {
   //
   // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
   // floats of the weight, or 32 hi and 32 lo halves of x.
-  static constexpr int kKTile = 32;
+  static constexpr int kKTileDepth = 32;
   static constexpr int kRowBytes = 128;
-  static_assert(kRowBytes == kKTile * sizeof(float), "a k-tile of a row of weight");
-  static_assert(kRowBytes == kKTile * 2 * sizeof(__half), "hi and lo of a k-tile of a row of x");
-  static_assert(kKTile == fp16x3::k_tile_depth(/*has_lo=*/true), "x is split into these k-tiles");
+  static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
+  static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
+                "hi and lo of a k-tile of a row of x");
+  static_assert(kKTileDepth == fp16x3::k_tile_depth(/*has_lo=*/true),
+                "x is split into these k-tiles");
   // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
   // hi halves first, then 32 lo halves, and descriptors count in units of 16 bytes.
   static constexpr uint64_t kDescriptorLo = (kRowBytes / 2) / 16;
   // wgmma instructions along the K of a k-tile: each takes 16.
-  static constexpr int kK16PerTile = kKTile / 16;
+  static constexpr int kK16PerTile = kKTileDepth / 16;
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
   static constexpr int kWeightBytes = kBlockColumns * kRowBytes;
@@ -68,11 +70,11 @@ struct GemmFp16x3Config {
   static constexpr int kStages = 5;
 
   // k-tiles in a k-group, the unit in which the mainloop and the stream-K schedule count K.
-  static constexpr int kKTilesPerGroup = 4;
+  static constexpr int kKTilesPerKGroup = 4;
   // k-groups of a K, rounded up. TMA writes zeros for the elements past K.
   static __host__ __device__ int k_groups(int k) {
-    constexpr int kGroup = kKTilesPerGroup * kKTile;
-    return (k + kGroup - 1) / kGroup;
+    constexpr int kKGroupDepth = kKTilesPerKGroup * kKTileDepth;
+    return (k + kKGroupDepth - 1) / kKGroupDepth;
   }
 
   // ----- The promotion interval: after how much of K the accumulators are added to the float32

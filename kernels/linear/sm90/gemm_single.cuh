@@ -163,7 +163,7 @@ __device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUte
                                BlockConfig::kBothBlocks);
     ptx::copy_tensor(target.weight, &weight_map, 0, weight_row, k_tile, target.full);
   } else {
-    load_boxes(x_map, weight_map, args, target, x_row, weight_row, k_tile * args.kKTile);
+    load_boxes(x_map, weight_map, args, target, x_row, weight_row, k_tile * args.kKTileDepth);
   }
 }
 

@@ -84,7 +84,7 @@ struct RedoList {
 template <typename Traits>
 struct Arguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kKTile = Config::kKTileBytes / sizeof(typename Traits::Element);
+  static constexpr int kKTileDepth = Config::kKTileBytes / sizeof(typename Traits::Element);
 
   Epilogue<typename Traits::Out> epilogue;
   int k;
@@ -95,7 +95,7 @@ struct Arguments {
   WeightConversion conversion;  // ConvertTraits
   const int* x_exponent;        // ConvertTraits: [M], rows of x were scaled by 2^x_exponent
 
-  __device__ int k_tiles() const { return (k + kKTile - 1) / kKTile; }
+  __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
   // How many tiles the kernel computes. With C clusters, cluster c computes the tiles with the
   // indices c, c + C, c + 2 C and so on.

@@ -103,15 +103,17 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 }
 
 // Where in a staged row block the result of a column (of the warpgroup's 64) and a row (of the row
-// block's 8) is: in sums[row block][warp_of][lane_of], as that lane's result for column_half_of and
-// row % 2.
+// block's 8) is: in sums[row block][staged_warp][staged_lane], as that lane's result for
+// column_half_of and row % 2.
 //
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column half. Row 2 is
 // the first row of c = 1. The result is the first of lane 4 g + c = 17 of warp 1.
-__host__ __device__ constexpr int warp_of(int column) { return column / 16; }
-__host__ __device__ constexpr int lane_of(int column, int row) { return column % 8 * 4 + row / 2; }
+__host__ __device__ constexpr int staged_warp(int column) { return column / 16; }
+__host__ __device__ constexpr int staged_lane(int column, int row) {
+  return column % 8 * 4 + row / 2;
+}
 __host__ __device__ constexpr int column_half_of(int column) { return column / 8 % 2; }
-static_assert(warp_of(20) == 1 && lane_of(20, 2) == 17 && column_half_of(20) == 0,
+static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_half_of(20) == 0,
               "the example above");
 
 // Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each row
@@ -138,8 +140,8 @@ struct StagedSumsReader {
     column = threadIdx.x % 16 * 4;
     row = threadIdx.x % 128 / 16;
     swaps = threadIdx.x % 2 != 0;
-    const int warp = warp_of(column);
-    const int lane = lane_of(column, row);
+    const int warp = staged_warp(column);
+    const int lane = staged_lane(column, row);
     const float* const source = &sums[0][warp][lane].x + column_half_of(column) * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
@@ -167,7 +169,8 @@ struct StagedSumsReader {
       const bool swaps = thread % 2 != 0;
       const int first_column = thread % 16 * 4 + (swaps ? 1 : 0);
       const int row = thread / 16;
-      const int lane = warp_of(first_column) * Config::kStagedLanes + lane_of(first_column, row);
+      const int lane =
+          staged_warp(first_column) * Config::kStagedLanes + staged_lane(first_column, row);
       const int result = accumulator_index(0, column_half_of(first_column)) + row % 2;
       const int place = 4 * lane + result;  // in floats
       banks |= 1u << place % 32;

@@ -442,7 +442,7 @@ struct Fp16x3Workspace {
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
-    x.lo = slices.part(x.hi, GemmFp16x3Config::kKTile);  // behind the hi of a row of a k-tile
+    x.lo = slices.part(x.hi, GemmFp16x3Config::kKTileDepth);  // behind the hi of a row of a k-tile
     x.exponent = slices.add<int>(linear.m);
     x.state = slices.add<int>(linear.m);
     weight.exponent = slices.add<int>(linear.n);
@@ -485,8 +485,9 @@ void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& wo
                                                tiles.max_rows(), rows_of);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
-  const CUtensorMap x_map = make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTile,
-                                             tiles.max_rows() / BlockConfig::kClusterSize);
+  const CUtensorMap x_map =
+      make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTileDepth,
+                       tiles.max_rows() / BlockConfig::kClusterSize);
   const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
                                           linear.weight_stride, Config::kBlockColumns);
 
