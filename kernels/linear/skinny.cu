@@ -475,8 +475,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 
 // ------------------------------------------------------------------------------------------ launch
 
-// Returns count_active_clusters for clusters of 1 << log_size blocks. It is asked once for each
-// device and size.
+// Returns how many clusters of 1 << log_size blocks run at once on the current device. CUDA's
+// runtime is asked once for each device and size.
 template <int kM>
 int known_active_clusters(int log_size) {
   constexpr int kDevices = 64;  // For further devices the runtime is asked each time.

@@ -252,7 +252,8 @@ struct RowMajor {
   // The first k, in the k-tile, of the lane's octets in a batch.
   __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
 
-  // The float of a slot that has this row and k of the batch.
+  // The float of a slot that has this row and k of the batch. (It only documents the slot: the
+  // functions below are written for the compiler, and checked against it at the end.)
   __host__ __device__ static constexpr int slot_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
@@ -385,8 +386,8 @@ __device__ __forceinline__ void wait_for_batch(int barrier) {
 // whether anything was added to the counters of subnormals. All lanes of a warp call it, and meet
 // at `barrier`.
 //
-// The warp keeps a ring of four batches in shared memory. It converts one batch while the next
-// three are loaded.
+// Layout is RowMajor or Transposed. The warp keeps a ring of four batches in shared memory. It
+// converts one batch while the next three are loaded.
 template <typename Layout>
 __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conversion,
                                                    int64_t first_row, int k_tile, BatchRing& ring,

@@ -125,7 +125,7 @@ CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
 
 // ------------------------------------------------------------------------ steps that paths share
 
-// Returns count_active_clusters for a GEMM kernel of this folder.
+// Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
 template <typename Kernel>
 int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
   return count_active_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
