@@ -252,8 +252,8 @@ struct RowMajor {
   // The first k, in the k-tile, of the lane's octets in a batch.
   __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
 
-  // The float of a slot that has this row and k of the batch. (It only documents the slot: the
-  // functions below are written for the compiler, and checked against it at the end.)
+  // The float of a slot that has this row and k of the batch, as in the picture. `read` computes it
+  // in another way; the static_asserts below compare both.
   __host__ __device__ static constexpr int slot_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
@@ -302,8 +302,17 @@ static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
               "octet 1 of lane 27 is row 7, k = 24 to 31");
 static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::lane_of(27) == 22,
               "copy 3 of lanes 22 and 23 loads this octet");
-static_assert(RowMajor::slot_float(7, 24) == 128 * 3 + 4 * 22,
-              "these lanes load the octet's place in the slot");
+constexpr bool row_major_reads_as_pictured() {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerBatch; ++octet) {
+      const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::lane_of(lane);
+      const int first = RowMajor::slot_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
+      if (4 * float4_read != first) return false;
+    }
+  }
+  return true;
+}
+static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
 
 // A transposed weight [K, N]. A slot is [16 of K][32 rows]. Which lane handles what:
 //
