@@ -44,7 +44,7 @@ def test_values_arrive_in_their_form():
             assert there == x
     assert region.is_unchanged()
     found[0][1, 1] += 1
-    assert region.changed() == [0]
+    assert region.changed_values() == [0]
     region.rewrite()
     assert region.is_unchanged()
 
