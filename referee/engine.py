@@ -52,7 +52,7 @@ def referee_at_work(own_builds: bool) -> Iterator[Server]:
             leaves its lock there, where no other run waits for it.
     """
     before = torch.get_float32_matmul_precision()
-    with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
+    with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
         server = Server(folder if own_builds else "")
         # The server takes some seconds to start, which are enough for what a first backward needs.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")

@@ -38,7 +38,7 @@ def one_server(monkeypatch):
         if server is None:
             server = SERVERS[environment] = start_one(folder)
             server.close = lambda: None
-        server.adopt()
+        server.count_as_own()
         server.walls = True
         return server
 

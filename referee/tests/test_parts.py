@@ -132,7 +132,7 @@ def stopped():
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
-        tree = processes.Tree(pid, adopts=False)
+        tree = processes.Tree(pid, is_solution=False)
         tree.stop()
         made.append(tree)
         return pid
@@ -151,8 +151,8 @@ def test_reading_in_another_process(stopped, x):
     reader = Reader(stopped(), CPU)
     description = describe(x)
     assert torch.equal(reader.whole(description), x)
-    places = torch.tensor([0, x.numel() - 1])
-    assert torch.equal(reader.elements(description, places), x.flatten()[places])
+    indices = torch.tensor([0, x.numel() - 1])
+    assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
 
 
 def test_what_cannot_be_read(stopped):
@@ -200,7 +200,7 @@ def test_a_stopped_tree_does_nothing():
             os.setsid()
         while True:
             memory[0] = (memory[0] + 1) % 256
-    tree = processes.Tree(pid, adopts=False)
+    tree = processes.Tree(pid, is_solution=False)
     time.sleep(0.1)
     for _ in range(5):
         tree.stop()
@@ -223,7 +223,7 @@ def test_a_stopped_tree_does_nothing():
 
 
 def test_orphans_are_found_and_ended():
-    with processes.reaping():
+    with processes.subreaper():
         if os.fork() == 0:
             if os.fork() == 0:
                 os.setsid()
