@@ -128,7 +128,7 @@ def grade(
 def _result(problem: Problem, verdict: Verdict) -> Result:
     """Return a verdict as a `Result`."""
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
-    record = records.record(subject, verdict, str(verdict.file))
+    record = records.make_record(subject, verdict, str(verdict.file))
     speedup, interval, milliseconds, time, step_speedup = None, None, None, "", None
     if record["runs"]:
         run = record["runs"][0]

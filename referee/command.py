@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
         device, why = choose_device(args.device)
         if folders.is_folder(args):
             return _grade_folders(args, _command(typed, project), device, why, progress)
-        subjects, make = _subjects(args, device, project, progress)
+        subjects, make_problem = _subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
     except torch.OutOfMemoryError as error:
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
         args=args,
         files=graded,
         subjects=subjects,
-        make=make,
+        make_problem=make_problem,
         device=device,
         headline=tables.headline(document["environment"], device, why),
         document=document,

@@ -310,7 +310,7 @@ def grade_one(
                 yield from _same_for_all(work, subject, ERROR, reason)
                 return
             for file in work.solutions:
-                yield records.record(subject, engine.grade(file), str(file.path))
+                yield records.make_record(subject, engine.grade(file), str(file.path))
         finally:
             engine.close()
 
@@ -327,7 +327,7 @@ def _why_not_prepared(engine: Engine) -> str:
 def _same_for_all(work: Work, subject: Subject, word: str, reason: str) -> Iterator[dict]:
     """Yield a record with the same verdict for each solution of a problem."""
     for file in work.solutions:
-        yield records.record(subject, Verdict(file.path, word, reason), str(file.path))
+        yield records.make_record(subject, Verdict(file.path, word, reason), str(file.path))
 
 
 def _append(path: Path, record: dict) -> None:

@@ -55,7 +55,7 @@ def grade(
         try:
             for name, file in zip(table, read_files(paths), strict=True):
                 verdict = engine.grade(file)
-                found[name] = records.record(subject, verdict, str(file.path))
+                found[name] = records.make_record(subject, verdict, str(file.path))
         finally:
             engine.close()
     check(table, found)

@@ -262,7 +262,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 path.write_text(IMPORTS + text)
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
-                graded[name] = records.record(subject, verdict, str(path))
+                graded[name] = records.make_record(subject, verdict, str(path))
             assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
