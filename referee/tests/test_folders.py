@@ -145,7 +145,7 @@ def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    work = [folders.Work(name, Path(name), []) for name in ("first", "second")]
+    work = [folders.Task(name, Path(name), []) for name in ("first", "second")]
     assert list(folders._collect([ours], work, lambda *_: None)) == []
     assert "the worker for first has ended\n" in capsys.readouterr().err
 
