@@ -226,7 +226,7 @@ def test_wrong(device, tmp_path):
     grade(RELU, table, tmp_path, device=device)
 
 
-# `pages` and `orphan` put results into a CPU's memory. On a GPU the thread of `ahead` computes while
+# `pages` and `orphan` need results in a CPU's memory. On a GPU the thread of `ahead` works while
 # the clock runs: the results are right, and nothing is gained.
 CPU_ONLY = {"pages", "orphan", "ahead"}
 FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
