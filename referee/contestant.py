@@ -50,7 +50,7 @@ PACKAGE = Path(__file__).resolve().parent
 # sys.path are removed, because a file in the current folder could hide one of Python's own modules.
 BOOT = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
-    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
+    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]), sys.argv[3:])"
 )
 MAX_REPLY_BYTES = 1 << 22
 KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
@@ -95,17 +95,19 @@ class Server:
 
     Args:
         folder: where graded files build extensions; "" for the user's usual folder.
+        imports: names of modules that the server imports, so that contestants have them.
 
     Attributes:
         walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
         self.walls = True
+        self._imports = imports
         self._environment = OPENMP_SETTINGS | os.environ
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._process, self._socket = _start_server(self._environment)
+        self._process, self._socket = _start_server(self._environment, imports)
 
     def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
@@ -130,7 +132,7 @@ class Server:
                     return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
-            self._process, self._socket = _start_server(self._environment)
+            self._process, self._socket = _start_server(self._environment, self._imports)
         raise EndedError(status, "")
 
     def is_there(self) -> bool:
@@ -149,12 +151,19 @@ class Server:
         processes.own_pids.add(self._process.pid)
 
 
-def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a server's process; return it, and the socket through which it gets requests."""
+def _start_server(
+    environment: dict[str, str], imports: tuple[str, ...]
+) -> tuple[subprocess.Popen, socket.socket]:
+    """Start a server's process; return it, and the socket through which it gets requests.
+
+    Args:
+        environment: its environment variables.
+        imports: names of modules that it imports.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

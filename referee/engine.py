@@ -46,6 +46,7 @@ from referee.verdict import (
 
 Progress = Callable[..., None]
 PACKAGE = Path(__file__).resolve().parent
+COMPILER = "torch._inductor.compile_fx"  # this module takes many seconds to import
 MAX_TRACEBACK_CHARACTERS = 1 << 14
 
 
@@ -55,7 +56,7 @@ def read_files(paths: list[Path]) -> list[GradedFile]:
 
 
 @contextmanager
-def referee_at_work(own_builds: bool) -> Iterator[Server]:
+def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server]:
     """Start the server that forks contestants; end all processes after the `with` block.
 
     Torch's precision of float32 products is restored afterwards.
@@ -64,10 +65,13 @@ def referee_at_work(own_builds: bool) -> Iterator[Server]:
         own_builds: whether graded files build extensions in a temporary folder. If a build is
             killed, torch's lock file stays behind, and a later run in the same folder would wait
             for it for ever.
+        compiled: whether torch.compile's programs will be timed. The server then imports the
+            compiler once for all contestants.
     """
     precision_before = torch.get_float32_matmul_precision()
+    imports = (COMPILER,) if compiled else ()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
-        server = Server(folder if own_builds else "")
+        server = Server(folder if own_builds else "", imports)
         # The first backward imports this module. The server needs some seconds to start, in which
         # the referee imports it.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")

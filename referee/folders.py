@@ -19,7 +19,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -284,7 +284,8 @@ def _grade_tasks(
             process.start()
             workers_end.close()
             workers[ours] = process
-        yield from _collect(list(workers), list(tasks), progress)
+        queue = _balance(tasks, len(devices))
+        yield from _collect(list(workers), queue, progress)
     finally:
         for connection, process in workers.items():
             connection.close()
@@ -292,6 +293,20 @@ def _grade_tasks(
         for process in workers.values():
             process.join(timeout=SECONDS_TO_END)
             process.kill()
+
+
+def _balance(tasks: list[Task], device_count: int) -> list[Task]:
+    """Return the tasks, the last ones divided so that no device is idle at the end.
+
+    Example: there are five tasks and two devices. The fifth is divided into two tasks, each with
+    half of its solutions. So each device grades two and a half; each also times eager for its half.
+    """
+    undivided_count = len(tasks) - len(tasks) % device_count
+    balanced = tasks[:undivided_count]
+    for task in tasks[undivided_count:]:
+        parts = [task.solutions[device::device_count] for device in range(device_count)]
+        balanced += [replace(task, solutions=part) for part in parts if part]
+    return balanced
 
 
 def _collect(

@@ -73,7 +73,8 @@ class Session:
         """
         self._start = monotonic()
         try:
-            with referee_at_work(own_builds=not self._is_ours) as server:
+            compiled = self.options.compiled
+            with referee_at_work(own_builds=not self._is_ours, compiled=compiled) as server:
                 if self.args.sweep:
                     console.show(self.headline)
                 if self.options.is_quick:

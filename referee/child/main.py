@@ -10,6 +10,7 @@ lose, and no data of any problem in its memory.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -33,7 +34,7 @@ MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
 MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
 
 
-def start(descriptor: int) -> None:
+def start(descriptor: int, imports: list[str]) -> None:
     """Run the server: fork a contestant for each request on a socket, until that is closed.
 
     A request is a JSON dictionary with four file descriptors:
@@ -48,8 +49,15 @@ def start(descriptor: int) -> None:
 
     Processes that the server starts count as the referee's own. So the server is not dumpable: a
     solution of the same user must not write into its memory.
+
+    Args:
+        descriptor: of the socket.
+        imports: names of modules that the server imports first, so that contestants have them.
     """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+    for name in imports:
+        with suppress(ImportError):  # the contestant that needs the module will raise it
+            importlib.import_module(name)
     with socket.socket(fileno=descriptor) as referee:
         while True:
             text, descriptors, *_ = socket.recv_fds(referee, MAX_REQUEST_BYTES, 4)

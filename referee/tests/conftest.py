@@ -34,13 +34,14 @@ def one_server(monkeypatch):
     """
     from referee import engine
 
-    def start(folder="", start_one=engine.Server):
+    def start(folder="", imports=(), start_one=engine.Server):
         if folder:
             folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
+        settings = {"PYTEST_CURRENT_TEST": "", "folder": folder, "imports": imports}
+        environment = str({**os.environ, **settings})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = start_one(folder)
+            server = SERVERS[environment] = start_one(folder, imports)
             server.close = lambda: None
         server.count_as_own()
         server.walls = True

@@ -142,6 +142,19 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
     assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
 
 
+def test_the_last_problems_are_divided_among_devices():
+    names = [str(index) for index in range(5)]
+    tasks = [folders.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names]
+    balanced = folders._balance(tasks, 2)
+    assert balanced[:4] == tasks[:4]
+    assert [(task.name, task.solutions) for task in balanced[4:]] == [
+        ("4", ["4a", "4c"]),
+        ("4", ["4b", "4d"]),
+    ]
+    few = folders._balance([folders.Task("0", Path("0"), ["a", "b"])], 3)
+    assert [task.solutions for task in few] == [["a"], ["b"]]
+
+
 def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
