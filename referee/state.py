@@ -96,7 +96,7 @@ class State:
         if not self.names:
             return []
         names = list(self.names)
-        changed = [names[i] for i in self._region.changed()]
+        changed = [names[i] for i in self._region.changed_values()]
         return [name for name in changed if name not in buffers]
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.contestant import EndedError, ForgedError, RaisedError, died
+from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
 from referee.reference_file import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
@@ -100,7 +100,7 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if status >= 0:
         return ERROR, f"exits with status {status} while {stage}{said}"
     reason = f"crashes ({_signal_name(-status)})"
-    if died(status):
+    if was_killed(status):
         reason = "killed, as for want of memory,"
     return ERROR, f"{reason} while {stage}{said}"
 

@@ -109,7 +109,7 @@ def one_server(monkeypatch):
         if server is None:
             server = SERVERS[environment] = new_server(*started_with)
             server.close = lambda: None  # the next test uses it again
-        server.adopt()
+        server.count_as_own()
         return server
 
     monkeypatch.setattr(engine, "Server", shared_server)

@@ -236,12 +236,10 @@ def _compare(
 def _note_kept(grading: Grading, step: Step) -> None:
     """Note the bytes that autograd keeps, where a program admits hooks."""
     names, bench = grading.problem.names, grading.bench
-    parameters = grading.parameters()
-    own = [grading.state.names[name] for name in parameters]
-    pairs = ((names.solution, grading.solution, own),)
-    pairs += ((names.eager, bench.eager[0].contestant, parameters),)
-    for name, process, theirs in pairs:
+    pairs = ((names.solution, grading.solution),)
+    pairs += ((names.eager, bench.eager[0].contestant),)
+    for name, process in pairs:
         with suppress(RaisedError):
-            reply = process.ask("kept", inputs=bench.forms(1), parameters=theirs)
+            reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
             if isinstance(reply["bytes"], int):
                 step.kept[name] = reply["bytes"]
