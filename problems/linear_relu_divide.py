@@ -23,7 +23,8 @@ from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import CLASSES, Output
-from referee.problem import Case, Problem
+from referee.case import Case
+from referee.problem import Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 

@@ -10,8 +10,9 @@ from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
 from referee.budget import Output
+from referee.case import Case
 from referee.names import COPY
-from referee.problem import Case, Problem
+from referee.problem import Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
 

@@ -128,9 +128,9 @@ def test_errors_at_infinity_and_nan(got, exact):
     wrong = torch.tensor([got, 1.0])
     for eager in (right, wrong):  # where either is not finite, eager is right
         output = budget.Output(eager, right.double(), limit=limit)
-        assert output.compare([(0, eager)]).problem is None
+        assert output.compare([(0, eager)]).mistake is None
         other = wrong if eager is right else right
-        assert output.compare([(0, other)]).problem.startswith("1 of 2 elements beyond")
+        assert output.compare([(0, other)]).mistake.startswith("1 of 2 elements beyond")
 
 
 def test_a_limit_or_errors_as_large_as_eagers():
@@ -139,14 +139,14 @@ def test_a_limit_or_errors_as_large_as_eagers():
         for eager_off in (0.0, 0.4, 0.5):
             output = budget.Output(exact.float() + eager_off, exact, limit=limit)
             found = output.compare([(0, (exact + torch.tensor([0, off, 0])).float())])
-            assert (found.problem is None) == (is_right or eager_off == 0.5)
-            assert (found.max, found.mean) == (off, pytest.approx(off / 3))
-            assert found.relative == pytest.approx(off / math.sqrt(5))
-            assert found.beyond.tolist() == [False, not is_right, False]
-    assert found.problem is None
+            assert (found.mistake is None) == (is_right or eager_off == 0.5)
+            assert (found.max_error, found.mean_error) == (off, pytest.approx(off / 3))
+            assert found.relative_error == pytest.approx(off / math.sqrt(5))
+            assert found.wrong.tolist() == [False, not is_right, False]
+    assert found.mistake is None
     strict = budget.Output(exact.float(), exact, limit=limit)
     problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
-    assert strict.compare([(0, torch.tensor([1.0, 2.5, 0.0]))]).problem == problem
+    assert strict.compare([(0, torch.tensor([1.0, 2.5, 0.0]))]).mistake == problem
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
