@@ -101,7 +101,7 @@ class ReluProblem(Problem):
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         """Raise a ValueError if torch.relu does not take the dtype."""
-        if dtype not in cases.served(device).values():
+        if dtype not in cases.dtypes_of_relu(device).values():
             function = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{function} does not take {dtype} on {device}")
 
