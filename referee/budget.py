@@ -77,7 +77,7 @@ class Budget:
 
 @dataclass
 class Comparison:
-    """A result beside the reference's.
+    """The comparison of a result with the reference's.
 
     Attributes:
         mistake: what is wrong with the result, in words; None if nothing is.
@@ -131,11 +131,12 @@ class _Totals:
         return math.inf if self.squared_errors else 0.0
 
 
-class Output:
-    """A result of the reference with its error budget, beside which a solution's is compared.
+class ReferenceTensor:
+    """A result or a gradient of the reference, with its error budget.
 
-    Results of one draw of inputs set the budget (`compare`). The budget then also holds for other
-    draws, of which only eager's result is known (`mistake_in_other_draw`).
+    The results for one draw of inputs set the budget, and `compare` compares a solution's result
+    for the same draw. The budget also holds for other draws. For these only eager's result is
+    known, and `mistake_in_other_draw` compares a solution's with it.
 
     Args:
         eager: the result as the reference computes it.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.budget import WORST, Comparison, Output, accuracy_class, count_true
+from referee.budget import WORST, Comparison, ReferenceTensor, accuracy_class, count_true
 from referee.case import Case
 from referee.compare import relative_difference
 from referee.contestant import RaisedError
@@ -33,18 +33,18 @@ class Result(NamedTuple):
 
     Attributes:
         index: which of the forward's results it is.
-        output: the reference's result.
+        expected: the reference's result.
         got: the solution's, flat.
         comparison: their comparison.
     """
 
     index: int
-    output: Output
+    expected: ReferenceTensor
     got: torch.Tensor
     comparison: Comparison
 
 
-def check(grading: Grading, case: Case) -> list[Comparison]:
+def check_case(grading: Grading, case: Case) -> list[Comparison]:
     """Compare one forward with the reference's.
 
     Args:
@@ -63,20 +63,20 @@ def check(grading: Grading, case: Case) -> list[Comparison]:
     are_inputs_small = grading.problem.input_bytes <= LARGEST_PREVIOUS_INPUTS
     grading.previous_inputs = grading.inputs if are_inputs_small else []
     grading.inputs = case.inputs
-    outputs = grading.expected_outputs(case.inputs)
+    expected = grading.expected_results(case.inputs)
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _ask(grading, outputs, case.fill)
+        reply = _ask(grading, expected, case.fill)
     except RaisedError as raised:
-        refuse(grading, case.name, raised, case.required)
+        note_refusal(grading, case.name, raised, case.required)
         return []
     check_intact(grading, case.name)
-    descriptions = check_results(grading, case.name, reply["calls"][0], outputs)
+    descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     comparisons = []
-    for result_index, (output, description) in enumerate(zip(outputs, descriptions, strict=True)):
-        got = read(grading, description, case.name, (0, result_index)).reshape(-1)
-        result = Result(result_index, output, got, output.compare([(0, got)]))
+    for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
+        got = read_result(grading, description, case.name, (0, result_index)).reshape(-1)
+        result = Result(result_index, tensor, got, tensor.compare([(0, got)]))
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue
@@ -84,11 +84,11 @@ def check(grading: Grading, case: Case) -> list[Comparison]:
             grading.verdict.notes.append(f"{DIFFERS} for {case.name}")
             return comparisons
         raise FoundError(WRONG, _diagnose(grading, case.name, result)[:LONGEST_LINE])
-    _keep_result(grading, outputs)
+    _keep_result(grading, expected)
     if not case.may_differ:  # the timed inputs are like these
-        grading.budgets = outputs
-    for output in outputs:
-        output.forget()
+        grading.budgets = expected
+    for tensor in expected:
+        tensor.forget()
     grading.bench.free_results(grading.solution)
     return comparisons
 
@@ -100,16 +100,16 @@ def _is_another_function(grading: Grading, case: Case, result: Result) -> bool:
     return not _resemblance(grading, result)
 
 
-def _bytes_of(outputs: list[Output]) -> int:
-    return sum(output.numel * output.dtype.itemsize for output in outputs)
+def _bytes_of(expected: list[ReferenceTensor]) -> int:
+    return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
 
 
-def _ask(grading: Grading, outputs: list[Output], fill: bool) -> dict:
+def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     """Call the solution; if its results cannot be read in place, call it again, with copies.
 
     Args:
         grading: the file under grading.
-        outputs: the reference's results.
+        expected: the reference's results.
         fill: whether torch fills new memory with NaN meanwhile.
     """
     bench = grading.bench
@@ -118,7 +118,7 @@ def _ask(grading: Grading, outputs: list[Output], fill: bool) -> dict:
         "name": MODULE,
         "inputs": bench.forms(1),
         "fill": fill,
-        "poison": _bytes_of(outputs),
+        "poison": _bytes_of(expected),
     }
     if not bench.are_results_copied:
         reply = grading.solution.ask("call", **arguments)
@@ -128,13 +128,13 @@ def _ask(grading: Grading, outputs: list[Output], fill: bool) -> dict:
         bench.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
-    room = bench.room_for([_blank(output) for output in outputs], 1)
+    room = bench.room_for([_blank(tensor) for tensor in expected], 1)
     return grading.solution.ask("call", outputs=room, **arguments)
 
 
-def _blank(output: Output) -> torch.Tensor:
+def _blank(tensor: ReferenceTensor) -> torch.Tensor:
     """Return a tensor of a result's form, with any values."""
-    return torch.empty(output.shape, dtype=output.dtype, device=output.eager.device)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
 
 
 def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
@@ -161,7 +161,7 @@ def check_eager_intact(grading: Grading) -> None:
 
 
 def check_results(
-    grading: Grading, name: str, call: dict, expected: list[Output] | list[torch.Tensor]
+    grading: Grading, name: str, call: dict, expected: list[ReferenceTensor] | list[torch.Tensor]
 ) -> list[dict]:
     """Return the descriptions of a call's results, once nesting, shapes and dtypes are right."""
     structure, descriptions = call.get("structure"), call["results"]
@@ -178,7 +178,7 @@ def check_results(
 
 
 def check_description(
-    grading: Grading, description: dict, expected: Output | torch.Tensor, prefix: str
+    grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
 ) -> None:
     """Check the type, dtype, device and shape of a result; any strides are right.
 
@@ -213,7 +213,9 @@ def _is_within(description: dict, span: tuple[int, int]) -> bool:
     return isinstance(address, int) and span[0] <= address < span[1]
 
 
-def read(grading: Grading, description: dict, name: str, indices: tuple[int, int]) -> torch.Tensor:
+def read_result(
+    grading: Grading, description: dict, name: str, indices: tuple[int, int]
+) -> torch.Tensor:
     """Return a result of the solution.
 
     Args:
@@ -234,7 +236,7 @@ def read(grading: Grading, description: dict, name: str, indices: tuple[int, int
         raise FoundError(WRONG, f"{name}: {error}") from None
 
 
-def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
+def note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
     """Note that the solution refuses inputs, if it may refuse them; else raise the verdict.
 
     Args:
@@ -255,10 +257,10 @@ def refuse(grading: Grading, name: str, raised: RaisedError, required: bool) -> 
         grading.verdict.refused.append(kind)
 
 
-def _keep_result(grading: Grading, outputs: list[Output]) -> None:
+def _keep_result(grading: Grading, expected: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
-    if _bytes_of(outputs) <= LARGEST_EARLIER_RESULT and outputs[0].numel > 1:
-        grading.earlier_results.append(outputs[0].eager.cpu())
+    if _bytes_of(expected) <= LARGEST_EARLIER_RESULT and expected[0].numel > 1:
+        grading.earlier_results.append(expected[0].eager.cpu())
         del grading.earlier_results[:-MOST_EARLIER_RESULTS]
 
 
@@ -270,22 +272,22 @@ def _diagnose(grading: Grading, name: str, result: Result) -> str:
         name: the case.
         result: a result with a mistake.
     """
-    output, comparison = result.output, result.comparison
-    if output.dtype.is_floating_point and _is_unwritten(output, result.got):
+    expected, comparison = result.expected, result.comparison
+    if expected.dtype.is_floating_point and _is_unwritten(expected, result.got):
         return f"returns memory that it has not written: {name}"
     with suppress(torch.OutOfMemoryError, NoRoomError):  # the verdict stays without a resemblance
         if resemblance := _resemblance(grading, result):
             return f"{resemblance}: {name}"
     reached = accuracy_class(comparison.relative_error)
     is_less_accurate = not comparison.is_gross and reached != WORST
-    if output.dtype == torch.float32 and is_less_accurate:
+    if expected.dtype == torch.float32 and is_less_accurate:
         return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"
     return f"{name}: {comparison.mistake}"
 
 
-def _is_unwritten(output: Output, got: torch.Tensor) -> bool:
+def _is_unwritten(expected: ReferenceTensor, got: torch.Tensor) -> bool:
     """Return whether most of a result is the NaN that free memory was filled with."""
-    unwritten = got.isnan() & ~output.eager.isnan()
+    unwritten = got.isnan() & ~expected.eager.isnan()
     return count_true(unwritten) > len(got) / 2
 
 
@@ -295,7 +297,7 @@ def _resemblance(grading: Grading, result: Result) -> str:
     for words, guess in _guesses(grading, result).items():
         flat = guess.reshape(-1)
         is_alike = flat.shape == got.shape and flat.dtype == got.dtype and len(got) > 1
-        if is_alike and not _is_near(flat, result.output.eager) and _is_near(got, flat):
+        if is_alike and not _is_near(flat, result.expected.eager) and _is_near(got, flat):
             return words
     for earlier in grading.earlier_results:
         if result.index == 0 and earlier.shape == got.shape and torch.equal(got.cpu(), earlier):
@@ -306,7 +308,7 @@ def _resemblance(grading: Grading, result: Result) -> str:
 def _guesses(grading: Grading, result: Result) -> dict[str, torch.Tensor]:
     """Return tensors that a wrong result may be, by words for the message."""
     problem, inputs = grading.problem, grading.inputs
-    guesses = {"returns zeros": torch.zeros_like(result.output.eager)}
+    guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}
     for i in problem.tensors:
         guesses[f"returns a copy of its input {i}"] = inputs[i]
     if result.index == 0:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from referee import cases
-from referee.budget import GROSS, Comparison, Output, count_true
+from referee.budget import GROSS, Comparison, ReferenceTensor, count_true
 from referee.compare import relative_difference
 from referee.float64 import NO_FLOAT64, NO_ROOM_FOR_FLOAT64, inputs_in_float64, module_in_float64
 from referee.gradients_of import is_differentiable
@@ -48,7 +48,7 @@ class Quantity:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.expected: Output | None = None
+        self.expected: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
         self._first_mistake = ""
         self._is_wrong = False  # as a single draw has shown
@@ -167,16 +167,17 @@ class StepArguments(NamedTuple):
         return sum(map(is_differentiable, self.inputs)) + len(self.parameters)
 
 
-class StepBudgets(NamedTuple):
-    """The reference's results and gradients of a training step.
+class ReferenceStep(NamedTuple):
+    """What the reference gives for a training step.
 
     Attributes:
-        outputs: each with its error budget; None for a gradient that does not exist.
+        tensors: results, then gradients, each with its error budget; None for a gradient that does
+            not exist.
         why_no_float64: why there is no step in float64 to set the budgets; "" if there is one, or
             none is needed.
     """
 
-    outputs: list[Output | None]
+    tensors: list[ReferenceTensor | None]
     why_no_float64: str
 
 
@@ -208,7 +209,7 @@ def quantity_names(inputs: list, parameters: list[str], output_count: int) -> li
     return [*(f"result {i}" for i in range(output_count)), *gradients]
 
 
-def reference_step(problem: Problem, step: StepArguments) -> StepBudgets | None:
+def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:
     """Return the reference's results of a training step; None if it has no gradients to compare."""
     gradient_count = step.gradient_count
     eager = step_or_none(lambda: problem.run_step(*step))
@@ -221,19 +222,19 @@ def reference_step(problem: Problem, step: StepArguments) -> StepBudgets | None:
     in_tf32 = in_float64.in_tf32 or [None] * len(eager)
     # A gradient of a parameter sums over as many terms as an output has elements, at most.
     terms = max(y.numel() for y in eager[:-gradient_count])
-    outputs: list[Output | None] = []
+    tensors: list[ReferenceTensor | None] = []
     for x, exact_x, tf32_x in zip(eager, exact, in_tf32, strict=True):
         if x is None:
-            outputs.append(None)
+            tensors.append(None)
             continue
         if tf32_x is None:
-            output = problem.budget(x, exact_x, terms)
+            tensor = problem.budget(x, exact_x, terms)
         else:
-            output = Output(x, exact_x, terms, allowed=tf32_x)
+            tensor = ReferenceTensor(x, exact_x, terms, allowed=tf32_x)
         if problem.is_large:
-            output.forget_exact()
-        outputs.append(output)
-    return StepBudgets(outputs, in_float64.why_none)
+            tensor.forget_exact()
+        tensors.append(tensor)
+    return ReferenceStep(tensors, in_float64.why_none)
 
 
 def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.contestant import Contestant
 from referee.gradients import Quantity
 from referee.reading import can_read
@@ -70,8 +70,8 @@ class Options:
 class Grading:
     """A file under grading.
 
-    Attributes whose names begin with `previous` and `earlier` help to say what a wrong result is:
-    the right one for inputs or parameters of a call before.
+    Some attributes only help to say what a wrong result is, where it is right for a call before.
+    `previous_...` are of the call directly before, `earlier_...` of several calls before.
 
     Args:
         bench: where the problem's solutions are graded.
@@ -95,8 +95,8 @@ class Grading:
         largest_relative_error: of a result at the timed size.
         has_eagers_bits: whether all results at the timed size equal eager's.
         expected_calls: the reference's results for the latest timed request: a list for each call.
-        copied_forms: tensors that have the forms of one call's results, wherever results are
-            copied within the clock.
+        result_templates: tensors with the shapes and dtypes of one call's results, for which room
+            is made where results are copied within the clock.
         quantities: results and gradients of a training step, with their error budgets; empty if
             the file is forward only, or gradients were not compared.
         relies_on_inputs: whether the solution may compute another function of inputs that
@@ -134,11 +134,11 @@ class Grading:
         self.previous_module: nn.Module | None = None
         self.previous_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
-        self.budgets: list[Output] = []
+        self.budgets: list[ReferenceTensor] = []
         self.largest_relative_error = 0.0
         self.has_eagers_bits = True
         self.expected_calls: list[list[torch.Tensor]] = []
-        self.copied_forms: list[torch.Tensor] = []
+        self.result_templates: list[torch.Tensor] = []
         self.quantities: list[Quantity] = []
         self.relies_on_inputs = False
         self.is_forward_only = False
@@ -236,7 +236,7 @@ class Grading:
     def forget_round(self) -> None:
         """Free what the referee keeps of a round, so that the next round has the memory."""
         self.expected_calls = []
-        self.copied_forms = []
+        self.result_templates = []
         self.inputs = []
         self.previous_inputs = []
         for region in (*self.bench.inputs, *self.bench.output_gradients):
@@ -265,13 +265,13 @@ class Grading:
         state = self.module.state_dict(keep_vars=True)
         return [name for name in self._changing if id(state[name]) in ids]
 
-    def expected_outputs(self, inputs: list) -> list[Output]:
-        """Return the reference's results for inputs, each with its error budget."""
+    def expected_results(self, inputs: list) -> list[ReferenceTensor]:
+        """Return the reference's results for inputs, with their error budgets."""
         with restored_buffers(self.module):
             return self.problem.expected(self.module, inputs)
 
     def run_reference(self, inputs: list) -> list[torch.Tensor]:
-        """Return the reference's results for inputs."""
+        """Return the reference's results for inputs, without error budgets."""
         with restored_buffers(self.module):
             return self.problem.run(self.module, inputs)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.case import Case
 from referee.first_forward import check_state, run_first_forward
 from referee.float64 import operators_in_tf32, run_in_float64, run_in_tf32, why_no_float64
@@ -179,27 +179,28 @@ class Problem:
 
     # ------------------------------------------------------------ what a problem may know better
 
-    def expected(self, module: nn.Module, inputs: list) -> list[Output]:
+    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, each with its error budget."""
         eager_results = self.run(module, inputs)
         if self.why_no_float64:
-            return [Output(eager, None, self.terms) for eager in eager_results]
+            return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
         exact_results = run_in_float64(self.file, module, inputs)
         tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)
         if in_tf32 := self.operators_in_tf32():
             tf32_results = run_in_tf32(self.file, module, inputs, in_tf32)
-        triples = zip(eager_results, exact_results, tf32_results, strict=True)
-        outputs = [
-            Output(eager, exact, self.terms, allowed=allowed) for eager, exact, allowed in triples
-        ]
+        tensors = []
+        for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
+            tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
         if self.is_large:
-            for output in outputs:
-                output.forget_exact()
-        return outputs
+            for tensor in tensors:
+                tensor.forget_exact()
+        return tensors
 
-    def budget(self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int) -> Output:
+    def budget(
+        self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int
+    ) -> ReferenceTensor:
         """Return a result or gradient of a training step with its error budget."""
-        return Output(eager, exact, terms)
+        return ReferenceTensor(eager, exact, terms)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
         """Return a mask of the output, true where a gradient surely passes; None if unknown.

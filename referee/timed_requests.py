@@ -141,7 +141,7 @@ def time_request(
     entrant: Entrant,
     calls: int,
     flush: Callable[[], None],
-    copied_forms: list | None = None,
+    templates: list | None = None,
 ) -> TimedRequest:
     """Time one request of a participant.
 
@@ -150,12 +150,12 @@ def time_request(
         entrant: the participant.
         calls: the number of calls of the request.
         flush: empties the caches before it.
-        copied_forms: tensors that have the forms of one call's results; these are copied within
-            the clock if the bench says so. None where they need not be.
+        templates: tensors with the shapes and dtypes of one call's results, for which room is made
+            if results are copied within the clock; None where none is needed.
     """
     room = None
-    if bench.are_results_copied and copied_forms:
-        room = bench.room_for(copied_forms, calls)
+    if bench.are_results_copied and templates:
+        room = bench.room_for(templates, calls)
     flush()
     process = entrant.process
     early = EarlyElements(bench, process)

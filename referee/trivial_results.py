@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.problem import Problem
 from referee.redraw import new_seed, redraw_module
 from referee.unusual_inputs import unusual_inputs
@@ -22,39 +22,42 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
         kinds: the kinds of unusual inputs that are tried besides usual ones; see `unusual_inputs`.
     """
     module = problem.construct(new_seed())
-    outputs = problem.expected(module, problem.draw())
-    first_results = [output.eager for output in outputs]
-    for output in outputs:
-        output.forget()
-    constant = set(range(len(outputs)))  # indices of the results that have been the same so far
-    copied = [set(problem.tensors) for _ in outputs]  # for each result, the inputs that it equals
+    expected = problem.expected(module, problem.draw())
+    first_results = [tensor.eager for tensor in expected]
+    for tensor in expected:
+        tensor.forget()
+    constant = set(range(len(expected)))  # indices of the results that have been the same so far
+    copied = [set(problem.tensors) for _ in expected]  # for each result, the inputs that it equals
     for kind in (*[""] * USUAL_DRAWS, *kinds):
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
         results = problem.run(module, inputs)
-        for i, (output, result) in enumerate(zip(outputs, results, strict=True)):
-            if not output.allows(result, first_results[i]):
+        for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
+            if not tensor.allows(result, first_results[i]):
                 constant.discard(i)
-            copied[i] = {j for j in copied[i] if output.allows(inputs[j], result)}
+            copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
         if not constant and not any(copied):
             return []
-    depends_on_parameters = _depends_on_parameters(problem, module, outputs, first_results)
+    depends_on_parameters = _depends_on_parameters(problem, module, expected, first_results)
     lines = []
-    for i, output in enumerate(outputs):
-        number = f" {i}" if len(outputs) > 1 else ""
+    for i, tensor in enumerate(expected):
+        number = f" {i}" if len(expected) > 1 else ""
         subject = f"the reference's result{number} is"
-        if i in constant and output.numel:
+        if i in constant and tensor.numel:
             ignored = "inputs" if depends_on_parameters[i] else "inputs and parameters"
             lines.append(f"{subject} the same for all {ignored}")
-        elif copied[i] and output.numel:
+        elif copied[i] and tensor.numel:
             lines.append(f"{subject} its input {min(copied[i])}")
     return lines
 
 
 def _depends_on_parameters(
-    problem: Problem, module: nn.Module, outputs: list[Output], first_results: list[torch.Tensor]
+    problem: Problem,
+    module: nn.Module,
+    expected: list[ReferenceTensor],
+    first_results: list[torch.Tensor],
 ) -> list[bool]:
     """Return whether each result changes with the module's parameters, which are overwritten."""
     redraw_module(module)
     results = problem.run(module, problem.draw())
-    triples = zip(outputs, results, first_results, strict=True)
-    return [not output.allows(result, first) for output, result, first in triples]
+    triples = zip(expected, results, first_results, strict=True)
+    return [not tensor.allows(result, first) for tensor, result, first in triples]

@@ -127,7 +127,7 @@ def test_errors_at_infinity_and_nan(got, exact):
     limit, right = torch.full((2,), 0.1), torch.tensor([exact, 1.0])
     wrong = torch.tensor([got, 1.0])
     for eager in (right, wrong):  # where either is not finite, eager is right
-        output = budget.Output(eager, right.double(), limit=limit)
+        output = budget.ReferenceTensor(eager, right.double(), limit=limit)
         assert output.compare([(0, eager)]).mistake is None
         other = wrong if eager is right else right
         assert output.compare([(0, other)]).mistake.startswith("1 of 2 elements beyond")
@@ -137,14 +137,14 @@ def test_a_limit_or_errors_as_large_as_eagers():
     exact, limit = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64), torch.full((3,), 0.25)
     for off, is_right in ((0.25, True), (0.5, False)):
         for eager_off in (0.0, 0.4, 0.5):
-            output = budget.Output(exact.float() + eager_off, exact, limit=limit)
+            output = budget.ReferenceTensor(exact.float() + eager_off, exact, limit=limit)
             found = output.compare([(0, (exact + torch.tensor([0, off, 0])).float())])
             assert (found.mistake is None) == (is_right or eager_off == 0.5)
             assert (found.max_error, found.mean_error) == (off, pytest.approx(off / 3))
             assert found.relative_error == pytest.approx(off / math.sqrt(5))
             assert found.wrong.tolist() == [False, not is_right, False]
     assert found.mistake is None
-    strict = budget.Output(exact.float(), exact, limit=limit)
+    strict = budget.ReferenceTensor(exact.float(), exact, limit=limit)
     problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
     assert strict.compare([(0, torch.tensor([1.0, 2.5, 0.0]))]).mistake == problem
 

@@ -13,7 +13,7 @@ from texts import IMPORTS, correct, module, reference
 
 import run
 from referee import budget, problem
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.reference_file import BadReferenceError, load
 from referee.results import flatten
 
@@ -48,7 +48,7 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def product():
     x, weight = torch.randn(40, 2048), torch.randn(30, 2048)
-    return x, weight, Output(x @ weight.T, x.double() @ weight.double().T)
+    return x, weight, ReferenceTensor(x @ weight.T, x.double() @ weight.double().T)
 
 
 def test_the_budget_forbids_lower_precision(product):
@@ -67,7 +67,7 @@ def test_the_budget_forbids_lower_precision(product):
 def test_half_types_have_a_narrow_budget(dtype):
     x, weight = torch.randn(40, 512, dtype=dtype), torch.randn(30, 512, dtype=dtype)
     exact = x.double() @ weight.double().T
-    output, eps = Output(x @ weight.T, exact), torch.finfo(dtype).eps
+    output, eps = ReferenceTensor(x @ weight.T, exact), torch.finfo(dtype).eps
     for other, is_right in ((exact, True), (exact * (1 + 8 * eps), False), (exact + 1, False)):
         assert (output.compare([(0, other.to(dtype).view(-1))]).mistake is None) == is_right
 
@@ -86,11 +86,11 @@ def test_one_wrong_element(product, value):
 
 def test_what_must_be_equal():
     eager = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
-    output = Output(eager, eager.double())
+    output = ReferenceTensor(eager, eager.double())
     assert output.compare([(0, eager)]).mistake is None
     for i in range(3):
         assert output.compare([(0, eager.where(torch.arange(4) != i, 0.5))]).mistake
-    integers = Output(torch.arange(9), None)
+    integers = ReferenceTensor(torch.arange(9), None)
     assert integers.compare([(0, torch.arange(9))]).has_eagers_bits
     assert integers.compare([(0, torch.arange(1, 10))]).mistake.startswith("9 of 9")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from referee.contestant import RaisedError
-from referee.forward import check_description, check_intact, read
+from referee.forward import check_description, check_intact, read_result
 from referee.gradients import (
     Quantity,
     StepArguments,
@@ -183,10 +183,10 @@ def _expect_reference(grading: Grading, step: StepArguments, quantities: list[Qu
     if expected is None:
         return False
     grading.problem.why_no_float64_step = expected.why_no_float64
-    for quantity, output in zip(quantities, expected.outputs, strict=True):
-        if quantity.expected and output and quantity.expected.shape != output.shape:
+    for quantity, tensor in zip(quantities, expected.tensors, strict=True):
+        if quantity.expected and tensor and quantity.expected.shape != tensor.shape:
             return False  # its shape depends on the inputs' values
-        quantity.expected = output
+        quantity.expected = tensor
     return True
 
 
@@ -220,7 +220,7 @@ def _compare_quantities(
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
             check_description(grading, description, quantity.expected, prefix)
-            got = read(grading, description, quantity.name, (0, result_index))
+            got = read_result(grading, description, quantity.name, (0, result_index))
             quantity.compare(got, is_strict)
 
 
@@ -258,8 +258,8 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    outputs = [quantity.expected for quantity in quantities if quantity.expected]
-    return max(math.prod(output.shape) * output.dtype.itemsize for output in outputs)
+    tensors = [quantity.expected for quantity in quantities if quantity.expected]
+    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:

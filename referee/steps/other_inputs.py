@@ -7,7 +7,7 @@ the line says so. A file that then returns a copy of its input, zeros or an earl
 from contextlib import suppress
 
 from referee.case import Case
-from referee.forward import DIFFERS, check
+from referee.forward import DIFFERS, check_case
 from referee.grading import Grading
 from referee.trivial_results import describe_trivial_results
 from referee.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
@@ -44,7 +44,7 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
     for kind in (ALTERED, BOTH_SIGNS):
         inputs = unusual_inputs(grading.problem, kind, seen_inputs)
         if _is_eager_finite(grading, inputs):
-            check(grading, Case(kind, inputs, required=False, may_differ=True))
+            check_case(grading, Case(kind, inputs, required=False, may_differ=True))
             compared_kinds.append(kind)
         del inputs  # the next ones may need the memory
     return compared_kinds

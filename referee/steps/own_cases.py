@@ -1,6 +1,6 @@
 """The problem's own small cases; some have a module and parameters of their own."""
 
-from referee.forward import check
+from referee.forward import check_case
 from referee.grading import Grading
 from referee.redraw import new_seed
 
@@ -17,4 +17,4 @@ def check_own_cases(grading: Grading) -> None:
             grading.redraw_state()
         elif case.state is not None:
             grading.set_state(case.state)
-        check(grading, case)
+        check_case(grading, case)

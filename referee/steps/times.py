@@ -16,9 +16,9 @@ from time import sleep
 import torch
 
 from referee import timing
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.early_elements import EarlyElements
-from referee.forward import check_eager_intact, check_intact, check_results, read
+from referee.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
 from referee.reference_file import LONGEST_LINE
@@ -132,8 +132,8 @@ class _ForwardRounds:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
-        forms = grading.copied_forms if entrant.call == MODULE else None
-        timed = time_request(grading.bench, entrant, self._calls, self._flush, forms)
+        templates = grading.result_templates if entrant.call == MODULE else None
+        timed = time_request(grading.bench, entrant, self._calls, self._flush, templates)
         if entrant.process is grading.solution:
             _compare_calls(grading, timed.reply["calls"], timed.early)
         entrant.process.ask("release")
@@ -148,7 +148,7 @@ def _draw_round(grading: Grading, calls: int) -> None:
     inputs_of_calls = [problem.draw() for _ in range(calls)]
     grading.inputs = inputs_of_calls[0]
     grading.expected_calls = [grading.run_reference(inputs) for inputs in inputs_of_calls]
-    grading.copied_forms = grading.expected_calls[0]
+    grading.result_templates = grading.expected_calls[0]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
 
@@ -177,7 +177,7 @@ def _compare_calls(grading: Grading, calls: list[dict], early: EarlyElements) ->
         for result_index, (description, budget) in enumerate(
             zip(descriptions, grading.budgets, strict=True)
         ):
-            got = read(grading, description, "a timed call", (call_index, result_index))
+            got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
             mistake = budget.mistake_in_other_draw(got, expected_results[result_index])
@@ -189,7 +189,7 @@ def _compare_calls(grading: Grading, calls: list[dict], early: EarlyElements) ->
 
 
 def _is_of_another_call(
-    grading: Grading, indices: tuple[int, int], budget: Output, got: torch.Tensor
+    grading: Grading, indices: tuple[int, int], budget: ReferenceTensor, got: torch.Tensor
 ) -> bool:
     """Return whether a wrong result is right for another call of the request.
 

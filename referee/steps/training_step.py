@@ -13,7 +13,7 @@ from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
-from referee.forward import check_description, check_eager_intact, check_intact, read
+from referee.forward import check_description, check_eager_intact, check_intact, read_result
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
@@ -194,7 +194,7 @@ def _draw_round(grading: Grading, calls: int) -> list[list]:
     write_state_for_all(grading)
     if bench.are_results_copied:
         no_gradient = torch.empty(0)
-        grading.copied_forms = [no_gradient if x is None else x for x in expected_steps[0]]
+        grading.result_templates = [no_gradient if x is None else x for x in expected_steps[0]]
     return expected_steps
 
 
@@ -212,7 +212,7 @@ def _time_request(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
         inputs=bench.forms(calls),
         output_gradients=_output_gradient_forms(bench, calls),
         parameters=parameters,
-        outputs=bench.room_for(grading.copied_forms, calls) if is_copied else None,
+        outputs=bench.room_for(grading.result_templates, calls) if is_copied else None,
     )
     forwards, backwards = _checked_halves(reply["seconds"], calls)
     own = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
@@ -291,7 +291,7 @@ def _compare_steps(
                 continue
             prefix = f"a timed step's {quantity.name}: "
             check_description(grading, description, quantity.expected, prefix)
-            got = read(grading, description, quantity.name, (call_index, result_index))
+            got = read_result(grading, description, quantity.name, (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
             quantity.compare_timed(got, eager)

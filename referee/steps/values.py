@@ -2,7 +2,7 @@
 
 from referee.budget import Comparison, accuracy_class
 from referee.case import Case
-from referee.forward import check, check_results, read
+from referee.forward import check_case, check_results, read_result
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.verdict import WRONG, FoundError
@@ -49,7 +49,7 @@ def _compare_draws(grading: Grading) -> list[Comparison]:
         if index > 0:
             grading.redraw_state()
         is_last = index == draws - 1
-        comparisons = check(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
+        comparisons = check_case(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
         for comparison in comparisons:
             grading.largest_relative_error = max(
                 grading.largest_relative_error, comparison.relative_error
@@ -124,7 +124,7 @@ def _check_results_stay(grading: Grading) -> None:
     for result_index, (description, budget) in enumerate(
         zip(descriptions, grading.budgets, strict=True)
     ):
-        got = read(grading, description, "two calls", (0, result_index)).reshape(-1)
+        got = read_result(grading, description, "two calls", (0, result_index)).reshape(-1)
         mistake = budget.mistake_in_other_draw(got, first_expected[result_index])
         if not mistake:
             continue
