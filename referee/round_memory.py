@@ -31,10 +31,14 @@ class RoundMemory:
         self._all_keep = not bench.problem.is_large
         self._is_decided = self._all_keep
         self._free_before_turn = 0
+        self._processes = list(processes)
         self._taken: dict[int, int] = {}  # the most bytes in a turn, by the process's id
+
+    def begin(self) -> None:
+        """Have all processes give their unused memory back before the first round."""
         if not self._is_decided:
-            for process in processes:
-                bench.free_all_unused(process)
+            for process in self._processes:
+                self._bench.free_all_unused(process)
 
     def begin_turn(self) -> None:
         """Note how much memory is free before a process is asked."""

@@ -30,17 +30,16 @@ class RoundSamples:
     Args:
         names: the names of the solution, of eager and of eager again.
         entrants: the contestants.
-        empties: samples of empty requests from before the rounds.
 
     Attributes:
         by_name: each contestant's samples in the timed rounds.
-        empties: samples of empty requests; those of warm-up rounds count, too.
+        empties: samples of empty requests; those before the timed rounds count, too.
     """
 
-    def __init__(self, names: Names, entrants: list[Entrant], empties: list[Sample]) -> None:
+    def __init__(self, names: Names, entrants: list[Entrant]) -> None:
         self._names = names
         self.by_name: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
-        self.empties = empties
+        self.empties: list[Sample] = []
 
     def add(self, samples: dict[str, Sample]) -> None:
         """Add the samples of a timed round, by the contestants' names."""

@@ -21,7 +21,7 @@ SLOWER = 1.5
 TURNS = 9  # of eager's old process and of a new one
 
 
-def check_eager_speed(grading: Grading, chosen: Plan) -> None:
+def check_eager_speed(grading: Grading, plan: Plan) -> None:
     """Check that eager was not slower beside the solution than before any had started.
 
     Raises:
@@ -30,10 +30,10 @@ def check_eager_speed(grading: Grading, chosen: Plan) -> None:
     names, timings = grading.problem.names, grading.run.timings
     beside = timings.seconds[names.eager] + timings.seconds[names.again]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
-    if not has_enough_times or not _is_slower(beside, chosen.seconds_alone):
+    if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
-    if _is_harmed(grading.bench, chosen.calls) or _is_faster_alone(grading, beside, chosen.calls):
-        alone = median(chosen.seconds_alone) * 1e3
+    if _is_harmed(grading.bench, plan.calls) or _is_faster_alone(grading, beside, plan.calls):
+        alone = median(plan.seconds_alone) * 1e3
         times = f"{median(beside) * 1e3:.3f} ms, {alone:.3f} ms before it started"
         raise FoundError(ERROR, f"eager was slower beside it: {times}")
     if grading.device.type == "cuda":

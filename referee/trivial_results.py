@@ -1,5 +1,7 @@
 """Finds results of the reference that a solution would get right without computing them."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -9,6 +11,18 @@ from referee.redraw import new_seed, redraw_module
 from referee.unusual_inputs import unusual_inputs
 
 USUAL_DRAWS = 2  # besides the first draw, with which their results are compared
+
+
+class TrivialResults(NamedTuple):
+    """Which results were trivial for all inputs that were tried.
+
+    Attributes:
+        constant: the indices of the results that were always the same.
+        copied: for each result, the indices of the inputs that it always was a copy of.
+    """
+
+    constant: set[int]
+    copied: list[set[int]]
 
 
 def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
@@ -25,29 +39,52 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
     expected = problem.expected(module, problem.draw())
     first_results = [tensor.eager for tensor in expected]
     for tensor in expected:
-        tensor.forget()
-    constant = set(range(len(expected)))  # indices of the results that have been the same so far
-    copied = [set(problem.tensors) for _ in expected]  # for each result, the inputs that it equals
-    for kind in (*[""] * USUAL_DRAWS, *kinds):
-        inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
-        results = problem.run(module, inputs)
-        for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
-            if not tensor.allows(result, first_results[i]):
-                constant.discard(i)
-            copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
-        if not constant and not any(copied):
-            return []
+        tensor.forget()  # only the budgets are needed
+    trivial = _find_trivial_results(problem, module, kinds, expected, first_results)
+    if not trivial.constant and not any(trivial.copied):
+        return []
     depends_on_parameters = _depends_on_parameters(problem, module, expected, first_results)
     lines = []
     for i, tensor in enumerate(expected):
         number = f" {i}" if len(expected) > 1 else ""
         subject = f"the reference's result{number} is"
-        if i in constant and tensor.numel:
+        if i in trivial.constant and tensor.numel:
             ignored = "inputs" if depends_on_parameters[i] else "inputs and parameters"
             lines.append(f"{subject} the same for all {ignored}")
-        elif copied[i] and tensor.numel:
-            lines.append(f"{subject} its input {min(copied[i])}")
+        elif trivial.copied[i] and tensor.numel:
+            lines.append(f"{subject} its input {min(trivial.copied[i])}")
     return lines
+
+
+def _find_trivial_results(
+    problem: Problem,
+    module: nn.Module,
+    kinds: list[str],
+    expected: list[ReferenceTensor],
+    first_results: list[torch.Tensor],
+) -> TrivialResults:
+    """Run the reference for some inputs, and return which results are trivial for all of them.
+
+    Args:
+        problem: its reference is run.
+        module: the reference's module.
+        kinds: the kinds of unusual inputs.
+        expected: the error budgets of the results.
+        first_results: the results for the first inputs.
+    """
+    constant = set(range(len(expected)))
+    copied = [set(problem.tensors) for _ in expected]
+    usual_kinds = [""] * USUAL_DRAWS
+    for kind in (*usual_kinds, *kinds):
+        inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
+        results = problem.run(module, inputs)
+        for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
+            if i in constant and not tensor.allows(result, first_results[i]):
+                constant.discard(i)
+            copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
+        if not constant and not any(copied):
+            break
+    return TrivialResults(constant, copied)
 
 
 def _depends_on_parameters(

@@ -44,13 +44,14 @@ SECONDS_TO_SETTLE = 1.0
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; set `grading.run`."""
     bench, problem = grading.bench, grading.problem
-    chosen = plan(bench)
+    timing_plan = plan(bench)
     _prepare_eager(grading)
     entrants = entrants_of(grading, bench.yardsticks)
     timings = _start_timings(grading, entrants)
     if problem.is_large:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, entrants, chosen.calls)
+    rounds = _ForwardRounds(grading, entrants, timing_plan.calls)
+    rounds.time_empty_requests()
     for samples in timing.run_rounds(
         rounds.run,
         grading.options.rounds,
@@ -64,7 +65,7 @@ def time_forwards(grading: Grading) -> None:
         bench.free_results(entrant.process)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
-    check_eager_speed(grading, chosen)
+    check_eager_speed(grading, timing_plan)
 
 
 def _prepare_eager(grading: Grading) -> None:
@@ -107,7 +108,7 @@ class _ForwardRounds:
         calls: the number of calls of a request.
 
     Attributes:
-        samples: of the timed rounds; of empty requests, there are some from the beginning.
+        samples: of the rounds so far.
     """
 
     def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:
@@ -115,9 +116,13 @@ class _ForwardRounds:
         self._entrants = [*entrants, empty_entrant(grading.bench)]
         self._calls = calls
         self._flush = make_flush(grading.bench)
-        grading.write_inputs([grading.problem.draw() for _ in range(calls)])
-        empties = time_empty(grading.bench, calls, self._flush)
-        self.samples = RoundSamples(grading.problem.names, entrants, empties)
+        self.samples = RoundSamples(grading.problem.names, entrants)
+
+    def time_empty_requests(self) -> None:
+        """Time some empty requests before the first round."""
+        grading = self._grading
+        grading.write_inputs([grading.problem.draw() for _ in range(self._calls)])
+        self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
 
     def run(self) -> dict[str, Sample]:
         """Run a round; return the contestants' samples by name."""

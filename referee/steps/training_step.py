@@ -69,7 +69,7 @@ def time_training_steps(grading: Grading) -> None:
     if not grading.quantities:
         return
     try:
-        _time(grading)
+        _time_rounds(grading)
         return
     except (NoRoomError, torch.OutOfMemoryError):
         pass
@@ -81,7 +81,7 @@ def time_training_steps(grading: Grading) -> None:
     grading.verdict.notes.append("no memory for the training step")
 
 
-def _time(grading: Grading) -> None:
+def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.run.step`."""
     problem, bench = grading.problem, grading.bench
     entrants = entrants_of(grading, only_compiled(bench.yardsticks))
@@ -89,6 +89,7 @@ def _time(grading: Grading) -> None:
     # So many calls that a request of steps lasts as long as one of forwards.
     calls = -(-plan(bench).calls // FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, entrants, calls)
+    rounds.prepare()
     shares: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     for times in timing.run_rounds(
         rounds.run,
@@ -110,11 +111,13 @@ def _time(grading: Grading) -> None:
 def _start_step(grading: Grading, entrants: list[Entrant]) -> Step:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
-    about = problem.device.type, problem.names, problem.rate
-    step = grading.run.step = Step(Timings(*about, 0), Timings(*about, 0))
-    for timings in (step.forward, step.backward):
+    halves = []
+    for _ in range(2):
+        timings = Timings(problem.device.type, problem.names, problem.rate, work=0)
         timings.start(entrant.name for entrant in entrants)
-    return step
+        halves.append(timings)
+    grading.run.step = Step(*halves)
+    return grading.run.step
 
 
 class _StepRounds:
@@ -126,7 +129,7 @@ class _StepRounds:
         calls: the number of training steps of a request.
 
     Attributes:
-        samples: of the timed rounds; of empty requests, there are some from the beginning.
+        samples: of the rounds so far.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
@@ -134,16 +137,20 @@ class _StepRounds:
         self._grading = grading
         self._calls = calls
         self.quantities = [quantity.without_draws() for quantity in grading.quantities]
-        nothing = empty_entrant(grading.bench)
-        self._entrants = [*entrants, nothing]
-        _draw_round(grading, calls)
-        _note_kept_bytes(grading)
-        empties = [
-            _time_request(grading, nothing, calls).times.sample for _ in range(EMPTY_REQUESTS)
-        ]
-        self.samples = RoundSamples(grading.problem.names, entrants, empties)
+        self._nothing = empty_entrant(grading.bench)
+        self._entrants = [*entrants, self._nothing]
+        self.samples = RoundSamples(grading.problem.names, entrants)
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
+
+    def prepare(self) -> None:
+        """Count the bytes that autograd keeps, and time some empty requests."""
+        _draw_round(self._grading, self._calls)
+        _note_kept_bytes(self._grading)
+        for _ in range(EMPTY_REQUESTS):
+            timed = _time_request(self._grading, self._nothing, self._calls)
+            self.samples.empties.append(timed.times.sample)
+        self._memory.begin()
 
     def run(self) -> dict[str, StepSample]:
         """Run a round; return the contestants' times by name."""

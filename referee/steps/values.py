@@ -100,8 +100,8 @@ def note_errors(grading: Grading, name: str, comparison: Comparison, eager_error
     """
     solution_errors = comparison.max_error, comparison.mean_error, comparison.relative_error
     row: dict[str, object] = {"name": name}
-    for whose, errors in (("solution", solution_errors), ("reference", eager_errors)):
-        row |= {f"{whose}_{metric}": x for metric, x in zip(METRICS, errors, strict=True)}
+    for owner, errors in (("solution", solution_errors), ("reference", eager_errors)):
+        row |= {f"{owner}_{metric}": x for metric, x in zip(METRICS, errors, strict=True)}
     grading.verdict.errors.append(row)
 
 
