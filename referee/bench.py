@@ -127,7 +127,8 @@ class Bench:
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up these yardsticks, unless it has done so before.
 
-        The inputs must be written: some yardsticks are compiled for them.
+        The inputs must be written: some yardsticks are compiled for them. All of eager's processes
+        get the precision setting.
         """
         wanted = self.problem.setting, yardsticks
         if self._prepared == wanted:
@@ -156,11 +157,11 @@ class Bench:
         """Return the forms of the inputs of a request's first `count` calls."""
         return [region.form for region in self.inputs[:count]]
 
-    def room_for(self, results: list[torch.Tensor], count: int) -> list[dict] | None:
+    def room_for(self, templates: list[torch.Tensor], count: int) -> list[dict] | None:
         """Make room for copies of a request's results; return where they go.
 
         Args:
-            results: tensors that have the forms of one call's results.
+            templates: tensors with the shapes and dtypes of one call's results.
             count: the number of calls.
 
         Returns:
@@ -171,7 +172,7 @@ class Bench:
         while len(self.outputs) < count:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
-            region.place(results)
+            region.place(templates)
             region.fill()  # nobody finds there what another contestant has left
         return [region.form for region in self.outputs[:count]]
 

@@ -28,6 +28,7 @@ MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
 REPETITIONS = (
     127  # of the special values; a prime, so that each value visits each lane and the tail
 )
+RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
 SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
 
@@ -78,11 +79,11 @@ def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInpu
         seed: of the random ones.
 
     Yields:
-        A name, which begins with the dtype's, and a function that returns the input.
+        A name, which begins with the dtype's name, and a function that returns the input.
     """
     views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
     for name, dtype in dtypes_of_relu(device).items():
-        for k in range(3):
+        for k in range(RANDOM_DRAWS):
             generator = torch.Generator().manual_seed(seed + k)
             make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
             yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)

@@ -1,47 +1,25 @@
 """One forward of the solution beside the reference's: form, values, inputs left intact."""
 
-from contextlib import suppress
-from typing import NamedTuple
-
 import torch
 
-from referee.budget import WORST, Comparison, ReferenceTensor, accuracy_class, count_true
+from referee.budget import Comparison, ReferenceTensor
 from referee.case import Case
-from referee.compare import relative_difference
 from referee.contestant import RaisedError
+from referee.diagnosis import Result, diagnose, resemblance
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
-from referee.reference_file import LONGEST_LINE, NoRoomError
-from referee.shared import dtype_name, forms_of
+from referee.reference_file import LONGEST_LINE
+from referee.shared import dtype_name
 from referee.verdict import WRONG, FoundError, of_exception
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
 LARGEST_EARLIER_RESULT = 1 << 26  # bytes
 MOST_EARLIER_RESULTS = 32
 LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
-# Two results are the same but for roundings if their relative difference is smaller.
-NEAR = 1e-5
 DIFFERS = "differs from the reference"
-REPLAYS = "replays the result of an earlier call"
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
-
-
-class Result(NamedTuple):
-    """A result of the solution beside the reference's.
-
-    Attributes:
-        index: which of the forward's results it is.
-        expected: the reference's result.
-        got: the solution's, flat.
-        comparison: their comparison.
-    """
-
-    index: int
-    expected: ReferenceTensor
-    got: torch.Tensor
-    comparison: Comparison
 
 
 def check_case(grading: Grading, case: Case) -> list[Comparison]:
@@ -83,7 +61,7 @@ def check_case(grading: Grading, case: Case) -> list[Comparison]:
         if _is_another_function(grading, case, result):
             grading.verdict.notes.append(f"{DIFFERS} for {case.name}")
             return comparisons
-        raise FoundError(WRONG, _diagnose(grading, case.name, result)[:LONGEST_LINE])
+        raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
     if not case.may_differ:  # the timed inputs are like these
         grading.budgets = expected
@@ -97,7 +75,7 @@ def _is_another_function(grading: Grading, case: Case, result: Result) -> bool:
     """Return whether a wrong result is that of another function, which the case allows."""
     if not case.may_differ or not result.comparison.is_gross:
         return False
-    return not _resemblance(grading, result)
+    return not resemblance(grading, result)
 
 
 def _bytes_of(expected: list[ReferenceTensor]) -> int:
@@ -122,14 +100,21 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     }
     if not bench.are_results_copied:
         reply = grading.solution.ask("call", **arguments)
-        descriptions = reply["calls"][0]["results"]
-        if all(description.get("handle", "") is not None for description in descriptions):
+        if _are_readable(reply["calls"][0]["results"]):
             return reply
         bench.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
     room = bench.room_for([_blank(tensor) for tensor in expected], 1)
     return grading.solution.ask("call", outputs=room, **arguments)
+
+
+def _are_readable(descriptions: list[dict]) -> bool:
+    """Return whether the referee can read these results in place.
+
+    On a GPU, a result that CUDA IPC cannot share has the handle None; see `results.describe`.
+    """
+    return all(description.get("handle", "") is not None for description in descriptions)
 
 
 def _blank(tensor: ReferenceTensor) -> torch.Tensor:
@@ -163,15 +148,25 @@ def check_eager_intact(grading: Grading) -> None:
 def check_results(
     grading: Grading, name: str, call: dict, expected: list[ReferenceTensor] | list[torch.Tensor]
 ) -> list[dict]:
-    """Return the descriptions of a call's results, once nesting, shapes and dtypes are right."""
+    """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages.
+        call: the reply's entry for the call.
+        expected: the reference's results.
+
+    Returns:
+        The descriptions of the results.
+    """
     structure, descriptions = call.get("structure"), call["results"]
     expected_structure = grading.problem.structure
     if structure != expected_structure or len(descriptions) != len(expected):
         returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
         raise FoundError(WRONG, f"{name}: {returned}, * being a tensor")
-    for result_index, (description, output) in enumerate(zip(descriptions, expected, strict=True)):
+    for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
-        check_description(grading, description, output, prefix)
+        check_description(grading, description, tensor, prefix)
         if not grading.problem.shares and _is_within(description, grading.solution.span):
             raise FoundError(WRONG, f"returns its input, not new memory: {name}")
     return descriptions
@@ -262,69 +257,3 @@ def _keep_result(grading: Grading, expected: list[ReferenceTensor]) -> None:
     if _bytes_of(expected) <= LARGEST_EARLIER_RESULT and expected[0].numel > 1:
         grading.earlier_results.append(expected[0].eager.cpu())
         del grading.earlier_results[:-MOST_EARLIER_RESULTS]
-
-
-def _diagnose(grading: Grading, name: str, result: Result) -> str:
-    """Return what is wrong with a result, and what it is instead, where the values tell.
-
-    Args:
-        grading: the file under grading.
-        name: the case.
-        result: a result with a mistake.
-    """
-    expected, comparison = result.expected, result.comparison
-    if expected.dtype.is_floating_point and _is_unwritten(expected, result.got):
-        return f"returns memory that it has not written: {name}"
-    with suppress(torch.OutOfMemoryError, NoRoomError):  # the verdict stays without a resemblance
-        if resemblance := _resemblance(grading, result):
-            return f"{resemblance}: {name}"
-    reached = accuracy_class(comparison.relative_error)
-    is_less_accurate = not comparison.is_gross and reached != WORST
-    if expected.dtype == torch.float32 and is_less_accurate:
-        return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"
-    return f"{name}: {comparison.mistake}"
-
-
-def _is_unwritten(expected: ReferenceTensor, got: torch.Tensor) -> bool:
-    """Return whether most of a result is the NaN that free memory was filled with."""
-    unwritten = got.isnan() & ~expected.eager.isnan()
-    return count_true(unwritten) > len(got) / 2
-
-
-def _resemblance(grading: Grading, result: Result) -> str:
-    """Return what a wrong result is instead, in words; "" if that is not known."""
-    got = result.got
-    for words, guess in _guesses(grading, result).items():
-        flat = guess.reshape(-1)
-        is_alike = flat.shape == got.shape and flat.dtype == got.dtype and len(got) > 1
-        if is_alike and not _is_near(flat, result.expected.eager) and _is_near(got, flat):
-            return words
-    for earlier in grading.earlier_results:
-        if result.index == 0 and earlier.shape == got.shape and torch.equal(got.cpu(), earlier):
-            return REPLAYS
-    return ""
-
-
-def _guesses(grading: Grading, result: Result) -> dict[str, torch.Tensor]:
-    """Return tensors that a wrong result may be, by words for the message."""
-    problem, inputs = grading.problem, grading.inputs
-    guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}
-    for i in problem.tensors:
-        guesses[f"returns a copy of its input {i}"] = inputs[i]
-    if result.index == 0:
-        guesses |= problem.guesses(grading.module, inputs)
-    if grading.previous_module is not None:
-        previous_results = problem.run(grading.previous_module, inputs)
-        guesses["answers with old parameters"] = previous_results[result.index]
-    if result.index == 0 and forms_of(grading.previous_inputs) == forms_of(inputs):
-        guesses[REPLAYS] = grading.run_reference(grading.previous_inputs)[0]
-    return guesses
-
-
-def _is_near(got: torch.Tensor, guess: torch.Tensor) -> bool:
-    """Return whether two results are the same but for roundings; only zeros are near zeros."""
-    if torch.equal(got, guess):
-        return True
-    if not got.dtype.is_floating_point or not guess.any():
-        return False
-    return relative_difference(got, guess) <= NEAR

@@ -74,6 +74,11 @@ def in_random_order(entrants: list[Entrant]) -> list[Entrant]:
     return random.sample(entrants, len(entrants))
 
 
+def with_setting(name: str, setting: str) -> str:
+    """Return a name with the precision setting, if there is one: "the forward at high"."""
+    return f"{name} at {setting}" if setting else name
+
+
 def only_compiled(yardsticks: list[str]) -> list[str]:
     """Return the yardsticks that training steps have, too: torch.compile's program alone."""
     return [name for name in yardsticks if name == COMPILED]

@@ -53,7 +53,7 @@ class State:
         args: list,
         compare: bool = False,
     ) -> None:
-        """Have the contestant construct its module, and move its state into the region.
+        """Have the contestant construct its module, and move its matched tensors into the region.
 
         Args:
             problem: the problem, whose file has a dtype for modules.
@@ -120,7 +120,7 @@ class State:
     ) -> None:
         """Raise StateError unless the contestant's constructor drew the reference's values."""
         for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
-            if not self._holds(description, value):
+            if not self._has_value(description, value):
                 raise StateError(f"its {name} does not start with the values of the reference's")
 
     def _match(
@@ -155,11 +155,11 @@ class State:
     def _find(self, unmatched: dict[str, dict], value: torch.Tensor) -> str | None:
         """Return the name of an unmatched tensor that has this value; None if there is none."""
         for name, description in unmatched.items():
-            if _is_alike(description, value) and self._holds(description, value):
+            if _is_alike(description, value) and self._has_value(description, value):
                 return name
         return None
 
-    def _holds(self, description: dict, value: torch.Tensor) -> bool:
+    def _has_value(self, description: dict, value: torch.Tensor) -> bool:
         """Return whether a tensor of the contestant has this value, but for roundings."""
         try:
             own_value = self._contestant.reader.whole(description).to(value.device)

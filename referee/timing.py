@@ -211,7 +211,7 @@ def drop_unfinished_round(*parts: Timings) -> int:
 
 
 def run_rounds(
-    run_round: Callable, length: Rounds, device: torch.device, what: str, progress: Progress
+    run_round: Callable, length: Rounds, device: torch.device, name: str, progress: Progress
 ) -> Iterator:
     """Run the warm-up and then the timed rounds; yield what each timed round returns.
 
@@ -219,12 +219,12 @@ def run_rounds(
         run_round: runs a round.
         length: how many rounds are timed.
         device: where solutions compute.
-        what: the subject of the timing, for the progress line: "the forward".
+        name: the name of the timed calls in the progress line: "the forward".
         progress: shows the progress line.
     """
     warm_up = WARM_UP[device.type]
     for done in range(warm_up):
-        progress(f"warming up {what}", f"{done + 1} of {warm_up} rounds")
+        progress(f"warming up {name}", f"{done + 1} of {warm_up} rounds")
         run_round()
     most = length.trials or MOST[device.type]
     is_limited = device.type == "cpu" and not length.trials
@@ -234,7 +234,7 @@ def run_rounds(
         passed = perf_counter() - start
         if done >= CPU_LEAST and passed >= limit:
             return
-        progress(f"timing {what}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
+        progress(f"timing {name}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
         yield run_round()
 
 

@@ -30,6 +30,7 @@ from referee.rounds import (
     in_random_order,
     note_clock,
     rewrite_small_memory,
+    with_setting,
     write_state_for_all,
 )
 from referee.slow_eager import check_eager_speed
@@ -56,7 +57,7 @@ def time_forwards(grading: Grading) -> None:
         rounds.run,
         grading.options.rounds,
         problem.device,
-        f"the forward{problem.setting and f' at {problem.setting}'}",
+        with_setting("the forward", problem.setting),
         grading.progress,
     ):
         rounds.samples.add(samples)
@@ -108,7 +109,7 @@ class _ForwardRounds:
         calls: the number of calls of a request.
 
     Attributes:
-        samples: of the rounds so far.
+        samples: of the timed rounds so far.
     """
 
     def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:

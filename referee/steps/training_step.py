@@ -4,6 +4,7 @@ The rounds are those of `times`. In addition the outputs' gradients are new in e
 results and gradients are compared.
 """
 
+import math
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from referee.rounds import (
     note_clock,
     only_compiled,
     rewrite_small_memory,
+    with_setting,
     write_state_for_all,
 )
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
@@ -73,7 +75,7 @@ def time_training_steps(grading: Grading) -> None:
         return
     except (NoRoomError, torch.OutOfMemoryError):
         pass
-    except (FoundError, RaisedError) as error:
+    except (FoundError, RaisedError) as error:  # of eager, or of the solution
         if OUT_OF_MEMORY not in str(error):
             grading.run.step = None
             raise
@@ -86,22 +88,19 @@ def _time_rounds(grading: Grading) -> None:
     problem, bench = grading.problem, grading.bench
     entrants = entrants_of(grading, only_compiled(bench.yardsticks))
     step = _start_step(grading, entrants)
-    # So many calls that a request of steps lasts as long as one of forwards.
-    calls = -(-plan(bench).calls // FORWARDS_OF_A_STEP)
+    # A request of steps then lasts as long as one of forwards.
+    calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, entrants, calls)
     rounds.prepare()
-    shares: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     for times in timing.run_rounds(
         rounds.run,
         grading.options.rounds,
         problem.device,
-        f"the training step{problem.setting and f' at {problem.setting}'}",
+        with_setting("the training step", problem.setting),
         grading.progress,
     ):
-        rounds.samples.add({name: its_times.sample for name, its_times in times.items()})
-        for name, its_times in times.items():
-            shares[name].append(its_times.share_of_forwards)
-        _set_times(step, rounds.samples, shares)
+        rounds.keep(times)
+        _set_times(step, rounds.samples, rounds.shares_of_forwards)
     note_clock(grading, rounds.samples)
     for quantity in rounds.quantities:
         if mistake := quantity.mistake():
@@ -129,7 +128,9 @@ class _StepRounds:
         calls: the number of training steps of a request.
 
     Attributes:
-        samples: of the rounds so far.
+        samples: of the timed rounds so far.
+        shares_of_forwards: which part of the steps was spent in forwards, by the contestant's name,
+            for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
@@ -140,6 +141,7 @@ class _StepRounds:
         self._nothing = empty_entrant(grading.bench)
         self._entrants = [*entrants, self._nothing]
         self.samples = RoundSamples(grading.problem.names, entrants)
+        self.shares_of_forwards: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
 
@@ -161,6 +163,12 @@ class _StepRounds:
         self._memory.end_round()
         self.samples.empties.append(times.pop("nothing").sample)
         return times
+
+    def keep(self, times: dict[str, StepSample]) -> None:
+        """Keep the times of a timed round, which `run` has returned."""
+        self.samples.add({name: its_times.sample for name, its_times in times.items()})
+        for name, its_times in times.items():
+            self.shares_of_forwards[name].append(its_times.share_of_forwards)
 
     def _take_turn(self, entrant: Entrant, expected_steps: list[list]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
