@@ -39,7 +39,7 @@ WORST = "worse than bf16"
 # No precision explains an error of an element that is larger than this part of the largest result.
 GROSS = 2.0**-6
 
-Maybe = torch.Tensor | None
+OptionalTensor = torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ class ReferenceTensor:
     def __init__(
         self,
         eager: torch.Tensor,
-        exact: Maybe,
+        exact: OptionalTensor,
         terms: int = 1,
-        limit: Maybe = None,
-        allowed: Maybe = None,
+        limit: OptionalTensor = None,
+        allowed: OptionalTensor = None,
     ) -> None:
         self.shape = list(eager.shape)
         self.dtype = eager.dtype
@@ -268,7 +268,7 @@ class ReferenceTensor:
             parts.append(error > self.budget.allowed(expected, growth))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
-    def _compare_eager(self, allowed: Maybe) -> Comparison:
+    def _compare_eager(self, allowed: OptionalTensor) -> Comparison:
         """Compare eager's result with the exact one, or the allowed result if its error is larger.
 
         The budget is not set yet: only the errors count.
@@ -301,8 +301,8 @@ class ReferenceTensor:
             return f"mean error {mean_error:.3g}; eager's own error allows {limit}"
         if not wrong_count:
             return None
-        verb = "elements differ" if self.is_exact else "elements beyond the error budget"
-        return f"{wrong_count:,} of {self.numel:,} {verb}, the first: {first_wrong}"
+        fault = "elements differ" if self.is_exact else "elements beyond the error budget"
+        return f"{wrong_count:,} of {self.numel:,} {fault}, the first: {first_wrong}"
 
     def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
         """Return whether all errors, computed in float32, are within half of the budget.
@@ -422,7 +422,7 @@ def _root_mean_square(x: torch.Tensor) -> float:
     return math.sqrt(squares / max(len(x), 1))
 
 
-def _flat(x: Maybe) -> Maybe:
+def _flat(x: OptionalTensor) -> OptionalTensor:
     return None if x is None else x.detach().contiguous().view(-1)
 
 

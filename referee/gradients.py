@@ -239,8 +239,8 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
 
 def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
     """Run a training step in float64, where the problem needs it and it is possible."""
-    if problem.why_no_float64 or problem.why_no_float64_step or not problem.needs_float64:
-        return Float64Step(None, None, problem.why_no_float64_step)
+    if problem.why_no_float64 or problem.why_no_float64_in_steps or not problem.needs_float64:
+        return Float64Step(None, None, problem.why_no_float64_in_steps)
 
     def run() -> list:
         wide_module = module_in_float64(step.module)

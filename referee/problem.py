@@ -54,15 +54,16 @@ class Problem:
         setting: that one of `settings` which is graded now.
         args: the constructor's arguments.
         form: the form of the inputs, as `shared.forms_of` gives it.
-        tensors: the indices of those inputs that are tensors with elements.
-        floats: the indices of those tensors that hold floats.
+        tensor_indices: the indices of those inputs that are tensors with elements.
+        float_indices: the indices of those tensors that hold floats.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
         structure, operators, terms, shares: see `first_forward.FirstForward`.
         why_no_float64: why results are compared with eager's alone, or "".
-        why_no_float64_step: the same for training steps. The first comparison of gradients sets it.
+        why_no_float64_in_steps: the same for training steps; the first comparison of gradients
+            sets it.
 
     Raises:
         BadReferenceError: the reference cannot be graded.
@@ -87,7 +88,7 @@ class Problem:
         self.file = file
         self.device = _with_index(device)
         self.setting = ""
-        self.why_no_float64_step = ""
+        self.why_no_float64_in_steps = ""
         self.args = file.arguments()
         file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
         module = self.construct(new_seed())
@@ -95,16 +96,18 @@ class Problem:
         self.form = forms_of(inputs)
         if not file.covers_all_values:
             self.draw()  # raises if the second inputs have another form
-        self.tensors = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
-        if not self.tensors:
+        self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
+        if not self.tensor_indices:
             raise file.bad("get_inputs gives no tensor")
-        wide = [i for i in self.tensors if inputs[i].itemsize > 1]  # torch cannot draw float8
-        self.floats = [i for i in wide if inputs[i].is_floating_point()]
-        shapes = [tuple(inputs[i].shape) for i in self.tensors]
+        wide = [
+            i for i in self.tensor_indices if inputs[i].itemsize > 1
+        ]  # torch cannot draw float8
+        self.float_indices = [i for i in wide if inputs[i].is_floating_point()]
+        shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
-        self.dtype = inputs[self.tensors[0]].dtype
+        self.dtype = inputs[self.tensor_indices[0]].dtype
         check_state(file, module)
-        self.input_bytes = sum(inputs[i].nbytes for i in self.tensors)
+        self.input_bytes = sum(inputs[i].nbytes for i in self.tensor_indices)
         self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
         forward = run_first_forward(file, self.device, module, inputs)
         self.structure = forward.structure

@@ -1,7 +1,7 @@
 """What rounds of forwards and rounds of training steps have in common.
 
-In a round, all contestants take turns in random order: the solution, eager twice, the yardsticks
-and an empty call. The order is random so that nobody profits from who was timed before.
+In a round, all entrants take turns in random order: the solution, eager twice, the yardsticks and
+the empty call. The order is random so that nobody profits from who was timed before.
 """
 
 import random
@@ -15,7 +15,7 @@ from referee.timing import Names, Overhead, Sample, measure_overhead
 from referee.verdict import FASTER, compare_times
 
 # Inputs, and parameters, of at most so many bytes are written before every request, so that all
-# contestants find the same part of them in the caches. Larger ones are written once a round.
+# processes find the same part of them in the caches. Larger ones are written once a round.
 CACHED_BYTES = 1 << 26
 CHANGES_LATE = "result is not complete when its clock stops"
 FALSE_CLOCK = "its clock is false: the referee's counts"
@@ -25,14 +25,14 @@ UNCONFIRMED = "only its own clock says that it is faster: the calls are too shor
 
 
 class RoundSamples:
-    """The samples that all contestants have in the rounds so far.
+    """The samples that all entrants have in the rounds so far.
 
     Args:
         names: the names of the solution, of eager and of eager again.
-        entrants: the contestants.
+        entrants: all but the empty call.
 
     Attributes:
-        by_name: each contestant's samples in the timed rounds.
+        by_name: each entrant's samples in the timed rounds.
         empties: samples of empty requests; those before the timed rounds count, too.
     """
 
@@ -42,7 +42,7 @@ class RoundSamples:
         self.empties: list[Sample] = []
 
     def add(self, samples: dict[str, Sample]) -> None:
-        """Add the samples of a timed round, by the contestants' names."""
+        """Add the samples of a timed round, by the entrants' names."""
         for name, sample in samples.items():
             self.by_name[name].append(sample)
 
@@ -65,12 +65,12 @@ def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
 
 
 def empty_entrant(bench: Bench) -> Entrant:
-    """Return the participant whose calls do nothing, in eager's first process."""
+    """Return the entrant whose calls do nothing, in eager's first process."""
     return Entrant("nothing", bench.eager[0].contestant, NOTHING)
 
 
 def in_random_order(entrants: list[Entrant]) -> list[Entrant]:
-    """Return the participants in the order of their turns."""
+    """Return the entrants in the order of their turns."""
     return random.sample(entrants, len(entrants))
 
 
@@ -93,7 +93,7 @@ def write_state_for_all(grading: Grading) -> None:
 
 
 def rewrite_small_memory(grading: Grading) -> None:
-    """Write small inputs and parameters again, so that all contestants find them in the caches.
+    """Write small inputs and parameters again, so that all processes find them in the caches.
 
     That also restores the buffers that the forward before has changed.
     """

@@ -23,12 +23,14 @@ REQUESTS_ALONE = 5  # of eager, before any solution has started
 
 
 class Entrant(NamedTuple):
-    """A participant of a round.
+    """One that takes turns in a round: the solution, eager, a yardstick, or the empty call.
+
+    Several entrants may share a process: eager and the yardsticks do.
 
     Attributes:
-        name: in reports.
-        process: which is asked.
-        call: the name of what it is asked to call; see `names`.
+        name: the entrant's name in reports.
+        process: the process that is asked.
+        call: the name of the call that it is asked for; see `names`.
     """
 
     name: str
@@ -143,11 +145,11 @@ def time_request(
     flush: Callable[[], None],
     templates: list | None = None,
 ) -> TimedRequest:
-    """Time one request of a participant.
+    """Time one request of an entrant.
 
     Args:
         bench: where it takes place.
-        entrant: the participant.
+        entrant: who is asked.
         calls: the number of calls of the request.
         flush: empties the caches before it.
         templates: tensors with the shapes and dtypes of one call's results, for which room is made

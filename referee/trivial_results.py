@@ -73,7 +73,7 @@ def _find_trivial_results(
         first_results: the results for the first inputs.
     """
     constant = set(range(len(expected)))
-    copied = [set(problem.tensors) for _ in expected]
+    copied = [set(problem.tensor_indices) for _ in expected]
     usual_kinds = [""] * USUAL_DRAWS
     for kind in (*usual_kinds, *kinds):
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()

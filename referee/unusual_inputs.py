@@ -30,11 +30,11 @@ def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
     """
     unusual = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     if kind == BOTH_SIGNS:
-        for i in problem.floats:
+        for i in problem.float_indices:
             _draw_signs(_elements(unusual[i]))
         return unusual
     fresh = problem.draw()
-    for i in problem.floats:
+    for i in problem.float_indices:
         _copy_a_part(_elements(unusual[i]), _elements(fresh[i]))
     return unusual
 

@@ -27,7 +27,7 @@ from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception
 
 DRAWS = 2
-DRAWS_AFTER_OWN_INPUTS = 1  # where the problem has small inputs, which were compared before
+DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
@@ -78,8 +78,8 @@ def check_gradients(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.why_no_float64_step:
-        grading.verdict.notes.append(f"training step: {problem.why_no_float64_step}")
+    if problem.why_no_float64_in_steps:
+        grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
     if not quantities:
         return
     grading.quantities = quantities
@@ -182,7 +182,7 @@ def _expect_reference(grading: Grading, step: StepArguments, quantities: list[Qu
         expected = reference_step(grading.problem, step)
     if expected is None:
         return False
-    grading.problem.why_no_float64_step = expected.why_no_float64
+    grading.problem.why_no_float64_in_steps = expected.why_no_float64
     for quantity, tensor in zip(quantities, expected.tensors, strict=True):
         if quantity.expected and tensor and quantity.expected.shape != tensor.shape:
             return False  # its shape depends on the inputs' values

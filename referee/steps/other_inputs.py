@@ -20,7 +20,7 @@ def check_other_inputs(grading: Grading) -> None:
     if problem.file.covers_all_values:
         grading.relies_on_inputs = any(map(_says_differs, grading.verdict.notes))
         return
-    compared_kinds = _compare_unusual_inputs(grading) if problem.floats else []
+    compared_kinds = _compare_unusual_inputs(grading) if problem.float_indices else []
     has_differed = any(map(_says_differs, grading.verdict.notes))
     grading.relies_on_inputs = has_differed or not compared_kinds
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)

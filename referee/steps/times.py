@@ -105,7 +105,7 @@ class _ForwardRounds:
 
     Args:
         grading: the file under grading.
-        entrants: who takes turns, besides the empty call.
+        entrants: those that take turns, besides the empty call.
         calls: the number of calls of a request.
 
     Attributes:
@@ -126,7 +126,7 @@ class _ForwardRounds:
         self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
 
     def run(self) -> dict[str, Sample]:
-        """Run a round; return the contestants' samples by name."""
+        """Run a round; return the entrants' samples by name."""
         _draw_round(self._grading, self._calls)
         samples = {}
         for entrant in in_random_order(self._entrants):
@@ -160,7 +160,7 @@ def _draw_round(grading: Grading, calls: int) -> None:
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
-    """Set the times of all contestants in the rounds so far."""
+    """Set the times of all entrants in the rounds so far."""
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
         walls = [sample.wall / len(sample.own) for sample in its_samples]

@@ -124,12 +124,12 @@ class _StepRounds:
 
     Args:
         grading: the file under grading.
-        entrants: who takes turns, besides the empty call.
+        entrants: those that take turns, besides the empty call.
         calls: the number of training steps of a request.
 
     Attributes:
         samples: of the timed rounds so far.
-        shares_of_forwards: which part of the steps was spent in forwards, by the contestant's name,
+        shares_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
             for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
@@ -155,7 +155,7 @@ class _StepRounds:
         self._memory.begin()
 
     def run(self) -> dict[str, StepSample]:
-        """Run a round; return the contestants' times by name."""
+        """Run a round; return the entrants' times by name."""
         expected_steps = _draw_round(self._grading, self._calls)
         times = {}
         for entrant in in_random_order(self._entrants):
@@ -214,7 +214,7 @@ def _draw_round(grading: Grading, calls: int) -> list[list]:
 
 
 def _time_request(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
-    """Time one request of a participant."""
+    """Time one request of an entrant."""
     bench, parameters = grading.bench, grading.parameter_names()
     if entrant.process is grading.solution:
         parameters = [grading.state.names[name] for name in parameters]
@@ -260,7 +260,7 @@ def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]
 
     Args:
         step: takes the times.
-        samples: of the contestants.
+        samples: of the entrants.
         shares: which part of the steps were forwards, by name, for each round.
     """
     overhead = samples.overhead()

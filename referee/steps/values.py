@@ -8,7 +8,7 @@ from referee.names import MODULE
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
-DRAWS_AFTER_OWN_CASES = 2  # where the problem has small cases, which were compared before
+DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
 METRICS = ("max", "mean", "relative")
 # If outputs take more bytes, no second one is held to see whether a later call overwrites it.
 LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
@@ -16,11 +16,11 @@ LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
 
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed, and with other parameters and inputs."""
-    comparisons = _compare_draws(grading)
+    last_comparisons = _compare_draws(grading)
     _check_accuracy(grading)
-    if grading.problem.file.covers_all_values and any(grading.budgets[0].errors):
-        name = _label(grading)
-        note_errors(grading, name, comparisons[0], grading.budgets[0].errors)
+    eager_errors = grading.budgets[0].errors
+    if grading.problem.file.covers_all_values and any(eager_errors):
+        note_errors(grading, _label(grading), last_comparisons[0], eager_errors)
     _check_results_stay(grading)
 
 
