@@ -20,10 +20,10 @@ import torch
 
 from referee.bench import Bench, write_all
 from referee.engine import referee_at_work
-from referee.names import MODULE, NOTHING
+from referee.names import MODULE
 from referee.problem import Problem
 from referee.reference_file import load
-from referee.timed_requests import Entrant, make_flush, time_alone
+from referee.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
 REQUESTS = 200
@@ -64,10 +64,10 @@ def measure(elements: int, device: torch.device) -> str:
             bench.prepare_yardsticks(())
             process = bench.eager[0].contestant
             flush = make_flush(bench)
-            nothing = Entrant("nothing", process, NOTHING)
+            nothing = empty_entrant(bench)
             eager = Entrant("eager", process, MODULE)
-            empty = [time_alone(bench, nothing, 1, flush).wall for _ in range(REQUESTS)]
-            samples = [time_alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
+            empty = [time_and_free(bench, nothing, 1, flush).wall for _ in range(REQUESTS)]
+            samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
     own = [sample.own[0] for sample in samples]

@@ -7,9 +7,8 @@ the empty call. The order is random so that nobody profits from who was timed be
 import random
 from statistics import median
 
-from referee.bench import Bench
 from referee.grading import Grading
-from referee.names import COMPILED, MODULE, NOTHING
+from referee.names import COMPILED, MODULE
 from referee.timed_requests import Entrant
 from referee.timing import Names, Overhead, Sample, measure_overhead
 from referee.verdict import FASTER, compare_times
@@ -62,11 +61,6 @@ def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
         Entrant(names.again, last, MODULE),
     ]
     return entrants + [Entrant(name, first, name) for name in yardsticks]
-
-
-def empty_entrant(bench: Bench) -> Entrant:
-    """Return the entrant whose calls do nothing, in eager's first process."""
-    return Entrant("nothing", bench.eager[0].contestant, NOTHING)
 
 
 def in_random_order(entrants: list[Entrant]) -> list[Entrant]:

@@ -12,7 +12,7 @@ from referee import timing
 from referee.bench import Bench, Eager
 from referee.grading import Grading
 from referee.names import MODULE
-from referee.timed_requests import Entrant, Plan, make_flush, time_alone
+from referee.timed_requests import Entrant, Plan, make_flush, time_and_free
 from referee.verdict import ERROR, FoundError
 
 # Eager is slow beside a solution if it takes more than this many times its seconds alone, beyond
@@ -98,5 +98,5 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
 
 def _median_seconds(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
     """Time one request of eager's; return the median seconds of a call by the process's clock."""
-    sample = time_alone(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
+    sample = time_and_free(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
     return median(sample.own)

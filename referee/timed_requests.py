@@ -89,11 +89,11 @@ def _make_plan(bench: Bench) -> Plan:
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
     overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
-    first_samples = [time_alone(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
+    first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
     calls = _calls_of_a_request(bench, overhead.seconds_of_calls(first_samples)[-1])
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(calls)])
     overhead = measure_overhead(time_empty(bench, calls, flush), [])
-    samples = [time_alone(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
+    samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
     bench.free_results(process)
     return Plan(calls, overhead.seconds_of_calls(samples))
 
@@ -107,7 +107,7 @@ def _calls_of_a_request(bench: Bench, seconds: float) -> int:
     return max(1, min(calls, LARGEST_REQUEST[device] // bytes_of_a_call))
 
 
-def time_alone(bench: Bench, entrant: Entrant, calls: int, flush: Callable[[], None]) -> Sample:
+def time_and_free(bench: Bench, entrant: Entrant, calls: int, flush: Callable[[], None]) -> Sample:
     """Time one request, whose results are freed without a comparison."""
     timed = time_request(bench, entrant, calls, flush)
     entrant.process.ask("release")
@@ -118,8 +118,13 @@ def time_empty(
     bench: Bench, calls: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
 ) -> list[Sample]:
     """Time requests whose calls do nothing."""
-    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    return [time_alone(bench, nothing, calls, flush) for _ in range(requests)]
+    nothing = empty_entrant(bench)
+    return [time_and_free(bench, nothing, calls, flush) for _ in range(requests)]
+
+
+def empty_entrant(bench: Bench) -> Entrant:
+    """Return the entrant whose calls do nothing, in eager's first process."""
+    return Entrant("nothing", bench.eager[0].contestant, NOTHING)
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:

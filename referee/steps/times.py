@@ -25,7 +25,6 @@ from referee.reference_file import LONGEST_LINE
 from referee.rounds import (
     CHANGES_LATE,
     RoundSamples,
-    empty_entrant,
     entrants_of,
     in_random_order,
     note_clock,
@@ -34,7 +33,14 @@ from referee.rounds import (
     write_state_for_all,
 )
 from referee.slow_eager import check_eager_speed
-from referee.timed_requests import Entrant, make_flush, plan, time_empty, time_request
+from referee.timed_requests import (
+    Entrant,
+    empty_entrant,
+    make_flush,
+    plan,
+    time_empty,
+    time_request,
+)
 from referee.timing import Sample, Timings
 from referee.verdict import WRONG, FoundError, Run
 

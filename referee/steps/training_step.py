@@ -23,7 +23,6 @@ from referee.round_memory import RoundMemory
 from referee.rounds import (
     CHANGES_LATE,
     RoundSamples,
-    empty_entrant,
     entrants_of,
     in_random_order,
     note_clock,
@@ -33,7 +32,14 @@ from referee.rounds import (
     write_state_for_all,
 )
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
-from referee.timed_requests import EMPTY_REQUESTS, Entrant, checked_seconds, make_flush, plan
+from referee.timed_requests import (
+    EMPTY_REQUESTS,
+    Entrant,
+    checked_seconds,
+    empty_entrant,
+    make_flush,
+    plan,
+)
 from referee.timing import Sample, Step, Timings
 from referee.verdict import WRONG, FoundError
 
