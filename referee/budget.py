@@ -338,7 +338,7 @@ def _budget_from_errors(eager: Comparison, dtype: torch.dtype, terms: int) -> Bu
 
     Args:
         eager: eager's result beside the exact one.
-        dtype: of the result.
+        dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
     eps = torch.finfo(dtype).eps
@@ -416,6 +416,7 @@ def _in_blocks(pieces: Iterable[tuple[int, torch.Tensor]]) -> Iterator[tuple[int
 
 
 def _root_mean_square(x: torch.Tensor) -> float:
+    """Return the root mean square of a flat tensor; elements that are not finite count as zeros."""
     squares = 0.0
     for start in range(0, len(x), BLOCK):
         squares += x[start : start + BLOCK].double().nan_to_num(0, 0, 0).square_().sum().item()
@@ -423,6 +424,7 @@ def _root_mean_square(x: torch.Tensor) -> float:
 
 
 def _flat(x: OptionalTensor) -> OptionalTensor:
+    """Return the elements of a tensor as a flat one, without a copy if it is contiguous."""
     return None if x is None else x.detach().contiguous().view(-1)
 
 

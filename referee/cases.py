@@ -75,8 +75,8 @@ def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInpu
     """Yield small inputs of every dtype, shape and layout, for a function of one tensor.
 
     Args:
-        device: where the inputs are.
-        seed: of the random ones.
+        device: the device of the inputs.
+        seed: the seed of the random inputs.
 
     Yields:
         A name, which begins with the dtype's name, and a function that returns the input.
@@ -117,7 +117,7 @@ def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
 
     Args:
         x: a tensor.
-        seed: of the values.
+        seed: the seed of the values.
         unit: whether floats are uniform in 0..1, as KernelBench draws them, not in -1..1.
     """
     generator = torch.Generator(device=x.device).manual_seed(seed)

@@ -24,7 +24,7 @@ class EarlyElements:
     On a CPU nothing is read, because a stopped process computes nothing.
 
     Args:
-        bench: where the request takes place.
+        bench: the bench of the problem that is timed.
         process: the process whose results are read.
     """
 

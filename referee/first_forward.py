@@ -39,7 +39,7 @@ def run_first_forward(
 
     Args:
         file: the reference.
-        device: where it computes.
+        device: the device on which it computes.
         module: its module.
         inputs: the arguments of both forwards.
 

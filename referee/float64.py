@@ -57,7 +57,8 @@ def run_in_tf32(
         file: the reference.
         module: its module.
         inputs: the arguments of the forward.
-        operators: whose operands are rounded; see `operators_in_tf32`.
+        operators: parts of the names of the operators whose operands are rounded, as
+            `operators_in_tf32` returns them.
     """
     with RoundedOperands(operators):
         return run_in_float64(file, module, inputs)
@@ -70,8 +71,8 @@ def operators_in_tf32(
 
     Args:
         called: the names of all operators that the reference calls.
-        device: where they are called.
-        dtype: of their operands.
+        device: the device on which they are called.
+        dtype: the dtype of their operands.
     """
     if device.type != "cuda" or dtype != torch.float32:
         return ()

@@ -79,6 +79,7 @@ def _is_another_function(grading: Grading, case: Case, result: Result) -> bool:
 
 
 def _bytes_of(expected: list[ReferenceTensor]) -> int:
+    """Return the bytes of all results of the reference."""
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
 
 

@@ -43,7 +43,7 @@ class Quantity:
 
     Attributes:
         expected: the reference's in this draw, with its budget; None where the reference has none.
-        comparison: that of the last draw; None before the first.
+        comparison: the comparison of the last draw; None before the first.
     """
 
     def __init__(self, name: str) -> None:
@@ -185,8 +185,8 @@ class Float64Step(NamedTuple):
     """Results and gradients of a training step in float64.
 
     Attributes:
-        exact: in float64; None if there are none.
-        in_tf32: in float64 with operands rounded to TF32; None where TF32 is not allowed.
+        exact: results and gradients in float64; None if there are none.
+        in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
         why_none: why there are none although some are needed, or "".
     """
 

@@ -74,14 +74,14 @@ class Grading:
     `previous_...` are of the call directly before, `earlier_...` of several calls before.
 
     Args:
-        bench: where the problem's solutions are graded.
+        bench: the shared memory and eager's processes for the problem.
         file: the solution's file.
         options: how it is graded.
         verdict: takes in what the steps find.
         progress: is called with what is being done, and how far it is.
 
     Attributes:
-        device: where solutions compute.
+        device: the device on which solutions compute.
         solution: the process that runs the file.
         state: the solution's parameters and buffers.
         module: the reference's module; it has the same parameters as all contestants.
@@ -92,7 +92,7 @@ class Grading:
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
         budgets: the error budgets of a call's results at the timed size, as the latest untimed
             comparison set them.
-        largest_relative_error: of a result at the timed size.
+        largest_relative_error: the largest relative error of a result at the timed size.
         has_eagers_bits: whether all results at the timed size equal eager's.
         expected_calls: the reference's results for the latest timed request: a list for each call.
         result_templates: tensors with the shapes and dtypes of one call's results, for which room
@@ -200,7 +200,7 @@ class Grading:
         `write_state` gives them to the solution.
 
         Args:
-            values: in the order of the module's `state_dict()`.
+            values: the new values, in the order of the module's `state_dict()`.
         """
         self._keep_previous_module()
         for x, value in zip(self.module.state_dict().values(), values, strict=True):

@@ -39,7 +39,7 @@ class Problem:
     Args:
         name: the problem's name in reports.
         file: the reference.
-        device: where solutions compute.
+        device: the device on which solutions compute.
 
     Attributes:
         names: the contestants' names in reports.
@@ -51,7 +51,7 @@ class Problem:
         some_settings: those to which a sweep restricts `settings`; none if it does not.
         needs_float64: whether gradients are compared with float64's; False if they must have
             eager's bits.
-        setting: that one of `settings` which is graded now.
+        setting: the one of `settings` that is graded now.
         args: the constructor's arguments.
         form: the form of the inputs, as `shared.forms_of` gives it.
         tensor_indices: the indices of those inputs that are tensors with elements.
@@ -128,7 +128,7 @@ class Problem:
         """Return a new module of the reference, whose parameters are drawn under the seed.
 
         Args:
-            seed: of torch's generator.
+            seed: the seed of torch's generator.
             args: the constructor's arguments; None for the problem's own.
         """
         return self.file.construct(
@@ -314,6 +314,7 @@ class Problem:
 
 
 def _is_tensor(x: object) -> bool:
+    """Return whether an argument of a forward is a tensor."""
     return isinstance(x, torch.Tensor)
 
 

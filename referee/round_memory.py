@@ -21,7 +21,7 @@ class RoundMemory:
     how much memory it had taken.
 
     Args:
-        bench: where the rounds take place.
+        bench: the bench of the problem that is timed.
         processes: the processes that take turns.
     """
 

@@ -117,7 +117,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     Args:
         names: the contestants' names.
         device: "cpu" or "cuda".
-        samples: of all rounds.
+        samples: the samples of all rounds.
     """
     overhead = samples.overhead()
     of_solution = samples.by_name[names.solution]

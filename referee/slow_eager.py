@@ -54,7 +54,7 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
     slow, and the new one is not. Other programs slow both in turn.
 
     Args:
-        bench: whose processes for eager are replaced by the new ones.
+        bench: the bench of the problem; its old processes for eager are replaced by new ones.
         calls: the number of calls of a request.
     """
     old = bench.eager

@@ -34,7 +34,7 @@ class State:
 
     Args:
         contestant: the process that has the module.
-        pool: where the shared memory comes from.
+        pool: the shared memory.
 
     Attributes:
         names: the contestant's names of its matched tensors, by the reference's names.

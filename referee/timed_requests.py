@@ -137,6 +137,7 @@ def make_flush(bench: Bench) -> Callable[[], None]:
     buffer = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=bench.problem.device)
 
     def flush() -> None:
+        """Write more than the L2 holds."""
         buffer.zero_()
         torch.cuda.synchronize(bench.problem.device)
 
@@ -153,7 +154,7 @@ def time_request(
     """Time one request of an entrant.
 
     Args:
-        bench: where it takes place.
+        bench: the bench of the problem that is timed.
         entrant: who is asked.
         calls: the number of calls of the request.
         flush: empties the caches before it.

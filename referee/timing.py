@@ -218,7 +218,7 @@ def run_rounds(
     Args:
         run_round: runs a round.
         length: how many rounds are timed.
-        device: where solutions compute.
+        device: the device on which solutions compute.
         name: the name of the timed calls in the progress line: "the forward".
         progress: shows the progress line.
     """

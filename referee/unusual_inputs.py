@@ -23,7 +23,7 @@ def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
     """Return unusual inputs, made from usual ones, which stay unchanged.
 
     Args:
-        problem: whose inputs they are.
+        problem: the problem, which also draws fresh inputs.
         kind: BOTH_SIGNS or ALTERED.
         inputs: for ALTERED, inputs that the solution has seen, so that a result that it kept is
             wrong for the altered ones.

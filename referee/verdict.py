@@ -29,7 +29,7 @@ class Run:
 
     Attributes:
         setting: the precision of float32 products; "" where there is only one.
-        timings: of forwards.
+        timings: the times of forwards.
         step: the times of training steps, or None.
     """
 

@@ -115,7 +115,7 @@ class _ForwardRounds:
         calls: the number of calls of a request.
 
     Attributes:
-        samples: of the timed rounds so far.
+        samples: the samples of the timed rounds so far.
     """
 
     def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:

@@ -50,7 +50,7 @@ class StepSample(NamedTuple):
     """The times of one request of training steps.
 
     Attributes:
-        sample: of the whole steps.
+        sample: the times of the whole steps.
         share_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
     """
 
@@ -62,7 +62,7 @@ class TimedSteps(NamedTuple):
     """A request of training steps, and what came of it.
 
     Attributes:
-        times: of the request.
+        times: the times of the request.
         reply: the process's reply.
         early: the elements that were read before the clock stopped.
     """
@@ -134,7 +134,7 @@ class _StepRounds:
         calls: the number of training steps of a request.
 
     Attributes:
-        samples: of the timed rounds so far.
+        samples: the samples of the timed rounds so far.
         shares_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
             for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
@@ -242,6 +242,7 @@ def _time_request(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
 
 
 def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
+    """Return the forms of the outputs' gradients of a request's calls."""
     return [region.form for region in bench.output_gradients[:calls]]
 
 
@@ -266,7 +267,7 @@ def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]
 
     Args:
         step: takes the times.
-        samples: of the entrants.
+        samples: the samples of the entrants.
         shares: which part of the steps were forwards, by name, for each round.
     """
     overhead = samples.overhead()
@@ -280,6 +281,7 @@ def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]
 
 
 def _multiply(seconds: list[float], shares: list[float]) -> list[float]:
+    """Return the seconds of a half of each step."""
     return [whole * share for whole, share in zip(seconds, shares, strict=True)]
 
 

@@ -94,8 +94,8 @@ def note_errors(grading: Grading, name: str, comparison: Comparison, eager_error
 
     Args:
         grading: the file under grading.
-        name: of the row.
-        comparison: of the solution's result.
+        name: the name of the row.
+        comparison: the comparison of the solution's result.
         eager_errors: eager's largest, mean and relative error.
     """
     solution_errors = comparison.max_error, comparison.mean_error, comparison.relative_error
