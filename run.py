@@ -38,10 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     project = command.Project(
         description=DESCRIPTION,
         problems=list(PROBLEMS),
-        swept=list(sizes.KINDS),
-        ours=OUR_SOLUTION,
-        subjects=_choose_subjects,
-        make=_make_problem,
+        sweep_problems=list(sizes.KINDS),
+        own_solution=OUR_SOLUTION,
+        choose_subjects=_choose_subjects,
+        make_problem=_make_problem,
         bundle=_bundle,
     )
     return command.main(arguments, project)

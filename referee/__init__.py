@@ -1,4 +1,4 @@
-"""Judges from outside whether a PyTorch solution is right, and how fast it is beside eager.
+"""Judges from outside whether a PyTorch module is right, and how fast it is compared with eager.
 
     from referee import Reference, grade
 
@@ -11,18 +11,19 @@
 import os
 import warnings
 
-# Before torch is imported: OpenMP's threads of this process would spin for milliseconds after they
-# have drawn inputs, on the cores of the process that is timed next.
+# Both settings must be made before torch is imported.
+# By default OpenMP's threads spin for milliseconds after they have drawn inputs. They would take
+# cores from the process that is timed next.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# NumPy is not needed, and requirements.txt does not install it. Before torch is imported.
+# torch warns if NumPy is missing, which the referee does not need.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-_NAMES = ("Reference", "Result", "grade")
+API_NAMES = ("Reference", "Result", "grade")
 
 
 def __getattr__(name: str) -> object:
-    """Import the API when it is asked for: it takes seconds, for it imports torch."""
-    if name not in _NAMES:
+    """Import the API when one of its names is used: it imports torch, which takes seconds."""
+    if name not in API_NAMES:
         raise AttributeError(f"module 'referee' has no attribute {name!r}")
     from referee import api
 

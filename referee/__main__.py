@@ -1,12 +1,12 @@
-"""`python -m referee REFERENCE SOLUTION...`: see `command`."""
+"""Runs `python -m referee REFERENCE SOLUTION...`: see `command`."""
 
 import sys
 
-from referee import console  # first: the imports that follow take seconds
+from referee import console
 
 if __name__ == "__main__":
     console.name_program("referee")
-    console.end_on_interrupt()
+    console.end_on_interrupt()  # Ctrl-C may come while torch is imported, below
 
 # isort: split
 from referee import command

@@ -1,9 +1,11 @@
-"""The Python API: `Reference`, `grade`, `Result`.
+"""The Python API: `Reference`, `grade` and `Result`.
 
-from referee import Reference, grade
+    from referee import Reference, grade
 
-result = grade(Reference("problem.py"), "solution.py", device="cpu")
-print(result.verdict, result.reason, result.speedup)
+    result = grade(Reference("problem.py"), "solution.py", device="cpu")
+    print(result.verdict, result.reason, result.speedup)
+
+`referee/__init__.py` exports the three names.
 """
 
 import os
@@ -27,8 +29,13 @@ class Reference:
     """A KernelBench problem file, against which solutions are graded.
 
     Args:
-        path: a file with `Model`, `get_inputs` and `get_init_inputs`.
-        name: of the problem, in results; by default the file's.
+        path: a file that defines `Model`, `get_inputs` and `get_init_inputs`.
+        name: the problem's name in results; by default the file's name without ".py".
+
+    Attributes:
+        path: of the file.
+        name: of the problem.
+        file: the loaded file.
 
     Raises:
         referee.reference_file.BadReferenceError: the file does not import, or a name is missing.
@@ -36,7 +43,7 @@ class Reference:
 
     def __init__(self, path: str | os.PathLike, name: str | None = None) -> None:
         self.path = Path(path)
-        self.name = name or self.path.stem
+        self.name = self.path.stem if name is None else name
         self.file = load(self.path)
 
 
@@ -45,19 +52,19 @@ class Result:
     """The verdict on one solution.
 
     Attributes:
-        file: the solution.
+        file: the solution's path.
         verdict: "correct", "wrong", "error" or "time limit".
-        reason: why it is not correct, in a sentence; "" if it is.
-        accuracy: the class of its results: "exact", "float32-grade" and so on.
-        speedup: eager's time in parts of the solution's, the median over rounds; None where
-            nothing was timed.
-        interval: the 95% interval of that.
-        milliseconds: the solution's median time.
-        time: how the solution's time compares with eager's: "faster", "slower", "a tie" or "too
-            noisy".
-        step_speedup: the same of a training step; None where the file is forward only.
-        notes: what else there is to say.
-        record: everything, as `--json` writes it.
+        reason: why the solution is not correct; "" if it is.
+        accuracy: the accuracy class of its results, "exact" or "float32-grade" for example.
+        speedup: eager's time of a forward divided by the solution's, the median over rounds. Above
+            1 the solution is faster. None if nothing was timed.
+        interval: the 95% interval of `speedup`, (low, high); None if nothing was timed.
+        milliseconds: the solution's median time of a forward; None if nothing was timed.
+        time: "faster", "slower", "a tie" or "too noisy": the solution's time compared with eager's.
+            "" if nothing was timed.
+        step_speedup: like `speedup`, of a training step; None if the file is forward only.
+        notes: other facts, each in a sentence.
+        record: all results, as `--json` writes them.
     """
 
     file: Path
@@ -87,24 +94,28 @@ def grade(
 ) -> Result | list[Result]:
     """Grade solutions against a reference.
 
+    While this runs, other threads of the caller's process must not start processes: the referee
+    would take them for the solution's, and end them.
+
     Args:
-        reference: what is right.
+        reference: the problem.
         solutions: files that define `ModelNew`.
-        device: "cpu", "cuda" or "cuda:N"; by default the best there is.
-        trials: timed rounds; by default some seconds' worth.
-        timeout: seconds for each solution, its compilation included.
+        device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
+        trials: how many rounds are timed; by default as many as fit into some seconds.
+        timeout: seconds that each solution may run, its compilation included.
 
     Returns:
-        The result of a solution, or a list of them for several.
+        One result for one solution, a list of results for several.
 
     Raises:
-        ValueError: there is no such device.
-        referee.reference_file.BadReferenceError: the file is no problem that can be graded.
+        OSError: a solution cannot be read.
+        ValueError: the device does not exist.
+        referee.reference_file.BadReferenceError: the problem cannot be graded.
     """
-    there, _why_no_gpu = choose_device(device)
+    chosen_device, _why_no_gpu = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])
-    problem = Problem(reference.name, reference.file, there)
+    problem = Problem(reference.name, reference.file, chosen_device)
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, lambda *_: None)
         try:
@@ -115,15 +126,17 @@ def grade(
 
 
 def _result(problem: Problem, verdict: Verdict) -> Result:
+    """Return a verdict as a `Result`."""
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
-    record = records.record(subject, verdict, str(verdict.file))
-    speedup = interval = milliseconds = step_speedup = None
-    time = ""
+    record = records.make_record(subject, verdict, str(verdict.file))
+    speedup, interval, milliseconds, time, step_speedup = None, None, None, "", None
     if record["runs"]:
         run = record["runs"][0]
         row = by_role(run["forward"]["summary"], "solution")
-        speedup, interval = row["ratio"], (row["ratio_low"], row["ratio_high"])
-        milliseconds, time = row["median_ms"], run["time"]
+        speedup = row["ratio"]
+        interval = (row["ratio_low"], row["ratio_high"])
+        milliseconds = row["median_ms"]
+        time = run["time"]
         if run["step"]:
             step_speedup = by_role(run["step"]["summary"]["step"], "solution")["ratio"]
     return Result(

@@ -1,10 +1,16 @@
-"""The command line: `python -m referee REFERENCE SOLUTION...`, and this project's `run.py`.
+"""The command line of `python -m referee REFERENCE SOLUTION...`, and of a project's own program.
 
-Both are this program. A project passes `main` what it knows: problems by name, its own solution,
-and how it writes a bundle.
+A project, as the one with this repository's `run.py`, calls `main` with a `Project`: its problems
+by name, its own solution, and how it writes that as one file. It then has more options.
 
-Exit status: 0 if everything is right, 1 if something is wrong or could not be written, 2 for a
-request that makes no sense, 130 after an interrupt.
+`main` parses and checks the options, and starts one of three kinds of work:
+
+    --bundle             writes the project's solution as one file, see `_bundle`
+    folders              see `folders`
+    everything else      see `session.Session`
+
+Exit status: 0 if everything is correct; 1 if something is not, or a file could not be written; 2 if
+the options make no sense; 130 after Ctrl-C.
 """
 
 import argparse
@@ -38,100 +44,115 @@ from referee.timing import (
 )
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
-TIMEOUT = 300  # s for a solution, in each dtype
-LARGEST_SOLUTION = 64 << 20  # bytes
-MOST_SHARES = 4  # into which a CPU's seconds of timing are divided for several files
+TIMEOUT = 300  # s that a solution may run, in each dtype
+MAX_FILE_BYTES = 64 << 20  # of a solution or reference
+# Several files share a CPU's seconds of timing, but each gets at least a quarter of them.
+MAX_SHARES = 4
 
 
 @dataclass(frozen=True)
 class Project:
-    """The problems and options that a project adds to the command.
+    """What a project adds to the command.
 
     Attributes:
-        description: for --help.
-        problems: names that the command takes in the place of a reference file.
-        swept: those that have a sweep.
-        ours: the file that is graded where no other is named.
-        subjects: returns what is graded, from the options and the device.
-        make: returns the problem of a subject.
-        bundle: returns the project's solution of a problem as one file's text.
+        description: the first line of --help.
+        problems: the names of its problems.
+        sweep_problems: the problems that --sweep can measure.
+        own_solution: the file that is graded if the user names none.
+        choose_subjects: returns what to grade on, for the options and a device.
+        make_problem: makes the problem of a subject.
+        bundle: returns the text of the project's solution of a problem as one file.
     """
 
     description: str
     problems: list[str]
-    swept: list[str]
-    ours: Path
-    subjects: Callable[[argparse.Namespace, torch.device], list[Subject]]
-    make: Callable[[Subject, torch.device], Problem]
+    sweep_problems: list[str]
+    own_solution: Path
+    choose_subjects: Callable[[argparse.Namespace, torch.device], list[Subject]]
+    make_problem: Callable[[Subject, torch.device], Problem]
     bundle: Callable[[str], str]
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
+    """A parser whose errors are one line, without the usage."""
 
     def print_help(self, file: object = None) -> None:
         """Print the help to stdout."""
         console.show(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2."""
+        """Print an error, and end the program with status 2."""
         console.say(message)
         self.exit(2)
 
 
 def main(arguments: list[str] | None = None, project: Project | None = None) -> int:
-    """Run the command line; return the exit status."""
-    typed = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(project)
-    args = parser.parse_args(typed)
+    """Run the command line; return the exit status.
+
+    Args:
+        arguments: the command's; None for those of this process.
+        project: whose problems and options the command has, if any.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+    parser = _make_parser(project)
+    args = parser.parse_args(arguments)
     if args.plot:
         args.sweep = True
     _check(args, parser, project)
     if args.bundle:
         return _bundle(args, project)
+    line = _command_line(arguments, project)
     progress = console.Progress()
     try:
-        device, why = choose_device(args.device)
+        device, why_no_gpu = choose_device(args.device)
         if folders.is_folder(args):
-            return _grade_folders(args, _command(typed, project), device, why, progress)
-        subjects, make = _subjects(args, device, project, progress)
+            return _grade_folders(args, line, device, why_no_gpu, progress)
+        subjects, make_problem = _choose_subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
     except torch.OutOfMemoryError as error:
         parser.error(f"no memory to prepare the problem: {first_error_line(str(error))}")
     progress.clear()
     try:
-        graded = read_files(args.solution or [project.ours])
+        graded_files = read_files(args.solution or [project.own_solution])
     except OSError as error:
         console.say(f"the solution cannot be imported: {error.strerror}: {error.filename}")
         return 1
-    document = records.document(_command(typed, project), _kind(args), records.environment(device))
+    document = records.document(line, _kind(args), records.environment(device))
     session = Session(
         args=args,
-        files=graded,
+        files=graded_files,
         subjects=subjects,
-        make=make,
+        make_problem=make_problem,
         device=device,
-        headline=tables.headline(document["environment"], device, why),
+        headline=tables.headline(document["environment"], device, why_no_gpu),
         document=document,
-        options=_options(args, device, is_ours=not args.solution),
+        options=_make_options(args, device, is_ours=not args.solution),
         progress=progress,
     )
+    return _run_session(session)
+
+
+def _run_session(session: Session) -> int:
+    """Run a session, and write its results into files; return the exit status."""
+    args, document = session.args, session.document
     try:
-        is_fine = session.run()
+        is_success = session.run()
     except KeyboardInterrupt:
         document["complete"] = False
         if document["records"]:
             _write_results(args, document)
         raise
-    return 0 if _write_results(args, document) and is_fine else 1
+    is_written = _write_results(args, document)
+    return 0 if is_written and is_success else 1
 
 
 def _grade_folders(
     args: argparse.Namespace,
     line: str,
     device: torch.device,
-    why: str,
+    why_no_gpu: str,
     progress: console.Progress,
 ) -> int:
     """Grade folders; return the exit status.
@@ -140,33 +161,35 @@ def _grade_folders(
         args: the options.
         line: the command line, for the JSON file.
         device: where solutions compute, unless `--devices` names several.
-        why: that is no GPU, or "".
-        progress: says what is being done.
+        why_no_gpu: the reason for the headline, see `choose_device`.
+        progress: shows what is done now.
     """
     devices = [device]
     if args.devices:
         devices = [choose_device(name)[0] for name in args.devices]
     document = records.document(line, "grading", records.environment(devices[0]))
     job = folders.find_work(args)
-    console.show(tables.headline(document["environment"], ", ".join(map(str, devices)), why))
-    options = _options(args, devices[0], is_ours=False)
+    names = ", ".join(map(str, devices))
+    console.show(tables.headline(document["environment"], names, why_no_gpu))
+    options = _make_options(args, devices[0], is_ours=False)
     return folders.grade(job, devices, options, document, progress)
 
 
-def _command(typed: list[str], project: Project | None) -> str:
-    """Return the command line as it would be typed again."""
+def _command_line(arguments: list[str], project: Project | None) -> str:
+    """Return the command line as a user can type it again in a shell."""
     program = ["python", "run.py"] if project else ["python", "-m", "referee"]
-    return shlex.join([*program, *typed])
+    return shlex.join([*program, *arguments])
 
 
 def _kind(args: argparse.Namespace) -> str:
-    """Return the kind of the JSON file: see `records.document`."""
+    """Return the kind of the JSON file, see `records.document`."""
     if args.sweep:
         return "sweep"
     return "grading" if args.solution else "comparison"
 
 
 def _bundle(args: argparse.Namespace, project: Project) -> int:
+    """Write the project's solution of a problem as one file; return the exit status."""
     text = project.bundle(args.problem)
     if not files.try_to_write(args.bundle, text):
         return 1
@@ -176,28 +199,40 @@ def _bundle(args: argparse.Namespace, project: Project) -> int:
 
 
 def choose_device(name: str | None) -> tuple[torch.device, str]:
-    """Return the device asked for, or the best, made current; and why that is no GPU.
+    """Return a device, and a note on why it is no GPU.
+
+    A GPU is also made torch's current device. The note is for `tables.headline`; it is "" unless
+    the user names no device and there is no GPU.
+
+    Args:
+        name: "cpu", "cuda" or "cuda:N"; None for a GPU, or the CPU if there is none.
 
     Raises:
         ValueError: there is no such device.
     """
-    why = "" if name or torch.cuda.is_available() else f"; no GPU: {_why_no_gpu()}"
+    why_no_gpu = ""
+    if not name:
+        name = "cuda"
+        if not torch.cuda.is_available():
+            name = "cpu"
+            why_no_gpu = f"; no GPU: {_why_no_gpu()}"
     try:
-        device = torch.device(name or ("cpu" if why else "cuda"))
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
     if device.type == "cpu":
-        return torch.device("cpu"), why
+        return torch.device("cpu"), why_no_gpu
     device = torch.device("cuda", device.index or 0)
     if device.index >= torch.cuda.device_count():
         raise ValueError(f"device {device} is not there: torch sees no such GPU")
     torch.cuda.set_device(device)
-    return device, why
+    return device, why_no_gpu
 
 
 def _why_no_gpu() -> str:
+    """Return the reason why torch sees no GPU."""
     if not torch.backends.cuda.is_built():
         return "torch is a CPU build"
     reason = "no reason given"
@@ -208,15 +243,18 @@ def _why_no_gpu() -> str:
     return f"torch.cuda.is_available() is false ({reason})"
 
 
-def _subjects(
+def _choose_subjects(
     args: argparse.Namespace,
     device: torch.device,
     project: Project | None,
     progress: console.Progress,
 ) -> tuple[list[Subject], Callable[[Subject, torch.device], Problem]]:
-    """Return what is graded: a reference file, or problems of the project's."""
+    """Return the subjects to grade on, and a function that makes the problem of a subject.
+
+    They come from the reference file if the options name one, else from the project.
+    """
     if not args.reference:
-        return project.subjects(args, device), project.make
+        return project.choose_subjects(args, device), project.make_problem
     progress("running the reference")
     problem = Problem(args.reference.stem, load(args.reference), device)
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
@@ -224,15 +262,21 @@ def _subjects(
 
 
 def is_quick_check(args: argparse.Namespace) -> bool:
-    """Return whether the options ask for no more than a newcomer's first run."""
+    """Return whether this is a newcomer's first run: no option asks for more or other work."""
     return not (args.solution or args.full or args.sweep or args.trials)
 
 
-def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> Options:
-    """Return the conditions of every grading."""
+def _make_options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> Options:
+    """Return how files are graded.
+
+    Args:
+        args: the command's options.
+        device: where solutions compute.
+        is_ours: whether the project's own solution is graded.
+    """
     seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
-    if args.solution:  # several files share the time, so that many do not take for ever
-        seconds /= min(len(args.solution), MOST_SHARES)
+    if args.solution:
+        seconds /= min(len(args.solution), MAX_SHARES)
     trials = args.trials
     is_quick = is_quick_check(args)
     largest_gradients = math.inf
@@ -251,7 +295,7 @@ def _options(args: argparse.Namespace, device: torch.device, is_ours: bool) -> O
 
 
 def _write_results(args: argparse.Namespace, document: dict) -> bool:
-    """Write the files that the options name; return whether all could be written."""
+    """Write the files that the options name; return whether all of them could be written."""
     is_written = True
     if args.json:
         is_written = files.try_to_write(args.json, records.as_json(document))
@@ -266,15 +310,15 @@ def _write_results(args: argparse.Namespace, document: dict) -> bool:
 
 
 def _check(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
-    """End with status 2 where options contradict each other."""
-    _check_what(args, parser)
+    """End the program with status 2 if options contradict each other."""
+    _check_kind_of_work(args, parser)
     _check_folders(args, parser)
     _check_sizes(args, parser, project)
     _check_files(args, parser, project)
 
 
-def _check_what(args: argparse.Namespace, parser: Parser) -> None:
-    """Check that the options name one kind of work."""
+def _check_kind_of_work(args: argparse.Namespace, parser: Parser) -> None:
+    """Check that the options ask for one kind of work."""
     for option, value in (("--bundle", args.bundle), ("--solution", args.solution)):
         if value and args.sweep:
             parser.error(f"--sweep and --plot are not for {option}")
@@ -289,7 +333,7 @@ def _check_what(args: argparse.Namespace, parser: Parser) -> None:
 
 
 def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
-    """Check the options that only folders have, and those that these have not."""
+    """Check that options for folders come with folders, and other options without."""
     if folders.is_folder(args):
         if args.device and args.devices:
             parser.error("--device is for one device, --devices for several: which?")
@@ -304,8 +348,8 @@ def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
 
 
 def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
-    """Check the options of sizes and dtypes."""
-    if args.sweep and args.problem and project and args.problem not in project.swept:
+    """Check the options for sizes and dtypes."""
+    if args.sweep and args.problem and project and args.problem not in project.sweep_problems:
         parser.error(f"{args.problem} has no sweep")
     if args.rows and args.sweep:
         parser.error("--rows is for one size, --sweep takes many: which?")
@@ -316,15 +360,15 @@ def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | No
 
 
 def _check_files(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
-    """Check that no file that is read is written, and that a picture can be drawn."""
-    read = {path.resolve() for path in args.solution or ()}
+    """Check that no file is both read and written, and that a picture can be drawn."""
+    inputs = {path.resolve() for path in args.solution or ()}
     if args.reference:
-        read.add(args.reference.resolve())
+        inputs.add(args.reference.resolve())
     elif project:
-        read.add(project.ours.resolve())
-    written = (args.json, args.markdown, args.plot, args.bundle, args.out, args.csv)
-    for path in filter(None, written):
-        if path.resolve() in read:
+        inputs.add(project.own_solution.resolve())
+    outputs = (args.json, args.markdown, args.plot, args.bundle, args.out, args.csv)
+    for path in filter(None, outputs):
+        if path.resolve() in inputs:
             parser.error(f"{path} is read: the results need another file")
     if args.plot:
         try:
@@ -333,17 +377,21 @@ def _check_files(args: argparse.Namespace, parser: Parser, project: Project | No
             parser.error(f"argument --plot: {error}")
 
 
-def _parser(project: Project | None) -> Parser:
-    """Return the parser: with a project its problems and options, else reference and solutions."""
+def _make_parser(project: Project | None) -> Parser:
+    """Return the parser of the command.
+
+    With a project, the command takes the name of a problem and the project's options; without, it
+    takes a reference and solutions.
+    """
     parser = Parser(
         prog=console.program(), description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    # Without a project, the options that only a project has get these values.
-    absent = ("problem", "dtype", "rows", "plot", "bundle", "reference")
-    parser.set_defaults(**dict.fromkeys(absent), sweep=False)
+    # Without a project, its options have these values.
+    projects_options = ("problem", "dtype", "rows", "plot", "bundle", "reference")
+    parser.set_defaults(**dict.fromkeys(projects_options), sweep=False)
     if project:
-        _add_projects_options(parser, project)
+        _add_project_options(parser, project)
     else:
         add("reference", type=_readable, metavar="REFERENCE", help="a problem file, or a folder")
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
@@ -365,50 +413,57 @@ def _parser(project: Project | None) -> Parser:
     return parser
 
 
-def _add_projects_options(parser: Parser, project: Project) -> None:
+def _add_project_options(parser: Parser, project: Project) -> None:
+    """Add the arguments and options that only a project has."""
     add = parser.add_argument
     add("problem", nargs="?", choices=project.problems, help="default: all")
-    known = f"one or more of {', '.join(DTYPES)} (default: float32)"
-    add("--dtype", type=_dtypes, metavar="T[,T]", help=known)
+    dtypes = f"one or more of {', '.join(DTYPES)} (default: float32)"
+    add("--dtype", type=_dtypes, metavar="T[,T]", help=dtypes)
     add("--rows", type=_positive, metavar="N", help="rows of the input (default: what fits)")
     add("--sweep", action="store_true", help="time many sizes and dtypes, forwards alone")
     file = {"type": _writable, "metavar": "FILE"}
     add("--plot", **file, help="draw what --sweep measures as .svg or .png; needs matplotlib")
     add("--bundle", **file, help="write the solution as one file, and stop")
-    graded = "grade these files, each of which defines ModelNew, instead of this project's; the "
-    graded += "dimensions of results may lie in memory in any order"
-    add("--solution", type=_readable, nargs="+", metavar="FILE", help=graded)
-    against = "grade them against this file's Model, get_inputs and get_init_inputs"
-    add("--reference", type=_readable, metavar="FILE", help=against)
+    solution = "grade these files, each of which defines ModelNew, instead of this project's; the "
+    solution += "strides of results are free"
+    add("--solution", type=_readable, nargs="+", metavar="FILE", help=solution)
+    reference = "grade them against this file's Model, get_inputs and get_init_inputs"
+    add("--reference", type=_readable, metavar="FILE", help=reference)
 
 
 def _readable(text: str) -> Path:
-    """Return the path of a file that can be read, or of a folder with Python files."""
+    """Return the path of a file that can be read, or of a folder with Python files.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such file or folder.
+    """
     path = Path(text)
     try:
         size = path.stat().st_size
         if path.is_dir() and any(path.glob("**/*.py")):
             return path
-        if not path.is_file():  # a FIFO's opening would wait
+        if not path.is_file():  # to open a FIFO would block
             raise argparse.ArgumentTypeError(f"{path} is no file, nor a folder with Python files")
         path.open("rb").close()
     except OSError as error:
         hint = ""
         if not path.suffix and isinstance(error, FileNotFoundError):
-            hint = "; a problem's name stands before --solution"
+            hint = "; a problem's name comes before --solution"
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}{hint}") from None
-    except ValueError:  # a NUL in a name
+    except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None
-    if size > LARGEST_SOLUTION:
+    if size > MAX_FILE_BYTES:
         raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
     return path
 
 
 def _devices(text: str) -> list[str]:
+    """Return the names in "cuda:0,cuda:1", each once."""
     return list(dict.fromkeys(text.split(",")))
 
 
 def _dtypes(text: str) -> list[str]:
+    """Return the names in "float32,float16", each once; raise ArgumentTypeError for others."""
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in DTYPES:
@@ -417,12 +472,14 @@ def _dtypes(text: str) -> list[str]:
 
 
 def _positive(text: str) -> int:
+    """Return a positive number; raise ArgumentTypeError for anything else."""
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text[:20]} is not a whole number from 1 to 999999999")
     return int(text)
 
 
 def _writable(text: str) -> Path:
+    """Return the path of a file that can be written; raise ArgumentTypeError if it cannot."""
     path = Path(text)
     try:
         files.check_writable(path)

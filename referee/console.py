@@ -1,6 +1,13 @@
-"""How the command prints, and how it ends when it is interrupted or cannot print: with one line.
+"""Prints lines and progress, and ends the program with one line after Ctrl-C or a full disk.
 
-Nothing heavy is imported here, for an interrupt may come while torch is being imported.
+The life of a program that uses this module:
+
+    end_on_interrupt()    Ctrl-C ends the process at once, while imports run
+    run(main)             Ctrl-C raises KeyboardInterrupt, so that main can clean up; a second
+                          Ctrl-C ends the process at once
+    (main has returned)   Ctrl-C ends the process at once
+
+This module imports nothing heavy, so that its handler is there before torch is imported.
 """
 
 import os
@@ -13,118 +20,153 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn, TextIO
 
-INTERRUPTED = 128 + signal.SIGINT  # the status that shells give
-_name = ["run.py"]  # what messages begin with; a list, which `name_program` can change
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
+TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal
+FILE_INTERVAL = 10.0  # the same where stderr is a file or a pipe
+_program_name = ["run.py"]  # a list, so that `name_program` can change its element
 
 
 def name_program(name: str) -> None:
-    """Set the name that messages begin with."""
-    _name[0] = name
+    """Set the program's name, with which messages begin."""
+    _program_name[0] = name
 
 
 def program() -> str:
-    """Return the name that messages begin with."""
-    return _name[0]
+    """Return the program's name, with which messages begin."""
+    return _program_name[0]
 
 
 class Progress:
-    """Progress on stderr: one line in place on a terminal, a plain line a stage elsewhere.
+    """Shows on stderr what the program does now.
 
-    Call it as often as you like, with what is being done, and how far: it prints at most ten times
-    a second, and where stderr is no terminal, what is new in the latter every ten seconds.
+    On a terminal it is one line, which is overwritten. Elsewhere each stage gets a line, and a new
+    detail of the same stage gets one at most every FILE_INTERVAL. It can be called as often as the
+    caller likes: most calls print nothing.
     """
 
     def __init__(self) -> None:
-        self._start = _line_start()  # "" where stderr is no terminal
-        self._stage, self._last = "", 0.0
+        self._erase = _erase_line()  # "" if stderr is no terminal
+        self._stage = ""
+        self._printed_at = 0.0
 
     def __call__(self, stage: str, detail: str = "") -> None:
-        """Show what is being done, and how far it is."""
-        now, every = monotonic(), 0.1 if self._start else 10.0
-        if stage == self._stage and now - self._last < every:
+        """Show what the program does now, and how far it is."""
+        now = monotonic()
+        interval = TERMINAL_INTERVAL if self._erase else FILE_INTERVAL
+        if stage == self._stage and now - self._printed_at < interval:
             return
-        self._stage, self._last = stage, now
+        self._stage = stage
+        self._printed_at = now
         text = f"{stage} {detail}".rstrip()
-        width = shutil.get_terminal_size().columns - 1  # a line that wraps is not removed whole
-        _write(f"{self._start}{text[:width]}" if self._start else f"{text}\n")
+        if self._erase:
+            # A line that wraps could not be erased as a whole.
+            width = shutil.get_terminal_size().columns - 1
+            _write(f"{self._erase}{text[:width]}")
+        else:
+            _write(f"{text}\n")
 
     def clear(self) -> None:
-        """Remove the line from a terminal, so that the report starts on a clean one."""
-        if self._start and self._stage:
-            _write(self._start)
+        """Erase the progress line from a terminal, before other lines are printed."""
+        if self._erase and self._stage:
+            _write(self._erase)
             self._stage = ""
 
 
 def end_on_interrupt() -> None:
-    """Let an interrupt end the process at once from now on: nothing under way must be undone."""
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):  # as nohup and & have it
+    """Make Ctrl-C end the process at once, until `run` is called.
+
+    A program that was started by nohup, or by a script with `&`, ignores Ctrl-C; it goes on to.
+    """
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         signal.signal(signal.SIGINT, _end)
 
 
 def run(main: Callable[[], int]) -> int:
-    """Call main, which may raise SystemExit; return the exit status."""
-    sys.stdout, sys.stderr = (stream or _nowhere() for stream in (sys.stdout, sys.stderr))
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a path may hold anything
+    """Call main, and return the exit status: what main returns, or that of its SystemExit.
+
+    After Ctrl-C it prints "interrupted" and returns INTERRUPTED.
+    """
+    # Python sets a stream to None if its descriptor is closed.
+    if sys.stdout is None:
+        sys.stdout = _open_null()
+    if sys.stderr is None:
+        sys.stderr = _open_null()
+    # A path may have characters that the encoding of stdout has not. stderr escapes them already.
+    sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, _unwind)
+        signal.signal(signal.SIGINT, _raise_interrupt)
     try:
         status = main()
-    except SystemExit as stopped:
-        status = stopped.code
+    except SystemExit as exit_request:
+        status = exit_request.code
     except KeyboardInterrupt:
         status = INTERRUPTED
         say("interrupted")
     end_on_interrupt()
-    _put("", sys.stderr)
+    _write_or_discard("", sys.stderr)
     return status
 
 
 def say(text: str, name: str = "") -> None:
-    """Print a line on stderr, if it takes one; on a terminal in the place of the progress."""
-    _write(f"{_line_start()}{name or program()}: {text}\n")
+    """Print "NAME: TEXT" as a line on stderr; on a terminal it replaces the progress line.
+
+    Args:
+        text: the message.
+        name: what it begins with; "" for the program's name.
+    """
+    _write(f"{_erase_line()}{name or program()}: {text}\n")
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # a closed pipe, a full disk: the work goes on
+    """Write to stderr. If that fails, the program goes on without the text."""
+    with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def show(text: str) -> None:
-    """Print to stdout at once; end the program where the disk is full or the pipe closed."""
-    if reason := _put(f"{text}\n", sys.stdout):
+    """Print a line on stdout at once; if that fails, end the program with status 1."""
+    if reason := _write_or_discard(f"{text}\n", sys.stdout):
         say(f"cannot write to stdout: {reason}")
         sys.exit(1)
 
 
-def _put(text: str, stream: TextIO) -> str:
-    """Write a text and all that the stream holds; return why that was not possible, or ""."""
+def _write_or_discard(text: str, stream: TextIO) -> str:
+    """Write a text, and all that is in the stream's buffer; return "", or why it failed.
+
+    After a failure the stream leads to /dev/null. Python flushes the buffer again at its end, and
+    would otherwise fail again.
+    """
     try:
         stream.write(text)
         stream.flush()
-    except OSError as error:  # what is left in its buffer would fail again as Python ends
-        with _nowhere() as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
+    except OSError as error:
+        with _open_null() as null:
+            os.dup2(null.fileno(), stream.fileno())
         return error.strerror
     return ""
 
 
-def _nowhere() -> TextIO:
+def _open_null() -> TextIO:
+    """Return a stream that discards what is written."""
     return Path(os.devnull).open("w")
 
 
-def _line_start() -> str:
-    """Return the characters that remove a line of a terminal; "" if stderr is none that can."""
-    return "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+def _erase_line() -> str:
+    """Return the characters that erase a terminal's line; "" if stderr is no such terminal."""
+    can_erase = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return "\r\x1b[K" if can_erase else ""
 
 
 def _end(*_: object) -> NoReturn:
-    with suppress(OSError):  # past sys.stderr, whose writing this may have interrupted
-        os.write(2, f"{_line_start()}{program()}: interrupted\n".encode())
+    """End the process at once, as a handler of SIGINT."""
+    # sys.stderr is not used: the signal may have come while it was writing.
+    with suppress(OSError):
+        os.write(2, f"{_erase_line()}{program()}: interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 
-def _unwind(*_: object) -> NoReturn:
-    """Raise KeyboardInterrupt, so that what is under way cleans up; a second interrupt ends."""
+def _raise_interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt, as a handler of SIGINT; the next SIGINT ends the process at once."""
     signal.signal(signal.SIGINT, _end)
     raise KeyboardInterrupt

@@ -1,18 +1,25 @@
-"""The referee's side of a process that runs a solution, or eager.
+"""Contestants: the processes in which a solution or eager runs, as the referee sees them.
 
-The process is stopped whenever nothing is asked of it. A request goes like this:
+A contestant is stopped except while it answers a request. A request goes like this:
 
-    the request is written, while the process is stopped
-    the clock starts; SIGCONT
-    the process reads the request, works, and writes its reply
-    SIGSTOP, to the process and all that it started; all of them have stopped
-    the clock stops
-    the referee reads what it wants, in the memory of the stopped process
+    the referee                                   the contestant
+    -----------                                   --------------
+    writes the request into a pipe                is stopped
+    starts the clock, sends SIGCONT
+                                                  reads the request, works, writes its reply
+    reads the reply
+    sends SIGSTOP to the process and all that
+    it started; waits until all have stopped      is stopped
+    on a GPU: reads some elements of results
+    stops the clock
+    reads results in the contestant's memory
 
-So a solution never runs while its clock does not, but for requests that nobody times: to import
-the file, to construct its module, and to free results. The next inputs are not drawn yet at these
-times. The referee believes nothing in a reply. A process that forges a reply is only stopped
-sooner, and is judged by what its memory holds then.
+So a solution runs only while its clock runs. The exceptions are requests whose time nobody reads:
+to import the file, to construct its module, to free results. While these run, the next inputs are
+not drawn yet.
+
+The referee believes nothing in a reply. A process that sends a false reply is stopped sooner, and
+is judged by what its memory holds then.
 """
 
 import json
@@ -25,6 +32,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -38,25 +46,30 @@ from referee.reading import Reader
 from referee.shared import Pool
 
 PACKAGE = Path(__file__).resolve().parent
-BOOT = (  # files of the current folder are not taken for Python's own modules
+# The program of the server. It imports the referee from the folder in sys.argv[1]. Empty entries of
+# sys.path are removed, because a file in the current folder could hide one of Python's own modules.
+BOOT = (
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
-    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
+    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]), sys.argv[3:])"
 )
-LONGEST_REPLY = 1 << 22  # bytes
-KEPT_OUTPUT = 1 << 16  # bytes, of the end of what the process prints
-READ_BYTES = 1 << 16  # at most that many are read from a pipe at a time
-MEMORY_SHARE = 0.9  # of the free memory, that a solution may allocate
-# OpenMP's threads would spin for milliseconds after they have finished, on the cores of the process
-# that is timed next, or of the thread that they wait for.
-THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+MAX_REPLY_BYTES = 1 << 22
+KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
+MAX_READ_BYTES = 1 << 16  # of one read from a pipe
+MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
+# By default OpenMP's threads spin for milliseconds after they have finished. They would take cores
+# from the process that is timed next, or from the thread that they wait for.
+OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 
 class EndedError(Exception):
-    """The process is gone; the arguments are its status, negative for a signal, and its output."""
+    """The process has ended.
+
+    The arguments are its exit status, negative for a signal, and the end of what it printed.
+    """
 
 
 class ForgedError(Exception):
-    """A reply that makes no sense."""
+    """The reply cannot be the worker's: the solution has sent or changed it."""
 
 
 class LateError(Exception):
@@ -64,11 +77,11 @@ class LateError(Exception):
 
 
 class RaisedError(Exception):
-    """The solution raised; the argument describes it, as the child does."""
+    """The solution has raised an exception; the argument is the child's description of it."""
 
 
 class Reply(dict):
-    """A process's reply. A key that is missing was forged away."""
+    """A contestant's reply. The worker always sends all keys: a missing one means forgery."""
 
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
@@ -76,93 +89,139 @@ class Reply(dict):
 
 
 class Server:
-    """A process that has imported torch, and of which those of contestants are forks.
+    """A process that has imported torch, and that forks the contestants.
 
-    It starts anew where a solution has ended it.
+    A fork is faster than a new Python. If a solution ends the server, `fork` starts another.
 
     Args:
-        folder: in which graded files build extensions; "" for the user's own.
+        folder: where graded files build extensions; "" for the user's usual folder.
+        imports: names of modules that the server imports, so that contestants have them.
 
     Attributes:
-        walls: whether processes get namespaces of their own, where the system allows it.
+        walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
         self.walls = True
-        self._environment = THREADS | os.environ
+        self._imports = imports
+        self._environment = OPENMP_SETTINGS | os.environ
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._process, self._socket = _start_server(self._environment)
+        self._process, self._socket = _start_server(self._environment, imports)
 
-    def fork(self, about: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
-        """Return the id of a new process, within `processes.reaping`.
+    def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
+        """Fork a process; the caller must be in a `with processes.subreaper()` block.
+
+        Args:
+            settings: of the process, as `child.main.start` reads them.
+            descriptors: what the process gets: of requests, replies, shared memory, output.
 
         Returns:
-            It, and the id of the first process of its namespace, 0 if it has none of its own.
+            The process's id, and the id of its namespace's init process, 0 if it has no namespace
+            of its own.
 
         Raises:
-            EndedError: the server ends at once.
+            EndedError: the server has ended twice while it forked.
         """
         for _ in range(2):
             with suppress(ConnectionError):
                 self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
-                request = json.dumps(about | {"walls": self.walls}).encode()
+                request = json.dumps(settings | {"walls": self.walls}).encode()
                 socket.send_fds(self._socket, [request], descriptors)
                 if ids := self._socket.recv(64).split():
                     return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
-            self._process, self._socket = _start_server(self._environment)
+            self._process, self._socket = _start_server(self._environment, self._imports)
         raise EndedError(status, "")
 
     def is_there(self) -> bool:
-        """Return whether its process is still there."""
+        """Return whether the server's process still runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; the processes that it forked go on."""
+        """End the server's process; contestants go on."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
-        processes.known.discard(self._process.pid)
+        processes.own_pids.discard(self._process.pid)
 
-    def adopt(self) -> None:
-        """Count its process among the referee's own."""
-        processes.known.add(self._process.pid)
+    def count_as_own(self) -> None:
+        """Count the server's process among the referee's own, see `processes.own_pids`."""
+        processes.own_pids.add(self._process.pid)
 
 
-def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a server's process; return it, and the socket on which it takes requests."""
+def _start_server(
+    environment: dict[str, str], imports: tuple[str, ...]
+) -> tuple[subprocess.Popen, socket.socket]:
+    """Start a server's process; return it, and the socket through which it gets requests.
+
+    Args:
+        environment: its environment variables.
+        imports: names of modules that it imports.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env=environment,
         )
-    processes.known.add(process.pid)
+    processes.own_pids.add(process.pid)
     return process, ours
 
 
-class Contestant:
-    """A process under the referee.
-
-    Args:
-        server: forks it.
-        pool: memory that it maps.
-        device: on which it computes.
-        deadline: of all requests together, by `monotonic`; it moves by the time for which the
-            process is stopped. inf for eager, which is our own code.
+@dataclass(frozen=True)
+class _Pipes:
+    """The referee's ends of the three pipes to a contestant: file descriptors.
 
     Attributes:
-        pid: the process.
-        has_walls: whether it is in a namespace of processes of its own.
-        seconds: of the last request, from "go on" until all of it had stopped again.
-        reader: reads its results.
-        span: the addresses at which it maps the pool.
+        requests: the referee writes requests here, without blocking.
+        replies: the referee reads replies here.
+        output: the referee reads here what the process prints.
+    """
+
+    requests: int
+    replies: int
+    output: int
+
+    @classmethod
+    def open(cls) -> tuple["_Pipes", tuple[int, int, int]]:
+        """Return the referee's ends, and the contestant's ends in the same order."""
+        contestants_requests, requests = os.pipe()
+        replies, contestants_replies = os.pipe()
+        output, contestants_output = os.pipe()
+        os.set_blocking(requests, False)
+        contestants_ends = contestants_requests, contestants_replies, contestants_output
+        return cls(requests, replies, output), contestants_ends
+
+    def close(self) -> None:
+        """Close the referee's ends."""
+        for descriptor in (self.requests, self.replies, self.output):
+            os.close(descriptor)
+
+
+class Contestant:
+    """A process that runs a solution or eager, stopped except while it answers a request.
+
+    Args:
+        server: forks the process.
+        pool: the shared memory, which the process maps.
+        device: where it computes.
+        deadline: when it must have answered all its requests, by `time.monotonic`. While the
+            process is stopped, the deadline moves on, so only its running time counts. inf, which
+            is for eager alone, also means that this is no solution: the process gets no limits.
+
+    Attributes:
+        pid: the process's id.
+        has_walls: whether it is in a PID namespace of its own.
+        seconds: the wall time of the last request: from SIGCONT until the whole tree had stopped,
+            and `read_early` had returned.
+        reader: reads results in the process's memory.
+        span: the addresses at which the process maps the pool, see `shared.Mapping`.
     """
 
     def __init__(
@@ -171,38 +230,30 @@ class Contestant:
         self.deadline = deadline
         self.seconds = 0.0
         self._device = device
-        self._replied = b""  # bytes of replies that were read, and belong to no complete line yet
+        self._unparsed = b""  # what was read from the pipe of replies, and is no whole line yet
         self._printed = b""
-        self._has_ended = False
+        self._has_ended = False  # the process was waited for
         self._is_closed = False
         self._stopped_at = monotonic()
-        requests, self._requests = os.pipe()
-        self._replies, replies = os.pipe()
-        self._output, output = os.pipe()
-        os.set_blocking(self._requests, False)
         is_solution = deadline < inf
-        most_bytes = 0  # no limit
-        if is_solution:
-            most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
-        about = {"device": str(device), "most_bytes": most_bytes}
+        self._pipes, contestants_ends = _Pipes.open()
         try:
-            descriptors = requests, replies, pool.descriptor, output
-            self.pid, self._first = server.fork(about, descriptors)
+            self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
         finally:
-            for descriptor in (requests, replies, output):
+            for descriptor in contestants_ends:
                 os.close(descriptor)
         if not is_solution:
-            processes.known.add(self.pid)
-        self.has_walls = self._first != 0
+            processes.own_pids.add(self.pid)
+        self.has_walls = self._init_pid != 0
         if self.has_walls:
-            processes.known.add(self._first)
-        self._tree = processes.Tree(self.pid, is_solution, self._first)
+            processes.own_pids.add(self._init_pid)
+        self._tree = processes.Tree(self.pid, is_solution, self._init_pid)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._replies, selectors.EVENT_READ)
-        self._selector.register(self._output, selectors.EVENT_READ)
+        self._selector.register(self._pipes.replies, selectors.EVENT_READ)
+        self._selector.register(self._pipes.output, selectors.EVENT_READ)
         self.reader = Reader(self.pid, device)
         try:
-            first_reply = self._receive("")  # no code of the solution's has run yet
+            first_reply = self._receive(token="")  # true: no code of the solution has run yet
         except BaseException:
             self.close()
             raise
@@ -211,30 +262,35 @@ class Contestant:
         self._stopped_at = monotonic()
 
     def ask(
-        self, op: str, look: Callable[[dict], object] | None = None, **arguments: object
+        self, op: str, read_early: Callable[[dict], object] | None = None, **arguments: object
     ) -> dict:
-        """Ask for a method of the child's worker by name, and return what it returns.
+        """Have the process call a method of its `child.worker.Worker`; return what that returns.
 
         Args:
-            op: the method.
-            look: is called with the reply when the process has stopped, and before the clock stops.
-            arguments: of the method.
+            op: the method's name.
+            read_early: is called with the reply after the process has stopped, and before the clock
+                stops.
+            arguments: of the method; JSON must be able to hold them.
 
         Raises:
-            EndedError, ForgedError, LateError, RaisedError: there is no answer.
+            EndedError: the process has ended instead.
+            ForgedError: the reply is not the worker's.
+            LateError: the deadline has passed.
+            RaisedError: the method has raised.
         """
         token = secrets.token_hex(8)
         request = {"op": op, "arguments": arguments, "token": token}
-        left = self._write(json.dumps(request).encode() + b"\n")
-        if self._device.type == "cuda":  # what was written for it is there, what it wrote is read
+        rest = self._write(json.dumps(request).encode() + b"\n")
+        if self._device.type == "cuda":
+            # The GPU must have done the referee's own work: inputs are written, results are read.
             torch.cuda.synchronize(self._device)
             give_back_unused(self._device)
-        self.deadline += monotonic() - self._stopped_at  # the referee's own work is nobody's fault
+        self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
         self._tree.go_on()
         try:
-            if left:
-                self._write_all(left)
+            if rest:
+                self._write_all(rest)
             reply = self._receive(token)
             if "calls" in reply and len(reply["calls"]) != len(arguments.get("inputs", [])):
                 raise ForgedError
@@ -242,17 +298,17 @@ class Contestant:
             if not self._has_ended:
                 self._tree.stop()
             self._stopped_at = monotonic()
-        if look:
-            look(reply)
+        if read_early:
+            read_early(reply)
         self.seconds = perf_counter() - start
         return reply
 
     def printed(self) -> str:
-        """Return the end of what it has printed."""
+        """Return the end of what the process has printed."""
         return self._printed.decode(errors="replace")
 
     def close(self) -> None:
-        """End it, with everything that it started; a second time does nothing."""
+        """End the process and everything that it started; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -261,22 +317,21 @@ class Contestant:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
         if self.has_walls:
-            namespaces.end(self._first)
-            processes.known.discard(self._first)
-        processes.known.discard(self.pid)
+            namespaces.end(self._init_pid)
+            processes.own_pids.discard(self._init_pid)
+        processes.own_pids.discard(self.pid)
         self.reader.close()
         self._selector.close()
-        for descriptor in (self._requests, self._replies, self._output):
-            os.close(descriptor)
+        self._pipes.close()
 
     def _write(self, data: bytes) -> bytes:
-        """Write as much of a request as the pipe takes; return the rest."""
+        """Write as much of a request as the pipe can hold; return the rest."""
         while data:
             try:
-                data = data[os.write(self._requests, data) :]
-            except BlockingIOError:
+                data = data[os.write(self._pipes.requests, data) :]
+            except BlockingIOError:  # the pipe is full
                 return data
-            except BrokenPipeError:  # it ended, which the reading finds out
+            except BrokenPipeError:  # the process has ended; `_receive` will raise EndedError
                 return b""
         return data
 
@@ -285,66 +340,94 @@ class Contestant:
         while data:
             if monotonic() > self.deadline:
                 raise LateError
-            left = self._write(data)
-            if left == data:
-                self._read(0.001)
-            data = left
+            rest = self._write(data)
+            if rest == data:
+                self._read(max_seconds=0.001)
+            data = rest
 
     def _receive(self, token: str) -> Reply:
-        """Return the reply to the request with this token.
+        """Wait for the reply to the request with this token, and return it.
 
         Raises:
             EndedError, ForgedError, LateError, RaisedError: as `ask` does.
         """
-        while b"\n" not in self._replied:
-            if self._replies not in self._selector.get_map():
+        while b"\n" not in self._unparsed:
+            if self._pipes.replies not in self._selector.get_map():  # the pipe has ended
                 raise EndedError(self._wait_for_status(), self.printed())
-            self._read(3600.0)  # a selector takes no inf
-            if len(self._replied) > LONGEST_REPLY:
+            self._read(max_seconds=3600.0)  # a selector accepts no inf
+            if len(self._unparsed) > MAX_REPLY_BYTES:
                 raise ForgedError
-        text, _, self._replied = self._replied.partition(b"\n")
+        text, _, self._unparsed = self._unparsed.partition(b"\n")
         try:
             reply = json.loads(text)
-            is_right = reply.pop("token") == token and not self._replied
+            is_answer = reply.pop("token") == token
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ForgedError from None
-        if not is_right or not _has_right_types(reply):
+        has_more = bool(self._unparsed)  # the worker writes one line for each request
+        if not is_answer or has_more or not _has_right_types(reply):
             raise ForgedError
         if "raised" in reply:
             raise RaisedError(reply["raised"])
         return Reply(reply)
 
-    def _read(self, longest: float) -> None:
-        """Wait at most so many seconds for a part of the replies or of the output."""
-        left = self.deadline - monotonic()
-        if left <= 0:
+    def _read(self, max_seconds: float) -> None:
+        """Read the next part of a reply or of the output; wait for it at most so many seconds.
+
+        Raises:
+            LateError: the deadline has passed.
+        """
+        seconds_left = self.deadline - monotonic()
+        if seconds_left <= 0:
             raise LateError
-        for key, _ in self._selector.select(min(left, longest)):
-            data = os.read(key.fd, READ_BYTES)
+        for key, _ in self._selector.select(min(seconds_left, max_seconds)):
+            data = os.read(key.fd, MAX_READ_BYTES)
             if not data:
                 self._selector.unregister(key.fd)
-            elif key.fd == self._output:
-                self._printed = (self._printed + data)[-KEPT_OUTPUT:]
+            elif key.fd == self._pipes.output:
+                self._printed = (self._printed + data)[-KEPT_OUTPUT_BYTES:]
             else:
-                self._replied += data
+                self._unparsed += data
 
     def _wait_for_status(self) -> int:
-        """Return the status with which it ends; it may have closed the pipe and still be alive."""
+        """Wait for the process's end, and return its exit status.
+
+        The process may still be alive: it may only have closed its pipe of replies.
+        """
         pid = 0
         while not pid:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if not pid:
-                self._read(0.01)
+                self._read(max_seconds=0.01)
         self._has_ended = True
         with suppress(LateError):
-            self._read(0)  # its last words, but not those of what it left behind
+            self._read(max_seconds=0)  # the last output, without a wait for the process's children
         return os.waitstatus_to_exitcode(status)
 
 
-def _has_right_types(reply: dict) -> bool:
-    """Return whether the parts of a reply are dictionaries and lists where its readers expect them.
+def _fork(
+    server: Server, pool: Pool, device: torch.device, is_solution: bool, ends: tuple[int, int, int]
+) -> tuple[int, int]:
+    """Have the server fork a contestant; return its id and its init process's, see `Server.fork`.
 
-    What the dictionaries say is checked where it is used.
+    Args:
+        server: forks.
+        pool: the shared memory.
+        device: where the contestant computes.
+        is_solution: whether its memory is limited.
+        ends: the contestant's ends of the pipes: requests, replies, output.
+    """
+    most_bytes = 0  # no limit
+    if is_solution:
+        most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
+    requests, replies, output = ends
+    settings = {"device": str(device), "most_bytes": most_bytes}
+    return server.fork(settings, (requests, replies, pool.descriptor, output))
+
+
+def _has_right_types(reply: dict) -> bool:
+    """Return whether a reply has lists and dictionaries where the referee expects them.
+
+    The content of the dictionaries is checked where it is used.
     """
     calls = reply.get("calls", [])
     if not _is_list_of_dicts(calls) or not _is_list_of_dicts(reply.get("state", [])):
@@ -358,6 +441,6 @@ def _is_list_of_dicts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
-def died(status: int) -> bool:
-    """Return whether a status is that of a process that was killed, as for want of memory."""
+def was_killed(status: int) -> bool:
+    """Return whether an exit status means SIGKILL, which the kernel sends if memory is short."""
     return status == -signal.SIGKILL

@@ -1,8 +1,16 @@
-"""GPU memory that two processes share by CUDA's IPC handles, through the driver's library.
+"""GPU memory that two processes share by CUDA IPC, through the driver's library.
 
-Both sides use this module. torch's functions for the same purpose are not used: they send
-files, counters and events along, all of which a hostile process could make up. A handle is 64 bytes
-that name one allocation; the driver opens it or refuses.
+    owner of the memory                       other process
+
+    export(address)  -> handle, distance      open_handle(handle)  -> base, its own address
+                                              bytes_at(base + distance, size, device)
+                                              close_handle(base)
+
+A handle is 64 bytes that name one allocation; the driver opens it or refuses. The distance is that
+of the address from the allocation's start, in bytes.
+
+The referee's process and the contestant's both use this module. torch has functions for the same
+purpose, but these also send files, counters and events, which a hostile process could forge.
 """
 
 import ctypes
@@ -11,45 +19,57 @@ from functools import cache
 import torch
 
 HANDLE_BYTES = 64
-LAZY_ENABLE_PEER_ACCESS = 1
+LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
 class _Handle(ctypes.Structure):
+    """C's struct CUipcMemHandle."""
+
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
 
 class CudaError(Exception):
-    """A call of the driver failed; the message names it and its status."""
+    """A driver function has failed; the message has its name and status."""
 
 
 @cache
 def _driver() -> ctypes.CDLL:
+    """Return the driver's library, loaded at the first call."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def _call(name: str, *arguments: object) -> None:
+    """Call a driver function by its name; raise CudaError if it fails."""
     status = getattr(_driver(), name)(*arguments)
     if status:
         raise CudaError(f"{name} failed with status {status}")
 
 
 def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the bytes at an address, without a copy; it does not own them."""
-    made = torch.empty(0, dtype=torch.uint8, device=device)
+    """Return the bytes at an address as a tensor, without a copy; the tensor does not own them."""
+    empty = torch.empty(0, dtype=torch.uint8, device=device)
     if size == 0:
-        return made
-    # torch's public ways to do so need NumPy, or a capsule of DLPack for every tensor.
+        return empty
+    # The public functions of torch for this need NumPy, or a DLPack capsule for every tensor.
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
-    return made.set_(storage, 0, (size,), (1,))
+    return empty.set_(storage, 0, (size,), (1,))
 
 
 class Allocation:
-    """Memory of a GPU that belongs to the referee and is shared as a whole.
+    """GPU memory of the referee's that another process can open as a whole.
 
-    It is not torch's: torch puts several tensors into one allocation, and a handle opens all of it.
+    torch's allocator does not make it, because that puts several tensors into one allocation, and a
+    handle opens the whole allocation.
+
+    Args:
+        size: in bytes.
+        device: a GPU.
 
     Attributes:
-        handle: by which another process opens it, as a hexadecimal text.
+        handle: in hexadecimal; another process opens the memory with it.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has no room.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -59,7 +79,7 @@ class Allocation:
         try:
             self._allocate(size)
         except CudaError:
-            torch.cuda.empty_cache()  # torch's allocator keeps memory that it does not use
+            torch.cuda.empty_cache()  # torch's allocator gives back what it keeps for later
             try:
                 self._allocate(size)
             except CudaError as error:
@@ -67,10 +87,11 @@ class Allocation:
         self.handle = _handle_of(self._address.value)
 
     def _allocate(self, size: int) -> None:
+        """Allocate with the driver; raise CudaError if it refuses."""
         _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
-        """Return a part of the allocation, without a copy."""
+        """Return `size` bytes from byte `start` of the allocation, without a copy."""
         return bytes_at(self._address.value + start, size, self._device)
 
     def free(self) -> None:
@@ -79,30 +100,35 @@ class Allocation:
 
 
 def _handle_of(address: int) -> str:
+    """Return the handle, in hexadecimal, of the allocation that starts at an address."""
     handle = _Handle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
     return bytes(handle).hex()
 
 
 def export(address: int) -> tuple[str, int]:
-    """Return the handle of the allocation that an address lies in, and its distance from the start.
+    """Return the handle of the allocation that contains an address, and the distance in bytes.
+
+    Example: for the address 0x7f0000000200 in an allocation that starts at 0x7f0000000000, the
+    distance is 0x200.
 
     Raises:
-        CudaError: the memory cannot be shared, as that of `cudaMallocAsync`.
+        CudaError: the memory cannot be shared; memory of `cudaMallocAsync` never can.
     """
     base, _ = _allocation_at(address)
     return _handle_of(base), address - base
 
 
 def open_handle(handle: str) -> int:
-    """Return the address at which this process now sees another's allocation.
+    """Open another process's allocation; return its start address in this process.
 
     Raises:
-        CudaError: there is no such allocation.
+        CudaError: there is no such allocation, or the handle has not 64 bytes.
+        ValueError: the handle is not hexadecimal.
     """
     data = bytes.fromhex(handle)
     if len(data) != HANDLE_BYTES:
-        raise CudaError("a handle of the wrong size")
+        raise CudaError("the handle has the wrong size")
     structure = _Handle.from_buffer_copy(data)
     address = ctypes.c_uint64()
     _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), structure, LAZY_ENABLE_PEER_ACCESS)
@@ -110,13 +136,13 @@ def open_handle(handle: str) -> int:
 
 
 def size_of(address: int) -> int:
-    """Return the bytes of the allocation that begins at an address, opened or this process's."""
+    """Return the size in bytes of the allocation at an address, opened or this process's own."""
     _, size = _allocation_at(address)
     return size
 
 
 def _allocation_at(address: int) -> tuple[int, int]:
-    """Return the start and the bytes of the allocation that an address is in."""
+    """Return the start and the size in bytes of the allocation that contains an address."""
     start, size = ctypes.c_uint64(), ctypes.c_size_t()
     _call(
         "cuMemGetAddressRange_v2",
@@ -128,5 +154,5 @@ def _allocation_at(address: int) -> tuple[int, int]:
 
 
 def close_handle(address: int) -> None:
-    """Forget another process's allocation that was opened at this address."""
+    """Close another process's allocation, which `open_handle` opened at this address."""
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))

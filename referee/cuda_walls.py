@@ -1,8 +1,9 @@
-"""Finds out if a GPU's memory can be shared with a process in a namespace of its own.
+"""Tries whether CUDA IPC works between the referee and a process in a PID namespace of its own.
 
-CUDA's IPC handles contain ids of processes, so that it depends on the driver. It is tried once for
-each device: `python -m referee.cuda_walls` says what comes out. Where it fails, a GPU's contestants
-have no namespaces, see `namespaces`.
+IPC handles contain process ids, and an id in a namespace differs from the id outside. So it depends
+on the driver whether handles work across the border. The trial runs once for each device; `python
+-m referee.cuda_walls [DEVICE]` prints its result. If it fails, contestants on that device get no
+namespaces, see `namespaces`.
 """
 
 import base64
@@ -24,8 +25,8 @@ from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.shared import Pool, Region, pack
 
-SECONDS = 60.0
-MODULE_TEXT = b"""
+TRIAL_SECONDS = 60.0  # time limit of the trial
+PROBE_TEXT = b"""
 from torch import nn
 
 
@@ -33,13 +34,17 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return x + 1
 """
-_reasons: dict[torch.device, str] = {}  # what came out, by device
+_reasons: dict[torch.device, str] = {}  # the result of the trial by device: see `why_none`
 
 
 def why_none(server: Server, device: torch.device) -> str:
-    """Return why a GPU's contestants cannot have walls, or "" if they can.
+    """Return the reason why a GPU's contestants cannot have walls, or "" if they can.
 
-    It is called within `processes.reaping`, while no solution is there, of a server with walls.
+    The caller must be in a `with processes.subreaper()` block, and no solution may run yet.
+
+    Args:
+        server: forks the trial's process; its attribute `walls` must be True.
+        device: a GPU.
     """
     if device not in _reasons:
         pool = Pool(device)
@@ -55,34 +60,38 @@ def why_none(server: Server, device: torch.device) -> str:
 
 
 def _try(server: Server, pool: Pool, device: torch.device) -> str:
-    """Have a module in a namespace add 1 to the referee's memory, and read the result in its own.
+    """Run the trial; return the reason why walls are impossible, or "".
+
+    Memory is shared in both directions: a module in a namespace reads the referee's values and adds
+    1 to them, and the referee reads the result in the module's memory.
 
     Raises:
-        BadDescriptionError, UnreadableError: it has no handle, or that does not open here.
-        EndedError, ForgedError, LateError, RaisedError: it does not answer.
+        BadDescriptionError, UnreadableError: the referee cannot open the result's memory.
+        EndedError, ForgedError, LateError, RaisedError: the module fails, as it does if its process
+            cannot open the referee's memory.
     """
     values = torch.arange(16.0, device=device)
     region = Region(pool)
     region.place([values])
     region.write([values])
-    contestant = Contestant(server, pool, device, monotonic() + SECONDS)
+    contestant = Contestant(server, pool, device, monotonic() + TRIAL_SECONDS)
     try:
         if not contestant.has_walls:
             return "the system allows no namespaces of processes"
-        text = base64.b64encode(MODULE_TEXT).decode()
+        text = base64.b64encode(PROBE_TEXT).decode()
         contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
         reply = contestant.ask("call", name=MODULE, inputs=[region.form])
-        found = contestant.reader.whole(reply["calls"][0]["results"][0])
-        return "" if torch.equal(found, values + 1) else "another result is read"
+        result = contestant.reader.whole(reply["calls"][0]["results"][0])
+        return "" if torch.equal(result, values + 1) else "the referee reads another result"
     finally:
         contestant.close()
 
 
 def main() -> None:
-    """Print whether a device's contestants can have walls."""
+    """Print whether contestants on the GPU that is the first argument, or cuda:0, get walls."""
     device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda:0")
-    with processes.reaping():
+    with processes.subreaper():
         server = Server()
         try:
             reason = why_none(server, device)

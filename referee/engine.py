@@ -1,4 +1,15 @@
-"""Runs the steps of a grading; turns what they raise into a verdict."""
+"""Grades files on a problem: runs the steps, and turns what they raise into verdicts.
+
+Use it like this:
+
+    with referee_at_work(own_builds=True) as server:
+        engine = Engine(problem, server, options, progress)
+        engine.prepare()                  # times eager alone
+        verdict = engine.grade(file)      # for each file
+        engine.close()
+
+The steps themselves are functions in `referee/steps`.
+"""
 
 import importlib
 import re
@@ -35,43 +46,54 @@ from referee.verdict import (
 
 Progress = Callable[..., None]
 PACKAGE = Path(__file__).resolve().parent
-LONGEST_DETAILS = 1 << 14  # characters of a traceback
+COMPILER = "torch._inductor.compile_fx"  # this module takes many seconds to import
+MAX_TRACEBACK_CHARACTERS = 1 << 14
 
 
 def read_files(paths: list[Path]) -> list[GradedFile]:
-    """Read the files that are to be graded, before any of them runs."""
+    """Read the files to grade. Call this before any of them runs: it could change the others."""
     return [GradedFile(path, path.read_bytes()) for path in paths]
 
 
 @contextmanager
-def referee_at_work(own_builds: bool) -> Iterator[Server]:
-    """Yield the server that forks all processes; end all of them afterwards.
+def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server]:
+    """Start the server that forks contestants; end all processes after the `with` block.
+
+    Torch's precision of float32 products is restored afterwards.
 
     Args:
-        own_builds: graded files build extensions in a temporary folder of this run. A killed build
-            leaves its lock there, where no other run waits for it.
+        own_builds: whether graded files build extensions in a temporary folder. If a build is
+            killed, torch's lock file stays behind, and a later run in the same folder would wait
+            for it for ever.
+        compiled: whether torch.compile's programs will be timed. The server then imports the
+            compiler once for all contestants.
     """
-    before = torch.get_float32_matmul_precision()
-    with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
-        server = Server(folder if own_builds else "")
-        # The server takes some seconds to start, which are enough for what a first backward needs.
+    precision_before = torch.get_float32_matmul_precision()
+    imports = (COMPILER,) if compiled else ()
+    with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
+        server = Server(folder if own_builds else "", imports)
+        # The first backward imports this module. The server needs some seconds to start, in which
+        # the referee imports it.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:
             yield server
         finally:
             server.close()
             processes.end_orphans()
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(precision_before)
 
 
 class Engine:
     """Grades files on one problem.
 
     Args:
-        problem: what they are graded against.
-        server: forks processes.
-        options: the conditions.
-        progress: is called with what is being done, and how far.
+        problem: the reference and all that is known of it.
+        server: forks contestants.
+        options: how files are graded.
+        progress: is called with a text that says what is done now, and one that says how far it is.
+
+    Attributes:
+        problem: as above.
     """
 
     def __init__(
@@ -96,27 +118,21 @@ class Engine:
             plan(self._bench)
 
     def grade(self, file: GradedFile) -> Verdict:
-        """Return the verdict on a file, whatever it does.
+        """Return the verdict on a file. No exception of the file's code leaves this method.
 
-        An interrupt is raised again when the verdict has its word, as an attribute `verdict`.
+        Raises:
+            KeyboardInterrupt: the user has interrupted. Its attribute `verdict` is the verdict so
+                far, with the times of all finished rounds.
         """
         verdict = Verdict(file.path)
-        stopped = None
         try:
             self._grade(file, verdict)
-        except KeyboardInterrupt as interrupt:  # the rounds so far count
+        except KeyboardInterrupt as interrupt:
             verdict.word = INTERRUPTED
-            stopped = interrupt
-        for run in verdict.runs:
-            if run.step and not drop_unfinished_round(run.step.forward, run.step.backward):
-                run.step = None
-        has_times = verdict.word in (CORRECT, INTERRUPTED)
-        verdict.runs = [
-            run for run in verdict.runs if has_times and drop_unfinished_round(run.timings)
-        ]
-        if stopped:
-            stopped.verdict = verdict
-            raise stopped
+            _drop_unfinished_times(verdict)
+            interrupt.verdict = verdict
+            raise
+        _drop_unfinished_times(verdict)
         return verdict
 
     def close(self) -> None:
@@ -125,29 +141,24 @@ class Engine:
 
     def _grade(self, file: GradedFile, verdict: Verdict) -> None:
         """Grade a file; turn what a step raises into the verdict's word and reason."""
-        stage = ["starting"]
-
-        def progress(what: str, detail: str = "") -> None:
-            stage[0] = f"{what} {detail}".rstrip()
-            self._progress(f"{file.path.name}: {what}", detail)
-
+        stage = _Stage(file.path.name, self._progress)
         grading = None
         try:
             self.prepare()
-            grading = Grading(self._bench, file, self._options, verdict, progress)
+            grading = Grading(self._bench, file, self._options, verdict, stage.enter)
             self._run_steps(grading)
-        except FoundError as found:
-            verdict.word, verdict.reason = found.args
-        except BadReferenceError as bad:  # for some inputs alone
-            verdict.word, verdict.reason = ERROR, str(bad)
-        except torch.OutOfMemoryError as error:  # the referee's own
-            reason = f"no memory to grade it, while {stage[0]}: {str(error).partition('. ')[0]}"
+        except FoundError as error:
+            verdict.word, verdict.reason = error.args
+        except BadReferenceError as error:  # it fails for some inputs only
+            verdict.word, verdict.reason = ERROR, str(error)
+        except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's
+            reason = f"no memory to grade it, while {stage.text}: {str(error).partition('. ')[0]}"
             verdict.word, verdict.reason = ERROR, reason
         except LateError:
             seconds = f"{self._options.timeout:g} s"
-            verdict.word, verdict.reason = LATE, f"{seconds}, while {stage[0]}"
+            verdict.word, verdict.reason = LATE, f"{seconds}, while {stage.text}"
         except (EndedError, ForgedError, RaisedError) as error:
-            verdict.word, verdict.reason = outcome(error, stage[0])
+            verdict.word, verdict.reason = outcome(error, stage.text)
             verdict.details = _traceback(error)
         finally:
             if grading:
@@ -156,26 +167,70 @@ class Engine:
                 processes.end_orphans()
 
     def _run_steps(self, grading: Grading) -> None:
-        """Run the steps that the options ask for, in order."""
-        once, per_setting = STEPS_ONCE, STEPS_PER_SETTING
+        """Run the steps of a grading or of a sweep, in order."""
         if self._options.only_times:
-            once, per_setting = STEPS_ONCE_OF_A_SWEEP, STEPS_OF_A_SWEEP
-        for step in once:
+            steps_once, steps_per_setting = STEPS_ONCE_OF_A_SWEEP, STEPS_OF_A_SWEEP
+        else:
+            steps_once, steps_per_setting = STEPS_ONCE, STEPS_PER_SETTING
+        for step in steps_once:
             step(grading)
         for setting in self.problem.settings:
             grading.set_precision(setting)
-            for step in per_setting:
+            for step in steps_per_setting:
                 step(grading)
 
 
-def _traceback(error: Exception) -> str:
-    """Return the traceback of an exception that the file's code raised, or "".
+class _Stage:
+    """What a grading does now, for the progress line and for reasons.
 
-    The referee's own frames, from which the file was called, are left out.
+    Args:
+        name: of the file, for the progress line.
+        progress: shows a line.
+
+    Attributes:
+        text: the stage in words, for a reason: "while {text}".
+    """
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self.text = "starting"
+        self._name = name
+        self._progress = progress
+
+    def enter(self, what: str, detail: str = "") -> None:
+        """Remember and show what the grading does from now on, and how far it is."""
+        self.text = f"{what} {detail}".rstrip()
+        self._progress(f"{self._name}: {what}", detail)
+
+
+def _drop_unfinished_times(verdict: Verdict) -> None:
+    """Drop rounds that an interrupt has cut off, runs without a round, and times of wrong files."""
+    for run in verdict.runs:
+        if run.step and not drop_unfinished_round(run.step.forward, run.step.backward):
+            run.step = None
+    if verdict.word in (CORRECT, INTERRUPTED):
+        verdict.runs = [run for run in verdict.runs if drop_unfinished_round(run.timings)]
+    else:
+        verdict.runs = []
+
+
+def _traceback(error: Exception) -> str:
+    """Return the traceback of an exception that the file's code raised; "" if there is none.
+
+    The frames of the referee's own functions, which called the file's code, are left out. The text
+    is split into its first line and the frames; the last frame has the exception's line, too:
+
+        Traceback (most recent call last):
+          File "/.../referee/child/main.py", line 90, in _answer_all
+            reply = ...
+          File "solution.py", line 7, in forward
+            raise ValueError("no")
+        ValueError: no
     """
     if not isinstance(error, RaisedError):
         return ""
-    text = str(error.args[0].get("traceback", ""))[-LONGEST_DETAILS:].rstrip()
-    *frames, last = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
-    theirs = [frame for frame in frames if not frame.startswith(f'  File "{PACKAGE}/')]
-    return f"{''.join(theirs)}{last}\n" if text else ""
+    text = str(error.args[0].get("traceback", ""))[-MAX_TRACEBACK_CHARACTERS:].rstrip()
+    if not text:
+        return ""
+    *parts, last_frame = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    kept_parts = [part for part in parts if not part.startswith(f'  File "{PACKAGE}/')]
+    return f"{''.join(kept_parts)}{last_frame}\n"

@@ -1,6 +1,6 @@
-"""Run a file's text as a module.
+"""Executes the text of a Python file as a module.
 
-Both sides use this module: the referee for reference files, a process for the solution's file.
+The referee does so with reference files, a contestant's process with the solution's file.
 """
 
 import importlib.util
@@ -10,8 +10,18 @@ from types import ModuleType
 
 
 def execute(name: str, path: str, text: bytes) -> ModuleType:
-    """Run a file's text as a module of this name; Triton and TorchScript can look up its lines."""
+    """Execute the text of a file as a module, and return the module.
+
+    The file itself is not read: it may have changed since `text` was read.
+
+    Args:
+        name: of the module, in sys.modules.
+        path: of the file, for tracebacks and `__file__`.
+        text: of the file.
+    """
     code = compile(text, path, "exec")
+    # Triton and TorchScript look up a function's source in this cache. Its entries are (size,
+    # modification time, lines, path); with the time None, linecache does not read the file again.
     lines = importlib.util.decode_source(text).splitlines(keepends=True)
     linecache.cache[path] = len(text), None, lines, path
     module = ModuleType(name)

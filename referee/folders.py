@@ -1,9 +1,12 @@
-"""Folders of references and solutions: paired by name, graded by workers, summed up.
+"""Grades folders of solutions against folders of references.
 
-A solution goes with the reference of its own name, or of KernelBench's: the solution
-`level_1_problem_19_sample_0_kernel.py` goes with `level1/19_ReLU.py`. With `--out FILE` a line of
-JSON is appended as each verdict comes, and a second run goes on where the first has ended. With
-`--devices` each device has a worker, a process of its own that takes one problem after the other.
+    find_work    pairs solutions with references by their names, see `pair`; reads all files
+    grade        grades them, here or in a worker for each device; prints and appends verdicts
+    summary      makes the table and the scores at the end
+
+With `--out FILE` each verdict is appended as a line of JSON when it comes, and a second run grades
+only the files that have no line yet. With `--devices` each device has a worker: a process that
+grades one problem after the other.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,22 +37,23 @@ from referee.report import by_role, files, tables
 from referee.shared import dtype_name
 from referee.verdict import ERROR, FoundError, Verdict
 
-# KernelBench's names: of a problem's file, and of a sample for it.
+# KernelBench's names of a problem ("level1/19_ReLU.py") and of a solution for it
+# ("level_1_problem_19_sample_0_kernel.py"). The groups are the level and the number.
 PROBLEM_NAME = re.compile(r"level_?(\d+)/(\d+)_[^/]*\.py$")
 SAMPLE_NAME = re.compile(r"level_?(\d+)_problem_(\d+)_")
 NOT_GRADED = "not graded"
-LONGEST_END = 10  # s that a worker may take to end what it has started
-# A line of `--out` has these keys at least, and begins with the first of them.
-KEYS = {"problem", "file", "verdict", "reason", "runs"}
-START = b'{"problem": '
+SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
+# A line of `--out` has at least these keys, and "problem" is the first.
+RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}
+RECORD_START = b'{"problem": '
 
 
 @dataclass(frozen=True)
-class Work:
-    """A problem, and the solutions that go with it.
+class Task:
+    """A problem and the solutions to grade on it.
 
     Attributes:
-        name: of the problem: its path within the folder of references.
+        name: the problem's: the path of its file in the folder of references, without ".py".
         reference: its file.
         solutions: the files, read before any of them runs.
     """
@@ -61,89 +65,119 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of a command about folders.
+    """All the work of one run of the command.
 
     Attributes:
         args: the command's options.
-        earlier: the records that an earlier run left in `--out`.
-        work: problems with solutions that have no verdict yet.
-        alone: solutions that go with no problem.
+        earlier_records: the records that an earlier run has left in `--out`.
+        tasks: the problems that have solutions without a verdict.
+        unpaired: solutions without a reference.
     """
 
     args: argparse.Namespace
-    earlier: list[dict]
-    work: list[Work]
-    alone: list[Path]
+    earlier_records: list[dict]
+    tasks: list[Task]
+    unpaired: list[Path]
 
 
 def is_folder(args: argparse.Namespace) -> bool:
-    """Return whether the command is about folders."""
+    """Return whether the command's reference is a folder."""
     return bool(args.reference) and args.reference.is_dir()
 
 
 def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]], list[Path]]:
-    """Return the solutions that go with each reference, and those that go with none.
+    """Pair solutions with references; return each reference's solutions, and the unpaired ones.
+
+    The first of these rules that names exactly one reference decides:
+
+        the same path in both folders     level1/19_ReLU.py                      level1/19_ReLU.py
+        the same file name                other/19_ReLU.py                       level1/19_ReLU.py
+        KernelBench's level and number    level_1_problem_19_sample_0_kernel.py  level1/19_ReLU.py
 
     Args:
         references: a folder.
-        solutions: files and folders; a file that is named twice is taken once.
+        solutions: files and folders. A file that is named twice is graded once.
     """
-    problems = sorted(path for path in references.rglob("*.py") if path.is_file())
-    by_name = {path.relative_to(references).as_posix(): path for path in problems}
-    by_stem: dict[str, list[Path]] = {}
-    by_number: dict[tuple, list[Path]] = {}  # KernelBench's level and number
-    for path in problems:
-        by_stem.setdefault(path.stem, []).append(path)
-        if numbers := PROBLEM_NAME.search(path.resolve().as_posix()):
-            by_number.setdefault(numbers.groups(), []).append(path)
+    index = _ReferenceIndex(references)
     paired: dict[Path, list[Path]] = {}
-    alone = []
-    for base, path in _solution_files(solutions):
-        problem = by_name.get(path.relative_to(base).as_posix())
-        if problem is None:
-            problem = _only_one(by_stem.get(path.stem, []))
-        if problem is None and (numbers := SAMPLE_NAME.search(path.name)):
-            problem = _only_one(by_number.get(numbers.groups(), []))
-        if problem is None:
-            alone.append(path)
+    unpaired = []
+    for relative_path, path in _solution_files(solutions):
+        reference = index.find(relative_path)
+        if reference is None:
+            unpaired.append(path)
         else:
-            paired.setdefault(problem, []).append(path)
-    return paired, alone
+            paired.setdefault(reference, []).append(path)
+    return paired, unpaired
 
 
-def _only_one(paths: list[Path]) -> Path | None:
-    """Return the path of a list of one, else None."""
-    return paths[0] if len(paths) == 1 else None
+class _ReferenceIndex:
+    """Finds the reference of a solution by the solution's name, see `pair`.
+
+    Args:
+        folder: of the references.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._by_path: dict[str, Path] = {}
+        self._by_stem: dict[str, list[Path]] = {}
+        self._by_number: dict[tuple, list[Path]] = {}  # KernelBench's level and number
+        for path in sorted(folder.rglob("*.py")):
+            if not path.is_file():
+                continue
+            self._by_path[path.relative_to(folder).as_posix()] = path
+            self._by_stem.setdefault(path.stem, []).append(path)
+            if match := PROBLEM_NAME.search(path.resolve().as_posix()):
+                self._by_number.setdefault(match.groups(), []).append(path)
+
+    def find(self, relative_path: Path) -> Path | None:
+        """Return the reference of a solution; None if there is none, or more than one.
+
+        Args:
+            relative_path: of the solution in its folder.
+        """
+        if reference := self._by_path.get(relative_path.as_posix()):
+            return reference
+        candidates = self._by_stem.get(relative_path.stem, [])
+        if len(candidates) == 1:
+            return candidates[0]
+        if match := SAMPLE_NAME.search(relative_path.name):
+            candidates = self._by_number.get(match.groups(), [])
+            if len(candidates) == 1:
+                return candidates[0]
+        return None
 
 
 def _solution_files(solutions: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield each solution once, after the folder that its name is relative to."""
+    """Yield the path of each solution in its folder, and its whole path; each file once."""
     seen = set()
     for path in solutions:
-        base, inside = path.parent, [path]
         if path.is_dir():
-            base, inside = path, sorted(file for file in path.rglob("*.py") if file.is_file())
-        for file in inside:
+            folder = path
+            files_inside = sorted(file for file in path.rglob("*.py") if file.is_file())
+        else:
+            folder = path.parent
+            files_inside = [path]
+        for file in files_inside:
             if _absolute(file) not in seen:
                 seen.add(_absolute(file))
-                yield base, file
+                yield file.relative_to(folder), file
 
 
 def _absolute(path: Path | str) -> str:
-    """Return the absolute path without "..", to compare files; links are not followed."""
+    """Return the absolute path without "..", by which files are compared; links are kept."""
     return os.path.abspath(path)  # noqa: PTH100, Path.absolute leaves "..", resolve follows links
 
 
 def find_work(args: argparse.Namespace) -> Job:
-    """Return the problems and solutions to grade; all files are read here.
+    """Pair the solutions with references, read them, and leave out those that have a verdict.
 
     Raises:
         ValueError: `--out` names a file of something else, or a solution cannot be read.
     """
-    paired, alone = pair(args.reference, args.solution)
-    earlier = read_out(args.out) if args.out else []
-    done = {(record["problem"], _absolute(record["file"])) for record in earlier}
-    return Job(args, earlier, _work(paired, args.reference, done), alone)
+    paired, unpaired = pair(args.reference, args.solution)
+    earlier_records = read_out(args.out) if args.out else []
+    graded = {(record["problem"], _absolute(record["file"])) for record in earlier_records}
+    return Job(args, earlier_records, _make_tasks(paired, args.reference, graded), unpaired)
 
 
 def grade(
@@ -153,185 +187,226 @@ def grade(
     document: dict,
     progress: console.Progress,
 ) -> int:
-    """Grade folders; return the exit status.
+    """Grade folders; return the exit status: 0 if every solution is correct.
 
     Args:
-        job: what is to be done.
-        devices: where solutions compute; each of several has a worker.
-        options: the conditions.
-        document: the JSON file's content, which takes in the records.
-        progress: says what is being done.
+        job: the work, see `find_work`.
+        devices: where solutions compute. Several devices have a worker each.
+        options: how files are graded.
+        document: the JSON file's content; all records are added to it.
+        progress: shows what is done now.
     """
-    found = document["records"]
-    found += job.earlier
-    count = sum(len(one.solutions) for one in job.work)
-    whole = len(found) + count
-    for path in job.alone:
+    all_records = document["records"]
+    all_records += job.earlier_records
+    files_left = sum(len(task.solutions) for task in job.tasks)
+    file_count = len(all_records) + files_left
+    for path in job.unpaired:
         console.say(f"{path}: no reference has its name or number; not graded")
-    if job.earlier:
-        console.show(f"{len(found)} verdicts are in {job.args.out}; {count} files are left")
+    if job.earlier_records:
+        verdict_count = len(job.earlier_records)
+        console.show(f"{verdict_count} verdicts are in {job.args.out}; {files_left} files are left")
     is_written = False
     try:
-        with closing(_graded(job.work, devices, options, progress)) as graded:
-            for record in graded:
+        with closing(_grade_tasks(job.tasks, devices, options, progress)) as new_records:
+            for record in new_records:
                 progress.clear()
-                found.append(record)
+                all_records.append(record)
                 if job.args.out:
                     _append(job.args.out, record)
-                console.show(_line(record, len(found), whole))
-    finally:
+                console.show(_line(record, len(all_records), file_count))
+    finally:  # after an interrupt, too
         progress.clear()
-        document["complete"] = len(found) == whole
+        document["complete"] = len(all_records) == file_count
         is_written = _report(job.args, document)
     if not document["complete"]:
-        console.say(f"{whole - len(found)} files have no verdict")
-    are_correct = all(record["verdict"] == "correct" for record in found)
-    is_fine = are_correct and document["complete"] and is_written and not job.alone
-    return 0 if is_fine else 1
+        console.say(f"{file_count - len(all_records)} files have no verdict")
+    are_correct = all(record["verdict"] == "correct" for record in all_records)
+    is_success = are_correct and document["complete"] and is_written and not job.unpaired
+    return 0 if is_success else 1
 
 
 def _report(args: argparse.Namespace, document: dict) -> bool:
-    """Print the summary, write the files that were asked for; return whether that was possible."""
-    found = document["records"]
+    """Print the summary, and write the files that the options name.
+
+    Returns:
+        Whether all of them could be written.
+    """
+    all_records = document["records"]
     is_written = True
-    if found:
-        console.show(f"\n{summary(found)}")
+    if all_records:
+        console.show(f"\n{summary(all_records)}")
         if args.csv:
-            is_written = files.try_to_write(args.csv, as_csv(found))
+            is_written = files.try_to_write(args.csv, as_csv(all_records))
     if args.json:
         is_written = files.try_to_write(args.json, records.as_json(document)) and is_written
     return is_written
 
 
-def _work(paired: dict[Path, list[Path]], references: Path, done: set[tuple]) -> list[Work]:
-    """Return the problems that have solutions left, the files read."""
-    work = []
+def _make_tasks(
+    paired: dict[Path, list[Path]], references: Path, graded: set[tuple[str, str]]
+) -> list[Task]:
+    """Return a task for each reference that has ungraded solutions; read these files.
+
+    Args:
+        paired: the solutions of each reference.
+        references: the folder.
+        graded: problem and absolute path of each solution that has a verdict.
+
+    Raises:
+        ValueError: a solution cannot be read.
+    """
+    tasks = []
     for reference, solutions in paired.items():
         name = reference.relative_to(references).with_suffix("").as_posix()
-        left = [path for path in solutions if (name, _absolute(path)) not in done]
+        ungraded = [path for path in solutions if (name, _absolute(path)) not in graded]
         try:
-            if left:
-                work.append(Work(name, reference, read_files(left)))
+            if ungraded:
+                tasks.append(Task(name, reference, read_files(ungraded)))
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-    return work
+    return tasks
 
 
-def _graded(
-    work: list[Work], devices: list[torch.device], options: Options, progress: console.Progress
+def _grade_tasks(
+    tasks: list[Task], devices: list[torch.device], options: Options, progress: console.Progress
 ) -> Iterator[dict]:
-    """Yield records as verdicts come, from here or from a worker for each device."""
+    """Grade tasks in this process, or in a worker for each device; yield each record at once."""
     if len(devices) == 1:
-        for one in work:
-            yield from grade_one(one, devices[0], options, progress)
+        for task in tasks:
+            yield from _grade_task(task, devices[0], options, progress)
         return
-    context = multiprocessing.get_context("spawn")  # CUDA allows no fork
+    context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
     workers: dict[Connection, BaseProcess] = {}
     try:
         for device in devices:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_run_worker, args=(theirs, str(device), options))
+            ours, workers_end = context.Pipe()
+            process = context.Process(target=_run_worker, args=(workers_end, str(device), options))
             process.start()
-            theirs.close()
+            workers_end.close()
             workers[ours] = process
-        yield from _collect(list(workers), list(work), progress)
+        queue = _balance(tasks, len(devices))
+        yield from _collect(list(workers), queue, progress)
     finally:
         for connection, process in workers.items():
             connection.close()
-            process.terminate()  # a KeyboardInterrupt there: it ends what it has started
+            process.terminate()  # raises KeyboardInterrupt in the worker, see `_run_worker`
         for process in workers.values():
-            process.join(timeout=LONGEST_END)
+            process.join(timeout=SECONDS_TO_END)
             process.kill()
 
 
+def _balance(tasks: list[Task], device_count: int) -> list[Task]:
+    """Return the tasks, the last ones divided so that no device is idle at the end.
+
+    Example: there are five tasks and two devices. The fifth is divided into two tasks, each with
+    half of its solutions. So each device grades two and a half; each also times eager for its half.
+    """
+    undivided_count = len(tasks) - len(tasks) % device_count
+    balanced = tasks[:undivided_count]
+    for task in tasks[undivided_count:]:
+        parts = [task.solutions[device::device_count] for device in range(device_count)]
+        balanced += [replace(task, solutions=part) for part in parts if part]
+    return balanced
+
+
 def _collect(
-    idle: list[Connection], waiting: list[Work], progress: console.Progress
+    idle_workers: list[Connection], queue: list[Task], progress: console.Progress
 ) -> Iterator[dict]:
-    """Give each worker a problem when it has none; yield what they find."""
-    busy: dict[Connection, Work] = {}
-    while busy or (idle and waiting):
-        while idle and waiting:
-            connection, work = idle.pop(), waiting.pop(0)
-            busy[connection] = work
-            with suppress(BrokenPipeError):  # it has ended, which `recv` tells
-                connection.send(work)
-        names = ", ".join(sorted(work.name for work in busy.values()))
-        progress(f"grading {names}; {len(waiting)} more problems")
-        for connection in wait(list(busy)):
+    """Send tasks to workers; yield their records as they come.
+
+    A task whose worker ends yields no more records. It is not graded by another worker.
+
+    Args:
+        idle_workers: the connections to all workers; changed in place.
+        queue: the tasks; changed in place.
+        progress: shows what is graded.
+    """
+    task_of: dict[Connection, Task] = {}  # of each busy worker
+    while task_of or (idle_workers and queue):
+        while idle_workers and queue:
+            connection, task = idle_workers.pop(), queue.pop(0)
+            task_of[connection] = task
+            with suppress(BrokenPipeError):  # the worker has ended; `recv` raises EOFError below
+                connection.send(task)
+        names = ", ".join(sorted(task.name for task in task_of.values()))
+        progress(f"grading {names}; {len(queue)} more problems")
+        for connection in wait(list(task_of)):
             try:
-                record = connection.recv()
+                message = connection.recv()
             except (EOFError, ConnectionResetError):  # the worker has ended
-                lost = busy.pop(connection)
-                console.say(f"the worker for {lost.name} has ended")
+                lost_task = task_of.pop(connection)
+                console.say(f"the worker for {lost_task.name} has ended")
                 continue
-            if record is None:
-                del busy[connection]
-                idle.append(connection)
+            if message is None:  # the worker has finished its task
+                del task_of[connection]
+                idle_workers.append(connection)
             else:
-                yield record
+                yield message
 
 
-def _run_worker(connection: Connection, device: str, options: Options) -> None:
-    """Run a worker: receive problems, send their records, and None after each problem.
+def _run_worker(connection: Connection, device_name: str, options: Options) -> None:
+    """Run a worker: receive tasks; send the records of each, then None.
 
-    Ctrl-C reaches all processes of a terminal. The command alone answers it: it terminates its
-    workers, which then end what they have started.
+    Ctrl-C in a terminal reaches all its processes. Workers ignore it; the command answers it, and
+    sends them SIGTERM. That raises KeyboardInterrupt here, so that a worker ends the processes that
+    it has started.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    there = torch.device(device)
-    if there.type == "cuda":
-        torch.cuda.set_device(there)
-    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):  # the command has ended
+    device = torch.device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # EOFError and BrokenPipeError mean that the command has ended.
+    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         while True:
-            work = connection.recv()
-            for record in grade_one(work, there, options, lambda *_: None):
+            task = connection.recv()
+            for record in _grade_task(task, device, options, lambda *_: None):
                 connection.send(record)
             connection.send(None)
 
 
-def grade_one(
-    work: Work, device: torch.device, options: Options, progress: console.Progress
+def _grade_task(
+    task: Task, device: torch.device, options: Options, progress: console.Progress
 ) -> Iterator[dict]:
-    """Yield the records of the solutions of one problem, one for each."""
-    progress(f"{work.name}: running the reference")
+    """Grade the solutions of one problem; yield a record for each."""
+    progress(f"{task.name}: running the reference")
     try:
-        problem = Problem(work.name, load(work.reference), device)
-    except (BadReferenceError, OSError, torch.OutOfMemoryError) as bad:
-        reason = first_error_line(str(bad))
-        yield from _same_for_all(work, Subject(work.name, "", ()), NOT_GRADED, reason)
+        problem = Problem(task.name, load(task.reference), device)
+    except (BadReferenceError, OSError, torch.OutOfMemoryError) as error:
+        reason = first_error_line(str(error))
+        yield from _same_verdict(task, Subject(task.name, "", ()), NOT_GRADED, reason)
         return
-    subject = Subject(work.name, dtype_name(problem.dtype), problem.shape)
+    subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, progress)
         try:
-            reason = _why_not_prepared(engine)
+            reason = _prepare(engine)
             if reason:
-                yield from _same_for_all(work, subject, ERROR, reason)
+                yield from _same_verdict(task, subject, ERROR, reason)
                 return
-            for file in work.solutions:
-                yield records.record(subject, engine.grade(file), str(file.path))
+            for file in task.solutions:
+                yield records.make_record(subject, engine.grade(file), str(file.path))
         finally:
             engine.close()
 
 
-def _why_not_prepared(engine: Engine) -> str:
-    """Time eager alone; return why that is not possible, or ""."""
+def _prepare(engine: Engine) -> str:
+    """Time eager alone; return the reason if that is not possible, else ""."""
     try:
         engine.prepare()
-    except (FoundError, BadReferenceError, torch.OutOfMemoryError) as failed:
-        return first_error_line(str(failed.args[-1]))
+    except (FoundError, BadReferenceError, torch.OutOfMemoryError) as error:
+        return first_error_line(str(error.args[-1]))
     return ""
 
 
-def _same_for_all(work: Work, subject: Subject, word: str, reason: str) -> Iterator[dict]:
+def _same_verdict(task: Task, subject: Subject, word: str, reason: str) -> Iterator[dict]:
     """Yield a record with the same verdict for each solution of a problem."""
-    for file in work.solutions:
-        yield records.record(subject, Verdict(file.path, word, reason), str(file.path))
+    for file in task.solutions:
+        yield records.make_record(subject, Verdict(file.path, word, reason), str(file.path))
 
 
 def _append(path: Path, record: dict) -> None:
-    """Append a record as one line, on disk when this returns."""
+    """Append a record to a file as one line; return when it is on the disk."""
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
         file.flush()
@@ -339,56 +414,73 @@ def _append(path: Path, record: dict) -> None:
 
 
 def read_out(path: Path) -> list[dict]:
-    """Return the records of an earlier run; a last line that it could not finish is cut off.
+    """Return the records that an earlier run has appended to a file.
+
+    If that run was killed while it wrote, the file ends with a part of a line. This function then
+    cuts that part off the file.
 
     Raises:
-        ValueError: the file holds something else; it is left as it is.
+        ValueError: the file holds something else; it is not changed.
     """
     if not path.exists():
         return []
-    *lines, unfinished = path.read_bytes().split(b"\n")
-    found = []
+    *lines, unfinished_line = path.read_bytes().split(b"\n")
+    earlier_records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
-        if not isinstance(record, dict) or not record.keys() >= KEYS:
+        if not isinstance(record, dict) or not record.keys() >= RECORD_KEYS:
             raise ValueError(f"{path}, line {number}, is no verdict: --out is for another file")
-        found.append(record)
-    if not START.startswith(unfinished[: len(START)]):
+        earlier_records.append(record)
+    if not RECORD_START.startswith(unfinished_line[: len(RECORD_START)]):
         raise ValueError(f"{path} does not end with a verdict: --out is for another file")
-    if unfinished:
-        os.truncate(path, path.stat().st_size - len(unfinished))
-    return found
+    if unfinished_line:
+        os.truncate(path, path.stat().st_size - len(unfinished_line))
+    return earlier_records
 
 
 def _line(record: dict, number: int, count: int) -> str:
+    """Return the line that is printed for a record, the `number`th of `count`."""
     return f"{number} of {count}: {record['problem']}: {tables.line(record)}"
 
 
-COLUMNS = ("problem", "file", "verdict", "ms", "speedup", "low", "high", "time", "of_light")
-COLUMNS += ("step_speedup", "reason")
-LEGEND = (
-    f"speedup: torch's time in parts of the file's; {tables.LEGEND}; of_light: of the speed of "
+CSV_COLUMNS = (
+    "problem",
+    "file",
+    "verdict",
+    "ms",  # the solution's median time
+    "speedup",  # eager's time divided by the solution's
+    "low",  # the speedup's 95% interval
+    "high",
+    "time",  # "faster", "slower", "a tie" or "too noisy"
+    "of_light",  # the share of the speed of light, see `_share_of_light`
+    "step_speedup",  # the speedup of a training step
+    "reason",
 )
-LEGEND += "light, which is that of a copy of what the call writes at least"
+PRINTED_COLUMNS = ("file", "problem", "verdict", "ms", "speedup", "time", "of_light")
+PRINTED_COLUMNS += ("step_speedup",)
+LEGEND = (
+    f"speedup: torch's time divided by the file's; {tables.LEGEND}; of_light: share of the speed "
+    "of light, which is the speed of a copy of as many bytes as the outputs have"
+)
 
 
-def rows(found: list[dict]) -> list[dict]:
-    """Return one row a file, sorted by problem, with the keys COLUMNS."""
-    made = []
-    for record in sorted(found, key=lambda record: (record["problem"], str(record["file"]))):
-        row = dict.fromkeys(COLUMNS, "")
+def _make_rows(all_records: list[dict]) -> list[dict]:
+    """Return a row for each record, sorted by problem and file; its keys are CSV_COLUMNS."""
+    rows = []
+    for record in sorted(all_records, key=lambda record: (record["problem"], str(record["file"]))):
+        row = dict.fromkeys(CSV_COLUMNS, "")
         row |= {key: record[key] for key in ("problem", "file", "verdict", "reason")}
         if record["runs"]:
-            row |= _times(record["runs"][0])
-        made.append(row)
-    return made
+            row |= _time_cells(record["runs"][0])
+        rows.append(row)
+    return rows
 
 
-def _times(run: dict) -> dict:
-    """Return the cells of a row that come from its times."""
+def _time_cells(run: dict) -> dict:
+    """Return the cells of a row that come from a run."""
     ours = by_role(run["forward"]["summary"], "solution")
     cells = {
         "ms": f"{ours['median_ms']:.4g}",
@@ -401,43 +493,48 @@ def _times(run: dict) -> dict:
     if share:
         cells["of_light"] = f"{100 * share:.1f}%"
     if run["step"]:
-        cells["step_speedup"] = (
-            f"{by_role(run['step']['summary']['step'], 'solution')['ratio']:.3f}"
-        )
+        step_row = by_role(run["step"]["summary"]["step"], "solution")
+        cells["step_speedup"] = f"{step_row['ratio']:.3f}"
     return cells
 
 
 def _share_of_light(run: dict) -> float:
-    """Return the least seconds of the work, divided by the solution's; 0 if they are not known."""
+    """Return the floor's time divided by the solution's; 0 if the floor is not known.
+
+    The floor is the time of the call's work at the highest rate that was measured.
+    """
+    floor_seconds = run["forward"]["floor_seconds"]
+    if floor_seconds is None:
+        return 0.0
     ours = by_role(run["forward"]["summary"], "solution")
-    return (run["forward"]["floor_seconds"] or 0.0) / (ours["median_ms"] * 1e-3)
+    return floor_seconds / (ours["median_ms"] * 1e-3)
 
 
-def as_csv(found: list[dict]) -> str:
-    """Return the table as CSV."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS)
+def as_csv(all_records: list[dict]) -> str:
+    """Return the table of all records as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS)
     writer.writeheader()
-    writer.writerows(rows(found))
-    return out.getvalue()
+    writer.writerows(_make_rows(all_records))
+    return text.getvalue()
 
 
-def summary(found: list[dict]) -> str:
-    """Return the table and the scores: fast_p, and the share of the speed of light."""
-    graded = [record for record in found if record["verdict"] != NOT_GRADED]
-    names = ["file", "problem", "verdict", "ms", "speedup", "time", "of_light", "step_speedup"]
-    table = [names] + [[str(row[name]) for name in names] for row in rows(found)]
-    lines = [tables.table(table), LEGEND]
-    if any(row["time"] == "too noisy" for row in rows(found)):
+def summary(all_records: list[dict]) -> str:
+    """Return the printed table of all records, its legend, and the scores below it."""
+    rows = _make_rows(all_records)
+    cells = [[str(row[column]) for column in PRINTED_COLUMNS] for row in rows]
+    lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
+    if any(row["time"] == "too noisy" for row in rows):
         lines.append(tables.NOISY)
+    graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
     if graded:
         lines.append(tables.scores(graded))
-    shares = [_share_of_light(run) for record in found for run in record["runs"][:1]]
-    known = [share for share in shares if share]
-    if known:
-        mean = 100 * geometric_mean(known)
-        lines.append(f"share of the speed of light, geometric mean of {len(known)}: {mean:.1f}%")
-    left = len(found) - len(graded)
-    if left:
-        lines.append(f"{left} files not graded, for their references cannot be")
+    first_runs = [record["runs"][0] for record in all_records if record["runs"]]
+    shares = [share for run in first_runs if (share := _share_of_light(run))]
+    if shares:
+        mean = 100 * geometric_mean(shares)
+        lines.append(f"share of the speed of light, geometric mean of {len(shares)}: {mean:.1f}%")
+    not_graded = len(all_records) - len(graded)
+    if not_graded:
+        lines.append(f"{not_graded} files were not graded: their references cannot be graded")
     return "\n".join(lines)

@@ -1,74 +1,94 @@
-"""How much memory is free, and how large an input fits."""
+"""Says how much memory is free, and how large an input fits into it."""
 
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
+from typing import NamedTuple
 
 import torch
 
-# Buffers of the input's size that all processes together hold.
+# How many tensors of the input's size all processes hold at the same time.
 BUFFERS = {"cpu": 9, "cuda": 10}
-# On a CPU the default leaves the machine to its owner; a GPU is taken whole.
+# The part of the free memory that is used unless the user asks for more. A CPU's memory is shared
+# with other programs; a GPU is usually free for one.
 DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
-PARTS = {"cpu": "a quarter", "cuda": "90%"}  # the same in words
+SHARE_IN_WORDS = {"cpu": "a quarter", "cuda": "90%"}
 LARGEST_SHARE = 0.9
-LARGEST_UNUSED = 1 << 32  # bytes that this process's allocator may keep from others on a GPU
-KEPT_AND_USED = "reserved_bytes", "allocated_bytes"  # torch's names of its allocator's statistics
-# The driver clears memory that was given back while others already compute, and slows them.
+MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
+# The driver clears memory that was given back. It does so while other processes already compute
+# again, and slows them. This is how long the referee waits for it.
 SECONDS_TO_CLEAR = 0.05
-# Files of a control group: its limit, what is used, and others, of which one key counts.
-VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"
-VERSION_2 = "memory.max", "memory.current", "memory.stat", "inactive_file"
+
+
+class _CgroupFiles(NamedTuple):
+    """Where a control group says how much memory it has.
+
+    Attributes:
+        limit: the file with its limit in bytes, or "max".
+        usage: the file with the bytes in use, cached files included.
+        cache_key: the key in memory.stat of the cached bytes that the kernel frees on demand.
+    """
+
+    limit: str
+    usage: str
+    cache_key: str
+
+
+VERSION_1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+VERSION_2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can be allocated; on a CPU, control groups may limit them."""
+    """Return how many bytes can be allocated; on a CPU, control groups may limit them."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        free, _total = torch.cuda.mem_get_info(device)
+        return free
     lines = Path("/proc/meminfo").read_text().splitlines()
     [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return min([int(kilobytes) * 1024, *_cgroup_free()])
 
 
 def give_back_unused(device: torch.device) -> None:
-    """Give back the memory of a GPU that torch keeps for later, if it is much."""
-    statistics = torch.cuda.memory_stats_as_nested_dict(device)  # in far less time than by its keys
-    kept, used = (statistics[key]["all"]["current"] for key in KEPT_AND_USED)
-    if kept - used > LARGEST_UNUSED:
+    """Give the memory that torch caches back to the GPU, if it is more than MAX_CACHED_BYTES."""
+    # This function takes far less time than torch.cuda.memory_reserved and memory_allocated.
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)
+    reserved = statistics["reserved_bytes"]["all"]["current"]
+    allocated = statistics["allocated_bytes"]["all"]["current"]
+    if reserved - allocated > MAX_CACHED_BYTES:
         torch.cuda.empty_cache()
         sleep(SECONDS_TO_CLEAR)
 
 
 def choose_rows(
-    asked: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
+    asked_rows: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
 ) -> tuple[int, str]:
-    """Return how many rows are measured; and, if these are not all, why, else "".
+    """Return how many rows of a problem are measured, and a note on the reason if not all are.
 
     Args:
-        asked: how many rows the user asks for; None for as many as fit in the default share of
-            the free memory.
-        rows: of the whole problem.
-        row_bytes: of a row of the input.
-        device: where they are measured.
-        fixed_bytes: that are needed beside the rows.
+        asked_rows: the number that the user asks for; None for as many as fit in the default share
+            of the free memory.
+        rows: how many the whole problem has.
+        row_bytes: size of a row of the input.
+        device: where the rows are measured.
+        fixed_bytes: memory that is needed whatever the number of rows.
 
     Raises:
-        ValueError: `asked` rows, or a single one, need more memory than there is.
+        ValueError: `asked_rows` rows, or a single one, need more memory than there is.
     """
     free = free_bytes(device)
-    each = BUFFERS[device.type] * row_bytes
-    share = LARGEST_SHARE if asked else DEFAULT_SHARE[device.type]
-    largest = (int(free * share) - fixed_bytes) // each
-    count = asked or max(1, min(rows, largest))
-    if count > largest:
-        needed = (count * each + fixed_bytes) / 2**30
+    bytes_for_a_row = BUFFERS[device.type] * row_bytes
+    share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
+    most_rows = (int(free * share) - fixed_bytes) // bytes_for_a_row
+    count = asked_rows if asked_rows else max(1, min(rows, most_rows))
+    if count > most_rows:
+        needed = (count * bytes_for_a_row + fixed_bytes) / 2**30
         raise ValueError(
             f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
             f"{free * share / 2**30:,.1f} GiB can be used"
         )
-    if asked or count == rows:
+    if asked_rows or count == rows:
         return count, ""
-    part = PARTS[device.type]
+    part = SHARE_IN_WORDS[device.type]
     why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
     return count, f"{count:,} of {rows:,} rows: {why}"
 
@@ -76,23 +96,43 @@ def choose_rows(
 def _cgroup_free(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Return the bytes that are left in each control group with a limit above this process.
+    """Return the free bytes of each control group that limits this process.
 
-    A container may see its own group as the root, and be told the host's path of it: groups that
-    are not there are passed over.
+    These are its own group and the groups above, if they have a limit. In a container a group may
+    be the root of the mount while its path is the host's: folders that do not exist are skipped.
+
+    Args:
+        root: where control groups are mounted.
+        membership: the file that names this process's groups, with lines like "0::/group"
+            (version 2) or "4:cpu,memory:/group" (version 1, with its controllers).
     """
-    left: list[int] = []
+    free: list[int] = []
     lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:  # "0::/group" for version 2, "4:memory:/group" for version 1
-        _, controllers, own = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mount, files = root, VERSION_2
+        elif "memory" in controllers.split(","):
+            mount, files = root / "memory", VERSION_1
+        else:
             continue
-        mount, names = (root / "memory", VERSION_1) if controllers else (root, VERSION_2)
-        group = mount / own.strip("/")
+        group = mount / path.strip("/")
         for folder in (group, *group.parents):
             with suppress(OSError):
-                limit, used, stat = ((folder / name).read_text().strip() for name in names[:3])
-                freed = dict(entry.split() for entry in stat.splitlines())[names[3]]
-                if limit != "max":  # cached files count as used, but make room on demand
-                    left.append(max(0, int(limit) - int(used) + int(freed)))
-    return left
+                free += _free_in_group(folder, files)
+    return free
+
+
+def _free_in_group(folder: Path, files: _CgroupFiles) -> list[int]:
+    """Return the free bytes of one control group, in a list; an empty list if it has no limit.
+
+    Raises:
+        OSError: the folder is no control group.
+    """
+    limit = (folder / files.limit).read_text().strip()
+    used = (folder / files.usage).read_text()
+    entries = (folder / "memory.stat").read_text().splitlines()
+    cached = dict(entry.split() for entry in entries)[files.cache_key]
+    if limit == "max":
+        return []
+    return [max(0, int(limit) - int(used) + int(cached))]

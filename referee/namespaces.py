@@ -1,28 +1,34 @@
-"""Walls between processes: a contestant's processes see, and can signal, each other alone.
+"""Walls between processes: a contestant's process sees and can signal only what it started itself.
 
-Linux gives a process a namespace of process ids: what is outside has no id in it. So there is
-nothing that a solution could stop, end or slow, and its `/proc` shows nothing else. The namespace
-belongs to a namespace of users, so that no privilege is needed to make one, and so that even root's
-solutions have no rights over processes outside. Users keep their ids, and thus their files.
+Each contestant gets a PID namespace of its own (see pid_namespaces(7)). Processes outside have no
+id in it. So a solution cannot stop, end or slow them, and its /proc does not show them. The PID
+namespace belongs to a user namespace: no privilege is needed to make one, and even a solution that
+runs as root has no rights over processes outside. Users keep their ids, and so their files.
 
-A contestant starts like this. The first process has the id 1 within, the contestant 2:
+Four processes take part in the start of a contestant. The init process has the id 1 in the
+namespace, the contestant 2. Time runs downwards:
 
-    server                helper                     first process           contestant
+    server                 helper                    init process           contestant
+    ------                 ------                    ------------           ----------
+    forks the helper
+                           makes the namespaces
+    maps the users' ids
+                           forks the init process
+                                                     mounts a new /proc
+                           forks the contestant
+                           sends both ids, ends      waits                  waits
+    closes `adopted`                                 goes on                goes on
 
-    forks the helper      makes the namespaces
-    maps its users        forks the first process    shows it in `/proc`
-                          forks the contestant       waits                   waits
-                          tells their ids, ends
-    closes `adopted`                                 goes on                 goes on
+When the helper has ended, the referee, a subreaper, adopts the init process and the contestant. It
+stops, reads and waits for the contestant as for any child, by the id that the contestant has
+outside. The init process adopts orphans of the contestant. It ends when the contestant or the
+referee ends, and then the kernel kills all other processes of the namespace.
 
-When the helper has ended, the referee adopts both: it stops, reads and waits for the contestant as
-for any child, by the id that the contestant has outside. The first process adopts what the
-contestant leaves behind. It ends when the contestant or the referee does, and when it ends, the
-kernel kills all in the namespace.
+There are no walls in two cases; the helper then forks only the contestant, in no new namespace:
 
-Where the system forbids any of this, as many containers do, there are no walls: the helper forks
-the contestant alone. The same where a user who is not root has capabilities: in the namespace these
-would end at files that others own, and a file could not be imported that can be outside.
+- The system forbids one of these steps, as many containers do.
+- The user is not root, but has capabilities. In a user namespace these do not reach files of other
+  users, so a solution could not read a file that it can read outside.
 """
 
 import ctypes
@@ -43,157 +49,169 @@ PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_ADMIN = 21
 CAPABILITY_VERSION_3 = 0x20080522
-CONTESTANT = 2  # its id within the namespace
-MOST_DESCRIPTORS = 1 << 20
+CONTESTANT_PID = 2  # within the namespace
+MAX_DESCRIPTORS = 1 << 20  # the init process closes all below this
 # Messages between the server and the helper.
-LONGEST_MESSAGE = 64  # bytes
-UNSHARED = b"unshared"  # the helper has made the namespaces
-MAPPED = b"mapped"  # users have their ids there
-REFUSED = b"refused"
+MAX_MESSAGE_BYTES = 64
+UNSHARED = b"unshared"  # from the helper: it has made the namespaces
+MAPPED = b"mapped"  # from the server: users have the same ids inside as outside
+REFUSED = b"refused"  # from the server: the system forbids to map users
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def fork(walled: bool) -> tuple[int, int]:
-    """Fork a process that the referee, a subreaper above this one, adopts.
+def fork(with_walls: bool) -> tuple[int, int]:
+    """Fork a contestant, which the referee, a subreaper above this process, adopts.
+
+    Like os.fork, this returns twice: in this process and in the contestant.
 
     Args:
-        walled: whether it gets a namespace of its own, where the system allows it.
+        with_walls: give it a PID namespace of its own, if the system allows that.
 
     Returns:
-        The process's id and that of the first process of its namespace, 0 if it has none. In the
-        new process both are 0.
+        In this process: the contestant's id, and the id of its namespace's init process, 0 if it
+        has no namespace of its own. In the contestant: (0, 0).
 
     Raises:
-        OSError: there is no such process.
+        OSError: the system allows no new process.
     """
-    walled = walled and not _has_capabilities()
-    dialogue, helpers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    until_adopted, adopted = os.pipe()  # nobody writes into it: closing it is the sign
+    with_walls = with_walls and not _is_user_with_capabilities()
+    to_helper, to_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Nobody writes into this pipe. The server closes `adopted`, and whoever reads `until_adopted`
+    # then sees the end of the pipe: the helper has ended, and the referee has adopted the reader.
+    until_adopted, adopted = os.pipe()
     helper = os.fork()
     if helper == 0:
-        dialogue.close()
+        to_helper.close()
         os.close(adopted)
-        _become_contestant(helpers_end, until_adopted, walled)
+        _help(to_server, until_adopted, with_walls)
         return 0, 0
-    helpers_end.close()
+    to_server.close()
     os.close(until_adopted)
-    with dialogue:
-        if walled and dialogue.recv(LONGEST_MESSAGE) == UNSHARED:
+    with to_helper:
+        if with_walls and to_helper.recv(MAX_MESSAGE_BYTES) == UNSHARED:
             is_mapped = _map_users(helper)
-            dialogue.send(MAPPED if is_mapped else REFUSED)
+            to_helper.send(MAPPED if is_mapped else REFUSED)
         os.waitpid(helper, 0)
-        ids = dialogue.recv(LONGEST_MESSAGE).split()
+        ids = to_helper.recv(MAX_MESSAGE_BYTES).split()  # empty if the helper has failed
     os.close(adopted)
     if ids:
         return int(ids[0]), int(ids[1])
-    if walled:
-        return fork(walled=False)
+    if with_walls:
+        return fork(with_walls=False)
     raise OSError("no process can be forked")
 
 
-def _has_capabilities() -> bool:
-    """Return whether this process has capabilities, and its user is not root."""
+def _is_user_with_capabilities() -> bool:
+    """Return whether this process has capabilities although its user is not root."""
     status = Path("/proc/self/status").read_text()
     [effective] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
     return os.geteuid() != 0 and int(effective, 16) != 0
 
 
-def end(first: int) -> None:
-    """Kill the first process of a namespace, and so all in it; wait until it is gone.
+def end(init_pid: int) -> None:
+    """Kill the init process of a namespace, and so all processes in it; wait until it is gone.
 
-    The contestant must have been waited for: the kernel keeps the first process as long as there
-    are others.
+    The caller must have waited for the contestant before: the init process does not vanish while
+    the namespace has other processes.
     """
     with suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)
+        os.kill(init_pid, signal.SIGKILL)
     with suppress(ChildProcessError):
-        os.waitpid(first, 0)
+        os.waitpid(init_pid, 0)
 
 
-def _become_contestant(dialogue: socket.socket, until_adopted: int, walled: bool) -> None:
-    """Do what the helper does; return in the contestant, when the referee has adopted it."""
-    first = 0
+def _help(to_server: socket.socket, until_adopted: int, with_walls: bool) -> None:
+    """Do the helper's work: fork the init process and the contestant.
+
+    The helper ends in this function. It returns only in the contestant, once the referee has
+    adopted that.
+    """
+    init_pid = 0
     try:
-        if walled:
-            _make_namespaces(dialogue)
-            first = _fork_first(until_adopted)
-        contestant = os.fork()
+        if with_walls:
+            _make_namespaces(to_server)
+            init_pid = _fork_init(until_adopted)
+        contestant_pid = os.fork()
     except OSError:
         os._exit(1)
-    if contestant:
-        dialogue.send(f"{contestant} {first}".encode())
+    if contestant_pid:
+        to_server.send(f"{contestant_pid} {init_pid}".encode())
         os._exit(0)
-    dialogue.close()
+    to_server.close()
     os.read(until_adopted, 1)
     os.close(until_adopted)
-    if walled:
+    if with_walls:
         _drop_capabilities()
 
 
-def _make_namespaces(dialogue: socket.socket) -> None:
-    """Make namespaces for the processes that this one forks from now on.
+def _make_namespaces(to_server: socket.socket) -> None:
+    """Make a user, a PID and a mount namespace; processes that this one forks later are in them.
 
     Raises:
         OSError: the system forbids it.
     """
-    os.close(os.pidfd_open(os.getpid()))  # the first process needs it, Linux 5.3 has it
-    _libc.prctl(PR_SET_DUMPABLE, 1)  # else nobody may write into /proc/PID/uid_map
+    # The init process needs pidfd_open, which Linux has since 5.3. Without it this raises OSError.
+    os.close(os.pidfd_open(os.getpid()))
+    _libc.prctl(PR_SET_DUMPABLE, 1)  # else the server may not write into /proc/PID/uid_map
     _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
-    dialogue.send(UNSHARED)
-    if dialogue.recv(LONGEST_MESSAGE) != MAPPED:
+    to_server.send(UNSHARED)
+    if to_server.recv(MAX_MESSAGE_BYTES) != MAPPED:
         raise PermissionError
     _libc.prctl(PR_SET_DUMPABLE, 0)
 
 
-def _fork_first(until_adopted: int) -> int:
-    """Fork the first process of the namespace; return its id, once `/proc` shows the namespace.
+def _fork_init(until_adopted: int) -> int:
+    """Fork the init process of the namespace; return its id once it has mounted /proc.
 
     Raises:
         OSError: the system forbids it.
     """
     until_ready, ready = os.pipe()
-    first = os.fork()
-    if first == 0:
-        _become_first(ready, until_adopted)
+    init_pid = os.fork()
+    if init_pid == 0:
+        _be_init(ready, until_adopted)
     os.close(ready)
     is_ready = os.read(until_ready, 1)
     os.close(until_ready)
     if not is_ready:
-        os.waitpid(first, 0)
+        os.waitpid(init_pid, 0)
         raise PermissionError
-    return first
+    return init_pid
 
 
-def _become_first(ready: int, until_adopted: int) -> NoReturn:
-    """Do what the first process of a namespace does: show it in `/proc`, outlast the contestant.
+def _be_init(ready: int, until_adopted: int) -> NoReturn:
+    """Do the work of a namespace's init process: mount /proc, and wait for the contestant's end.
 
-    It keeps no descriptor of the contestant's, for the referee waits for the end of the
-    contestant's pipes. Only the referee can end or stop it: it blocks signals, and the kernel keeps
-    SIGKILL and SIGSTOP from within the namespace off it. Processes that it adopts vanish when they
-    end.
+    Only the referee can end or stop this process. It blocks all signals that can be blocked, and
+    the kernel does not deliver SIGKILL and SIGSTOP from inside the namespace to it.
+
+    Args:
+        ready: a pipe, into which it writes a byte when /proc is mounted.
+        until_adopted: a pipe that ends when the referee has adopted this process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that it adopts leave no zombies
     if _libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None):
         os._exit(1)
     _drop_capabilities()
     os.write(ready, b".")
+    # The contestant's pipes must not stay open here: the referee waits for their end.
     os.closerange(0, until_adopted)
-    os.closerange(until_adopted + 1, MOST_DESCRIPTORS)
+    os.closerange(until_adopted + 1, MAX_DESCRIPTORS)
     os.read(until_adopted, 1)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends as the referee does
-    with suppress(ProcessLookupError):  # the contestant has ended
-        end_of_contestant = select.poll()
-        end_of_contestant.register(os.pidfd_open(CONTESTANT))
-        end_of_contestant.poll()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it is killed when the referee ends
+    with suppress(ProcessLookupError):  # the contestant has ended already
+        contestants_end = select.poll()
+        contestants_end.register(os.pidfd_open(CONTESTANT_PID))
+        contestants_end.poll()
     os._exit(0)
 
 
 def _map_users(pid: int) -> bool:
-    """Give users and groups the ids within a process's namespace that they have here.
+    """Give users and groups the same ids in a process's user namespace as outside.
 
-    Root may map all that there are, others themselves alone.
+    Root may map all users and groups, other users only themselves.
 
     Returns:
         Whether the system allows it.
@@ -201,12 +219,12 @@ def _map_users(pid: int) -> bool:
     process = Path("/proc", str(pid))
     try:
         if os.geteuid() == 0:
-            users = _all_to_themselves("uid_map")
-            groups = _all_to_themselves("gid_map")
+            users = _identity_map("uid_map")
+            groups = _identity_map("gid_map")
         else:
             users = f"{os.geteuid()} {os.geteuid()} 1\n"
             groups = f"{os.getegid()} {os.getegid()} 1\n"
-            (process / "setgroups").write_text("deny")  # else the system refuses the groups
+            (process / "setgroups").write_text("deny")  # else the system refuses gid_map
         (process / "gid_map").write_text(groups)
         (process / "uid_map").write_text(users)
     except OSError:
@@ -214,10 +232,11 @@ def _map_users(pid: int) -> bool:
     return True
 
 
-def _all_to_themselves(name: str) -> str:
-    """Return a map of all ids that this process's own map has, each to itself.
+def _identity_map(name: str) -> str:
+    """Return a map of each id to itself, for all ids that this process's own map contains.
 
-    A line of a map is the first id within, the first id outside, and how many follow each.
+    A line of a map has the first id inside, the first id outside, and the number of ids. Example:
+    the line "0 100000 65536" of this process's own map becomes "0 0 65536".
     """
     lines = []
     for line in Path("/proc/self", name).read_text().splitlines():
@@ -227,20 +246,21 @@ def _all_to_themselves(name: str) -> str:
 
 
 class _Header(ctypes.Structure):
-    """Whose capabilities are asked for, 0 for this process, and in which layout."""
+    """C's struct __user_cap_header_struct: the layout of the sets, and a process, 0 for this."""
 
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
 def _drop_capabilities() -> None:
-    """Give up the rights that a new namespace gives.
+    """Give up the capabilities that a new user namespace gives.
 
-    Root keeps those over files, say, but not the one to unmount `/proc`, under which that of the
-    system is.
+    Root gives up CAP_SYS_ADMIN alone, by which it could unmount the namespace's /proc and see the
+    system's below it. It keeps the rest, for example its rights over files.
     """
-    _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # for programs that it starts
+    _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # programs that it executes do not get it back
     header = _Header(CAPABILITY_VERSION_3, 0)
-    # The effective, permitted and inheritable ones, 32 bits of each; then the next 32 of each.
+    # Three sets of 64 bits: [0:3] are the low 32 bits of the effective, permitted and inheritable
+    # set, [3:6] the high 32 bits. All zero: no capabilities.
     sets = (ctypes.c_uint32 * 6)()
     if os.geteuid() == 0:
         _check(_libc.capget(ctypes.byref(header), sets))
@@ -250,7 +270,7 @@ def _drop_capabilities() -> None:
 
 
 def _check(status: int) -> None:
-    """Raise OSError where a call of the C library has failed."""
+    """Raise OSError if the status that a function of the C library returned means failure."""
     if status:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

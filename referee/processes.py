@@ -1,7 +1,12 @@
-"""Processes: they are stopped, go on, and are ended, each with all that it started.
+"""Stops, continues and ends processes, each with everything that it started.
 
-The referee is a subreaper: what a process leaves behind becomes the referee's own child, so that
-nothing that a solution starts can get out of sight.
+The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children. So no
+process that a solution starts can get out of the referee's sight.
+
+All functions look processes up in /proc:
+
+    /proc/PID/stat                 the state of a process
+    /proc/PID/task/TID/children    the children of one of its threads
 """
 
 import ctypes
@@ -16,25 +21,29 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SECONDS_TO_STOP = 10.0
 SECONDS_TO_DIE = 10.0
-AT_REST = "TtZX"  # states in /proc/PID/stat: stopped, traced, zombie, dead
+GONE = "X"  # the state of a process that is dead or not there
+# States in /proc/PID/stat of a process that does not run: stopped, traced, zombie, dead.
+AT_REST = f"TtZ{GONE}"
 
-# Ids of the referee's own processes, and of children that were there before it began. A process
-# belongs to the solution under grading if it is a child of the referee that is not in here, or is
-# below such a child.
-known: set[int] = set()
+# The processes that do not belong to the solution under grading: those of the referee's own code
+# (the server, eager, init processes of namespaces), and children that were there before it began.
+# Every other child of the referee, and everything below such a child, belongs to the solution.
+own_pids: set[int] = set()
 
 
 @contextmanager
-def reaping() -> Iterator[None]:
-    """Within it, orphans become the referee's children; at its end all that came are ended.
+def subreaper() -> Iterator[None]:
+    """Make the referee a subreaper for the time of a `with` block; end all orphans afterwards.
 
-    Meanwhile no process of the same user can read the referee's memory, unless it may read that of
-    all processes. Children that other threads of this process start meanwhile are ended, too.
+    In this time no process of the same user can read the referee's memory, unless it has the right
+    to read that of all processes. Children that the caller's other threads start in this time are
+    taken for orphans, and ended.
     """
     prctl = ctypes.CDLL(None).prctl
-    before = set(children_of(os.getpid()))
-    known.update(before)
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # whoever started this may have set it
+    children_before = set(children_of(os.getpid()))
+    own_pids.update(children_before)
+    # A process inherits SIG_IGN from the program that starts it. With it, os.waitpid would fail.
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_DUMPABLE, 0)
@@ -44,49 +53,58 @@ def reaping() -> Iterator[None]:
         end_orphans()
         prctl(PR_SET_DUMPABLE, 1)
         prctl(PR_SET_CHILD_SUBREAPER, 0)
-        known.difference_update(before)
+        own_pids.difference_update(children_before)
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process started, or adopted, and that are still there."""
-    found: list[int] = []
+    """Return the children of a process, those included that it adopted."""
+    children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
-            found += _children_of_thread(pid, thread)
-    return found
+            children += _children_of_thread(pid, thread)
+    return children
 
 
 def _children_of_thread(pid: int, thread: int | str) -> list[int]:
+    """Return the children of one thread of a process; none if it is gone."""
     with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
         return [int(child) for child in file.read().split()]
     return []
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of a process's state, "X" if it is gone."""
+    """Return the letter that /proc has for a process's state; GONE if the process is not there."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return "X"
+        return GONE
+    # "4711 (a name) S 1 ...": the name may contain anything, ")" too.
+    return text.rpartition(")")[2].split()[0]
 
 
 class Tree:
-    """A process and everything below it, which stop and go on as one.
+    """A contestant's process and everything below it, which stop and go on together.
 
     Args:
-        pid: the process at the top, a child of the referee's.
-        adopts: whether orphans are its; one tree at a time may adopt.
-        first: the first process of its namespace, which has its orphans, see `namespaces`; or 0.
+        pid: the contestant's process, a child of the referee.
+        is_solution: whether it is a solution; the referee's orphans then belong to this tree. At
+            most one such tree exists at a time.
+        init_pid: the init process of its namespace, which adopts the namespace's orphans instead
+            of the referee, see `namespaces`; 0 if it has no namespace of its own.
     """
 
-    def __init__(self, pid: int, adopts: bool, first: int = 0) -> None:
+    def __init__(self, pid: int, is_solution: bool, init_pid: int = 0) -> None:
         self._pid = pid
-        self._adopts = adopts
-        self._first = first
+        self._is_solution = is_solution
+        self._init_pid = init_pid
         self._stopped: list[int] = []
 
     def stop(self) -> None:
-        """Stop all of it. When this returns, no thread of it runs."""
+        """Stop all processes of the tree. When this returns, none of their threads runs.
+
+        A process can fork until it has stopped. So the search is repeated until it finds no
+        process that was not stopped yet.
+        """
         stopped: set[int] = set()
         while new := [pid for pid in self._pids() if pid not in stopped]:
             for pid in new:
@@ -97,53 +115,54 @@ class Tree:
         self._stopped = list(stopped)
 
     def go_on(self) -> None:
-        """Let everything that was stopped go on."""
+        """Continue all processes that `stop` has stopped."""
         for pid in self._stopped:
             _send(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill all of it."""
+        """Kill all processes of the tree."""
         self.stop()
         for pid in self._stopped:
             _send(pid, signal.SIGKILL)
 
     def _pids(self) -> list[int]:
-        """Return the process, its orphans if it adopts, and all below these."""
-        found = [self._pid]
-        if self._first:
-            found += children_of(self._first)
+        """Return the contestant's process, the orphans of the tree, and all processes below."""
+        pids = [self._pid]
+        if self._init_pid:
+            pids += children_of(self._init_pid)
         else:
-            # The search takes some time: it is made for eager's processes, too, so that all clocks
-            # contain it.
-            orphans = _orphans(besides=self._pid)
-            if self._adopts:
-                found += orphans
-        for pid in found:  # which grows meanwhile
-            found += children_of(pid)
-        return found
+            # Eager's trees make this search too, though they take no orphans: it takes some time,
+            # which every contestant's clock shall contain.
+            orphans = _orphans(except_pid=self._pid)
+            if self._is_solution:
+                pids += orphans
+        for pid in pids:  # the loop also visits what it appends
+            pids += children_of(pid)
+        return pids
 
 
 def end_orphans() -> None:
-    """Kill all processes below this one that are not the referee's own."""
+    """Kill all processes that the solution has left behind, and wait until they are gone."""
     deadline = monotonic() + SECONDS_TO_DIE
     while (orphans := _orphans()) and monotonic() < deadline:
         for pid in orphans:
-            below = children_of(pid)
+            children = children_of(pid)
             _send(pid, signal.SIGKILL)
-            for child in below:
+            for child in children:
                 _send(child, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        sleep(0.001)
+        sleep(0.001)  # grandchildren become children of the referee, for the next pass
 
 
-def _orphans(besides: int = 0) -> list[int]:
-    """Return the children of the referee that are not its own, but for one.
+def _orphans(except_pid: int = 0) -> list[int]:
+    """Return the referee's children that are neither its own processes nor `except_pid`.
 
-    The system gives orphans to the first thread of the process that adopts them.
+    The search looks at the referee's first thread alone, because the kernel gives orphans to it.
     """
-    own = os.getpid()
-    return [pid for pid in _children_of_thread(own, own) if pid not in known and pid != besides]
+    referee = os.getpid()
+    children = _children_of_thread(referee, referee)
+    return [pid for pid in children if pid not in own_pids and pid != except_pid]
 
 
 def _send(pid: int, number: int) -> None:
@@ -154,9 +173,9 @@ def _send(pid: int, number: int) -> None:
 
 def _wait_until_stopped(pid: int) -> None:
     """Wait until no thread of a process runs, or until it has ended."""
-    with suppress(ChildProcessError):
+    with suppress(ChildProcessError):  # the process is no child of the referee
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return
-    deadline = monotonic() + SECONDS_TO_STOP  # it is no child of ours
+    deadline = monotonic() + SECONDS_TO_STOP
     while state_of(pid) not in AT_REST and monotonic() < deadline:
         sleep(1e-5)

@@ -1,8 +1,10 @@
-"""Reads results where they lie in another process, which is stopped meanwhile.
+"""Reads results in the memory of a contestant's process, which is stopped.
 
-A process describes a result by a dictionary: see `results.describe`.
-Nothing of it is used without a check. What is not in memory when the process is stopped cannot get
-there, so that a result that would be computed when somebody reads it is wrong, or cannot be read.
+The process describes each result by a dictionary, see `results.describe`: shape, strides, dtype,
+and an address or an IPC handle. The referee checks the description before it uses it.
+
+The process cannot compute while it is stopped. A result that it would compute when somebody reads
+it is therefore wrong, or unreadable.
 """
 
 import ctypes
@@ -16,18 +18,19 @@ from referee import cuda_ipc
 from referee.memory import free_bytes
 from referee.results import span_of
 
-MOST_AT_ONCE = 1 << 30  # bytes of one call of process_vm_readv
-SECONDS_FOR_A_READ = 30.0  # a read that takes longer waits for a page that will not come
-LARGEST_NUMBER = 1 << 48  # of a side, a stride or an address
+COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
+# A longer read waits for a page that the stopped process itself would have to fill.
+MAX_READ_SECONDS = 30.0
+LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 CPU = torch.device("cpu")
 
 
 class UnreadableError(Exception):
-    """The memory that a process named cannot be read; the message says why."""
+    """The memory of a result cannot be read; the message says why."""
 
 
 class BadDescriptionError(Exception):
-    """A process described a result in a way that no tensor can be; the message says how."""
+    """A process's description of a result fits no tensor; the message says how."""
 
 
 class _IoVector(ctypes.Structure):
@@ -49,23 +52,29 @@ _libc.process_vm_readv.argtypes = [
 
 
 def copy_memory(pid: int, address: int, size: int, target: int) -> None:
-    """Copy bytes of another process's memory to an address of this one.
+    """Copy memory of another process into this one.
+
+    Args:
+        pid: the other process.
+        address: of the first byte there.
+        size: how many bytes.
+        target: the address in this process.
 
     Raises:
-        UnreadableError: not all of them can be read.
+        UnreadableError: some of the bytes cannot be read.
     """
     done = 0
     while done < size:
-        count = min(size - done, MOST_AT_ONCE)
-        mine, theirs = _IoVector(target + done, count), _IoVector(address + done, count)
-        got = _libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-        if got <= 0:
+        asked = min(size - done, COPIED_AT_ONCE)
+        local, remote = _IoVector(target + done, asked), _IoVector(address + done, asked)
+        copied = _libc.process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        if copied <= 0:
             raise UnreadableError(os.strerror(ctypes.get_errno()))
-        done += got
+        done += copied
 
 
 def can_read(pid: int, address: int) -> bool:
-    """Return whether the system lets this process read a byte of another's memory."""
+    """Return whether this process can read the byte at an address of another process."""
     byte = ctypes.create_string_buffer(1)
     try:
         copy_memory(pid, address, 1, ctypes.addressof(byte))
@@ -75,16 +84,18 @@ def can_read(pid: int, address: int) -> bool:
 
 
 def checked(description: dict) -> dict:
-    """Return a description, after its shape, strides, address and dtype were checked.
+    """Check the shape, strides, address and dtype of a description, and return it.
 
     Raises:
         BadDescriptionError: no tensor can have them.
     """
     shape, strides = description.get("shape"), description.get("strides")
-    numbers = [None]
-    if isinstance(shape, list) and isinstance(strides, list) and len(shape) == len(strides):
+    are_lists = isinstance(shape, list) and isinstance(strides, list)
+    is_valid = are_lists and len(shape) == len(strides)
+    if is_valid:
         numbers = [*shape, *strides, description.get("address")]
-    if not all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers):
+        is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
+    if not is_valid:
         raise BadDescriptionError("its description has no valid shape, strides and address")
     if not isinstance(getattr(torch, str(description.get("dtype")), None), torch.dtype):
         raise BadDescriptionError("its dtype is none of torch's")
@@ -92,41 +103,46 @@ def checked(description: dict) -> dict:
 
 
 class Reader:
-    """Reads the tensors of one process.
+    """Reads results in one process's memory.
 
     Args:
         pid: the process.
-        device: where its results lie, and where copies of them are made.
+        device: where its results are.
     """
 
     def __init__(self, pid: int, device: torch.device) -> None:
         self._pid = pid
         self._device = device
-        self._opened: dict[str, int] = {}
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._thread = ThreadPoolExecutor(1)
+        self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # a CPU's results are copied here
+        self._thread = ThreadPoolExecutor(1)  # runs copies, so that they can have a time limit
 
     def whole(self, description: dict) -> torch.Tensor:
-        """Return a described tensor.
+        """Return the tensor that a description describes.
 
-        On a CPU it is a copy that is valid until the next read, on a GPU the process's own memory.
+        On a CPU the tensor is a copy, which the next call overwrites. On a GPU it is the process's
+        own memory.
 
         Raises:
-            BadDescriptionError: the description is not one of a tensor.
-            UnreadableError: the memory is not there.
+            BadDescriptionError: the description fits no tensor.
+            UnreadableError: the memory cannot be read.
         """
         description = checked(description)
         dtype = getattr(torch, description["dtype"])
         size = span_of(description["shape"], description["strides"], dtype.itemsize)
         if self._device.type == "cuda":
-            there = self._on_gpu(description, size, dtype.itemsize)
+            data = self._map_gpu_bytes(description, size, dtype.itemsize)
         else:
-            there = self._on_cpu(description, size)
-        made = torch.empty(0, dtype=dtype, device=there.device)
-        return made.set_(there.untyped_storage(), 0, description["shape"], description["strides"])
+            data = self._copy_bytes(description, size)
+        empty = torch.empty(0, dtype=dtype, device=data.device)
+        return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def elements(self, description: dict, places: torch.Tensor) -> torch.Tensor:
-        """Return single elements of a described tensor, by their places in its flat order.
+    def elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
+        """Return some elements of the tensor that a description describes.
+
+        Args:
+            description: of the tensor.
+            indices: of the elements in the flattened tensor.
 
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
@@ -134,52 +150,52 @@ class Reader:
         description = checked(description)
         dtype = getattr(torch, description["dtype"])
         shape, strides = description["shape"], description["strides"]
-        offsets = [_offset(place, shape, strides) for place in places.tolist()]
+        offsets = [_memory_offset(index, shape, strides) for index in indices.tolist()]
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
-            there = self._on_gpu(description, size, dtype.itemsize).view(dtype)
-            return there[torch.tensor(offsets, device=self._device)]
-        found = torch.empty(len(places), dtype=dtype)
+            data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
+            return data[torch.tensor(offsets, device=self._device)]
+        values = torch.empty(len(indices), dtype=dtype)
         for i, offset in enumerate(offsets):
             address = description["address"] + offset * dtype.itemsize
-            target = found.data_ptr() + i * dtype.itemsize
+            target = values.data_ptr() + i * dtype.itemsize
             copy_memory(self._pid, address, dtype.itemsize, target)
-        return found
+        return values
 
     def forget(self) -> None:
-        """Give back what was opened, so that the process can free it."""
-        for address in self._opened.values():
+        """Close all allocations of the process, so that it can free them; free the copy."""
+        for address in self._address_of.values():
             cuda_ipc.close_handle(address)
-        self._opened = {}
+        self._address_of = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Forget everything; the process has ended or will be ended."""
+        """Free everything; the process has ended, or the caller ends it now."""
         self.forget()
         self._thread.shutdown(wait=False)
 
-    def _on_cpu(self, description: dict, size: int) -> torch.Tensor:
-        """Return a copy of so many bytes that begin with a described tensor's first element."""
+    def _copy_bytes(self, description: dict, size: int) -> torch.Tensor:
+        """Return a copy of `size` bytes of a CPU's memory, from the described address on."""
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(0, dtype=torch.uint8)
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
             if size > free_bytes(CPU):
                 raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
             self._buffer = torch.empty(size, dtype=torch.uint8)
-        made = torch.empty(0, dtype=torch.uint8).set_(self._buffer.untyped_storage(), 0, (size,))
         target = self._buffer.data_ptr()
         reading = self._thread.submit(copy_memory, self._pid, description["address"], size, target)
         try:
-            reading.result(timeout=SECONDS_FOR_A_READ)
+            reading.result(timeout=MAX_READ_SECONDS)
         except ReadTimeoutError:
             raise UnreadableError(
                 "a page of it does not come while the process is stopped"
             ) from None
-        return made
+        return self._buffer[:size]
 
-    def _on_gpu(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
-        """Return so many bytes that begin with a described tensor's first element, without a copy.
+    def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
+        """Return `size` bytes of a GPU's memory, from the described place on, without a copy.
 
-        An address between two elements would end this process's use of the GPU.
+        The place must be a multiple of an element's size: a kernel that reads a misaligned address
+        fails, and CUDA then refuses all further work of this process.
         """
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
@@ -189,9 +205,9 @@ class Reader:
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
         try:
-            if handle not in self._opened:
-                self._opened[handle] = cuda_ipc.open_handle(handle)
-            base = self._opened[handle]
+            if handle not in self._address_of:
+                self._address_of[handle] = cuda_ipc.open_handle(handle)
+            base = self._address_of[handle]
             if distance < 0 or distance + size > cuda_ipc.size_of(base):
                 raise BadDescriptionError("it reaches beyond its allocation")
         except (cuda_ipc.CudaError, ValueError) as error:
@@ -199,13 +215,21 @@ class Reader:
         return cuda_ipc.bytes_at(base + distance, size, self._device)
 
 
-def _offset(place: int, shape: list[int], strides: list[int]) -> int:
-    """Return how far an element is from the first in memory, in elements.
+def _memory_offset(index: int, shape: list[int], strides: list[int]) -> int:
+    """Return an element's distance from the first element in memory, counted in elements.
 
-    In a transposed `[2, 3]`, of strides `[1, 2]`, element 1 in flat order has offset 2.
+    Example: a tensor of shape [2, 3] with strides [1, 2], as a transposed [3, 2] has. The element
+    with index 4 is in row 4 // 3 = 1 and column 4 % 3 = 1. Its offset is 1 * 1 + 1 * 2 = 3.
+
+    Args:
+        index: of the element in the flattened tensor.
+        shape: of the tensor.
+        strides: in elements.
     """
     offset = 0
+    rest = index
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
-        offset += place % side * stride
-        place //= side
+        position = rest % side  # in this dimension
+        offset += position * stride
+        rest //= side
     return offset

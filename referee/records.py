@@ -1,4 +1,15 @@
-"""The results of a command, in the one shape that is printed, drawn and written as JSON."""
+"""Makes records: results in the form in which they are printed, drawn and written as JSON.
+
+A document is the content of a JSON file. Its records are nested like this:
+
+    document           a run of the command
+      records          a file on a problem, in one dtype and size
+        runs           a precision setting
+          forward      "summary": a row for each contestant; "seconds": all samples
+          step         the same of a training step, or None
+
+README, "Results", explains all keys.
+"""
 
 import json
 import platform
@@ -15,18 +26,25 @@ from referee.report import SCALE, SCHEMA
 from referee.timing import Names, Step, speed_up, spread
 from referee.verdict import Run, Verdict, compare_times
 
-KEYS = ("median_ms", "p10_ms", "p90_ms", "ratio", "ratio_low", "ratio_high")
-
 
 class Subject(NamedTuple):
-    """A problem in a dtype and at a size, on which files are graded."""
+    """A problem in a dtype and at a size, on which files are graded.
+
+    Attributes:
+        problem: its name.
+        dtype: of the input, without "torch.".
+        shape: of the input.
+        settings: float32's precision settings to measure; empty for all that the problem has.
+        note: why the shape is not the problem's own; "" if it is.
+        elements: of a call's largest tensor; set in a sweep alone.
+    """
 
     problem: str
     dtype: str
     shape: tuple[int, ...]
-    settings: tuple[str, ...] = ()  # of the precision of products; () are all of the problem
-    note: str = ""  # why the shape is not the headline's
-    elements: int = 0  # of a call's largest tensor, in a sweep
+    settings: tuple[str, ...] = ()
+    note: str = ""
+    elements: int = 0
 
 
 def document(command: str, kind: str, about: dict) -> dict:
@@ -34,8 +52,8 @@ def document(command: str, kind: str, about: dict) -> dict:
 
     Args:
         command: the command line.
-        kind: "comparison", "grading" or "sweep".
-        about: the environment.
+        kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
+        about: the environment, see `environment`.
     """
     return {
         "schema": SCHEMA,
@@ -54,7 +72,7 @@ def as_json(content: dict) -> str:
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
-    """Return the device, the versions and all else that the numbers depend on."""
+    """Return the device, the versions, and what else the numbers depend on."""
     is_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if is_gpu else _processor(),
@@ -67,14 +85,21 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
 
 
 def _processor() -> str:
+    """Return the name of the CPU."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(": ")[2]
     return platform.processor() or platform.machine()
 
 
-def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
-    """Return the record of a verdict on a file, None for this project's own."""
+def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
+    """Return the record of a verdict.
+
+    Args:
+        subject: on which the file was graded.
+        verdict: the verdict.
+        file: the file's path; None for the project's own solution.
+    """
     return {
         "problem": subject.problem,
         "shape": list(subject.shape),
@@ -88,12 +113,12 @@ def record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,
-        "runs": [of_run(run) for run in verdict.runs],
+        "runs": [make_run_record(run) for run in verdict.runs],
     }
 
 
-def of_run(run: Run) -> dict:
-    """Return the record of the times under a setting."""
+def make_run_record(run: Run) -> dict:
+    """Return the entry of "runs" for one precision setting."""
     timings, rate = run.timings, run.timings.rate
     rows = _summary(timings.seconds, timings.names, timings.device)
     medians = {row["name"]: row["median_ms"] for row in rows}
@@ -114,12 +139,12 @@ def of_run(run: Run) -> dict:
         "wall_seconds": timings.wall,
         "notes": timings.notes,
     }
-    step = of_step(run.step) if run.step else None
+    step = make_step_record(run.step) if run.step else None
     return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
-def of_step(step: Step) -> dict:
-    """Return the record of the times of a training step."""
+def make_step_record(step: Step) -> dict:
+    """Return the "step" of a run: the times of a training step and its two halves."""
     forward, backward = step.forward, step.backward
     seconds = {"forward": forward.seconds, "backward": backward.seconds}
     seconds["step"] = {  # the sum of the two in the same round
@@ -128,7 +153,7 @@ def of_step(step: Step) -> dict:
     }
     names, device = forward.names, forward.device
     return {
-        "summary": {half: _summary(timed, names, device) for half, timed in seconds.items()},
+        "summary": {half: _summary(times, names, device) for half, times in seconds.items()},
         "seconds": seconds,
         "wall_seconds": {"forward": forward.wall, "backward": backward.wall},
         "kept_bytes": step.kept,
@@ -137,16 +162,37 @@ def of_step(step: Step) -> dict:
 
 
 def _summary(
-    timed: dict[str, list[float]], names: Names, device: str
+    seconds_of: dict[str, list[float]], names: Names, device: str
 ) -> list[dict[str, float | str]]:
-    """Return one row a contestant out of its seconds; times in ms, ratios to eager's."""
-    roles = {names.solution: "solution", names.eager: "eager", names.again: "control"}
-    roles[COMPILED] = "compiled"
+    """Return a row for each contestant: its times in ms, and eager's time in relation to them.
+
+    Args:
+        seconds_of: each contestant's seconds in all rounds.
+        names: which of them are the solution, eager, and eager again (the control).
+        device: "cpu" or "cuda".
+    """
+    roles = {
+        names.solution: "solution",
+        names.eager: "eager",
+        names.again: "control",
+        COMPILED: "compiled",
+    }
+    eager, control = seconds_of[names.eager], seconds_of[names.again]
     rows = []
-    for name, seconds in timed.items():
-        times = (value * 1e3 for value in (median(seconds), *spread(seconds)))
-        values = zip(KEYS, (*times, *speed_up(timed[names.eager], seconds)), strict=True)
-        said = compare_times(timed[names.eager], timed[names.again], seconds, device)
-        role = roles.get(name, "yardstick")
-        rows.append({"name": name, "role": role, "said": said, **dict(values)})
+    for name, seconds in seconds_of.items():
+        p10, p90 = spread(seconds)
+        ratio, ratio_low, ratio_high = speed_up(eager, seconds)
+        rows.append(
+            {
+                "name": name,
+                "role": roles.get(name, "yardstick"),
+                "said": compare_times(eager, control, seconds, device),
+                "median_ms": median(seconds) * 1e3,
+                "p10_ms": p10 * 1e3,
+                "p90_ms": p90 * 1e3,
+                "ratio": ratio,
+                "ratio_low": ratio_low,
+                "ratio_high": ratio_high,
+            }
+        )
     return rows

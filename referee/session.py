@@ -1,4 +1,4 @@
-"""A command's work: files graded on problems, printed and recorded as verdicts come."""
+"""Grades files on one problem after the other; prints and records each verdict when it comes."""
 
 import argparse
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 
 from referee import console, records
 from referee.cases import DTYPES
+from referee.contestant import Server
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
@@ -19,100 +20,124 @@ from referee.report import tables
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
 
-SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last one may take longer
-QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # about, of a problem in one dtype
-COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}  # bytes, beyond the caches
-COPIES = 10
+SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
+QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
+COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}  # of the roofline's copy: more than caches hold
+COPIES = 10  # of which the fastest counts
 
 
 class UnimportableError(Exception):
-    """This project's own solution cannot be imported; the message says why."""
+    """The project's own solution cannot be imported; the message says why."""
 
 
 @dataclass
 class Session:
-    """Grades files, and prints and records what is found.
+    """One run of the command: grades every file on every subject.
 
     Attributes:
         args: the command's options.
-        files: to be graded.
+        files: the files to grade.
         subjects: the problems, dtypes and sizes on which they are graded, in order.
-        make: returns the problem of a subject.
+        make_problem: makes the problem of a subject.
         device: where solutions compute.
-        headline: of all records.
-        document: where records go.
-        options: the conditions.
-        progress: says what is being done.
+        headline: the device and versions, printed above results.
+        document: the content of the JSON file; the session appends to its "records".
+        options: how files are graded.
+        progress: shows what is done now.
     """
 
     args: argparse.Namespace
     files: list[GradedFile]
     subjects: list[Subject]
-    make: Callable[[Subject, torch.device], Problem]
+    make_problem: Callable[[Subject, torch.device], Problem]
     device: torch.device
     headline: str
     document: dict
     options: Options
     progress: console.Progress
-    _headlines: list[Subject] = field(default_factory=list)  # whose headline is printed
-    _titles: list[str] = field(default_factory=list)  # problems whose title of a sweep is printed
+    _start: float = 0.0  # when `run` began, by `monotonic`
+    # What was printed already: subjects with a headline, and a sweep's problems with a title.
+    _subjects_shown: list[Subject] = field(default_factory=list)
+    _titles_shown: list[str] = field(default_factory=list)
 
     @property
     def _is_ours(self) -> bool:
-        """Return whether this project's own solution is graded."""
+        """Return whether the project's own solution is graded, and not files of the user's."""
         return not self.args.solution
 
     def run(self) -> bool:
-        """Grade all files on all subjects; return whether every verdict is correct or left out."""
-        found = self.document["records"]
-        started = monotonic()
+        """Grade all files on all subjects; return whether the command has succeeded.
+
+        It has if every verdict is "correct" or "left out". A sweep must also have timed at least
+        one size of each problem.
+        """
+        self._start = monotonic()
         try:
-            with referee_at_work(own_builds=not self._is_ours) as server:
+            compiled = self.options.compiled
+            with referee_at_work(own_builds=not self._is_ours, compiled=compiled) as server:
                 if self.args.sweep:
                     console.show(self.headline)
                 if self.options.is_quick:
-                    self._say_how_long()
+                    self._announce_quick_check()
                 for index, subject in enumerate(self.subjects):
-                    self._grade_all(subject, index, server, started)
-        except UnimportableError as failed:
-            console.say(f"the solution cannot be imported: {failed}")
+                    self._grade_all(subject, index, server)
+        except UnimportableError as error:
+            console.say(f"the solution cannot be imported: {error}")
             return False
-        finally:
+        finally:  # after an interrupt, too
             self.progress.clear()
-            if len(found) > 1 and self.args.solution:
-                console.show(f"\n{tables.ranking(found)}")
-            if self.args.sweep and found:
-                add_limits(found, copy_bandwidth(self.device))
-        if self._is_ours and not self.args.sweep:
-            console.show(f"\n{tables.closing(found, monotonic() - started, self.args.full)}")
-        are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in found)
+            self._finish_records()
+        return self._close()
+
+    def _finish_records(self) -> None:
+        """Rank the files, and add the roofline to a sweep: what needs all records."""
+        records_so_far = self.document["records"]
+        if len(records_so_far) > 1 and self.args.solution:
+            console.show(f"\n{tables.ranking(records_so_far)}")
+        if self.args.sweep and records_so_far:
+            add_roofline(records_so_far, copy_bandwidth(self.device))
+
+    def _close(self) -> bool:
+        """Print the last lines; return whether the command has succeeded, see `run`."""
+        all_records = self.document["records"]
+        seconds = monotonic() - self._start
+        are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in all_records)
         if self.args.sweep:
-            console.show(f"\n{tables.closing_of_sweep(found, monotonic() - started)}")
-            return are_right and not tables.untimed(found)
+            console.show(f"\n{tables.closing_of_sweep(all_records, seconds)}")
+            return are_right and not tables.untimed(all_records)
+        if self._is_ours:
+            console.show(f"\n{tables.closing(all_records, seconds, self.args.full)}")
         return are_right
 
-    def _say_how_long(self) -> None:
-        """Say how long the quick check takes."""
+    def _announce_quick_check(self) -> None:
+        """Print what the quick check grades, and how long that takes."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
         seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
         built = "once the first run has built the kernels (up to two minutes)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
-    def _grade_all(self, subject: Subject, index: int, server: object, started: float) -> None:
-        """Grade all files on a subject."""
+    def _grade_all(self, subject: Subject, index: int, server: Server) -> None:
+        """Grade all files on a subject.
+
+        Args:
+            subject: what they are graded on.
+            index: of the subject in `subjects`.
+            server: forks contestants.
+        """
         options = self.options
         if self.args.sweep:
-            seconds = self._share(index, monotonic() - started)
+            seconds = self._seconds_for_size(index)
             if reason := self._why_left_out(subject, seconds):
                 self._report(subject, None, Verdict(self.files[0].path, LEFT_OUT, reason))
                 return
+            # Rounds get half of the time. The other half is for everything else.
             options = replace(options, rounds=Rounds(self.args.trials, seconds / 2))
-        self._announce(subject, index)
+        self._show_progress(subject, index)
         try:
-            problem = self.make(subject, self.device)
-        except (BadReferenceError, torch.OutOfMemoryError) as bad:
+            problem = self.make_problem(subject, self.device)
+        except (BadReferenceError, torch.OutOfMemoryError) as error:
             word = LEFT_OUT if self.args.sweep else ERROR
-            self._report_for_all(subject, word, first_error_line(str(bad)))
+            self._report_for_all(subject, word, first_error_line(str(error)))
             return
         engine = Engine(problem, server, options, self.progress)
         try:
@@ -121,57 +146,73 @@ class Session:
             engine.close()
 
     def _grade_on(self, subject: Subject, engine: Engine) -> None:
-        """Grade all files on a subject, once eager could be timed alone."""
+        """Time eager alone, then grade all files on a subject."""
         try:
             engine.prepare()
-        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as found:
-            self._report_for_all(subject, ERROR, first_error_line(str(found.args[-1])))
+        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as error:
+            self._report_for_all(subject, ERROR, first_error_line(str(error.args[-1])))
             return
         for file in self.files:
             self._grade_one(subject, file, engine)
 
     def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
-        """Report the same verdict on every file: the problem could not be prepared."""
+        """Report the same verdict on every file, because the problem cannot be graded."""
         self.progress.clear()
         for file in self.files:
             self._report(subject, file, Verdict(file.path, word, reason))
 
-    def _share(self, index: int, passed: float) -> float:
-        """Return the seconds that a size of a sweep may take: each problem has as much time.
+    def _seconds_for_size(self, index: int) -> float:
+        """Return the seconds that a size of a sweep may take.
+
+        Every problem gets an equal part of SWEEP_SECONDS, and its sizes share what is left of that.
+        Example: two problems share 100 s. 10 s after the start, 4 sizes of the first problem are
+        left. Each may take (50 - 10) / 4 = 10 s.
 
         Args:
-            index: which of the subjects.
-            passed: seconds since the sweep began.
+            index: of the size in `subjects`.
         """
         names = [subject.problem for subject in self.subjects]
         problems = list(dict.fromkeys(names))
         name = names[index]
-        end = SWEEP_SECONDS[self.device.type] * (problems.index(name) + 1) / len(problems)
-        return (end - passed) / names[index:].count(name)
+        problems_end = SWEEP_SECONDS[self.device.type] * (problems.index(name) + 1) / len(problems)
+        sizes_left = names[index:].count(name)
+        seconds_left = problems_end - (monotonic() - self._start)
+        return seconds_left / sizes_left
 
-    def _announce(self, subject: Subject, index: int) -> None:
-        """Show the next problem in the progress line."""
-        of_all = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
-        what = "building the kernels" if self._is_ours and index == 0 else "starting"
-        self.progress(f"{subject.problem}{of_all}: {what}")
+    def _show_progress(self, subject: Subject, index: int) -> None:
+        """Show the next subject in the progress line."""
+        position = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
+        stage = "building the kernels" if self._is_ours and index == 0 else "starting"
+        self.progress(f"{subject.problem}{position}: {stage}")
 
     def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
-        """Grade a file, and report the verdict."""
+        """Grade a file, and report the verdict.
+
+        Raises:
+            UnimportableError: the file is the project's own, and cannot be imported.
+        """
         try:
             verdict = engine.grade(file)
-        except KeyboardInterrupt as stopped:
+        except KeyboardInterrupt as interrupt:
             self.progress.clear()
-            if verdict := getattr(stopped, "verdict", None):  # none between two steps of `grade`
+            # It has no verdict if it came at the very start or end of `grade`.
+            if verdict := getattr(interrupt, "verdict", None):
                 self._report(subject, file, verdict)
             raise
         self.progress.clear()
-        is_imported = verdict.count or self.args.sweep
-        if self._is_ours and verdict.word == ERROR and not is_imported:
+        # A grading compares cases right after the import; a sweep compares none.
+        may_be_import = verdict.count == 0 and not self.args.sweep
+        if self._is_ours and verdict.word == ERROR and may_be_import:
             raise UnimportableError(verdict.reason)
         self._report(subject, file, verdict)
 
     def _why_left_out(self, subject: Subject, seconds: float) -> str:
-        """Return why there is no memory or time for a size, or ""."""
+        """Return the reason why a size of a sweep is not timed; "" if it is.
+
+        Args:
+            subject: the size.
+            seconds: that it may take; not positive if the sweep's time is over.
+        """
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         size = subject.elements * DTYPES[subject.dtype].itemsize
@@ -187,49 +228,60 @@ class Session:
         return f"the {limit:.0f} s of a sweep{of} are over"
 
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
-        """Print and record a verdict on a subject."""
-        is_ours = self._is_ours
-        name = None if is_ours else str(file.path)
-        found = records.record(subject, verdict, name)
-        self.document["records"].append(found)
+        """Record and print a verdict on a subject.
+
+        Args:
+            subject: what was graded on.
+            file: what was graded; None for a size that is left out of a sweep.
+            verdict: the verdict.
+        """
+        name = None if self._is_ours else str(file.path)
+        record = records.make_record(subject, verdict, name)
+        self.document["records"].append(record)
         if self.args.sweep:
-            is_first = bool(verdict.runs) and subject.problem not in self._titles
-            if is_first:
-                self._titles.append(subject.problem)
-            console.show(tables.sweep_line(found, is_first))
+            self._show_sweep_line(record)
             return
         self._show_headline(subject)
-        if is_ours:
-            is_first = len(self._headlines) == 1
+        if self._is_ours:
+            is_first = len(self._subjects_shown) == 1
             ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
-            console.show(f"{ready}{tables.details(found)}")
+            console.show(f"{ready}{tables.details(record)}")
         else:
-            console.show(tables.line(found))
+            console.show(tables.line(record))
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
-        elif verdict.details and not is_ours:
+        elif verdict.details and not self._is_ours:
             traceback = "its traceback and " if verdict.word == ERROR else ""
             console.say(f"{file.path}: --verbose shows {traceback}what it printed")
 
+    def _show_sweep_line(self, record: dict) -> None:
+        """Print the line of a size, below a title if it is the problem's first that was timed."""
+        needs_title = bool(record["runs"]) and record["problem"] not in self._titles_shown
+        if needs_title:
+            self._titles_shown.append(record["problem"])
+        console.show(tables.sweep_line(record, needs_title))
+
     def _show_headline(self, subject: Subject) -> None:
         """Print what is measured, once for each subject."""
-        if subject in self._headlines:
+        if subject in self._subjects_shown:
             return
-        start = "\n" if self._headlines else ""
+        blank_line = "\n" if self._subjects_shown else ""
         note = f"\n{subject.note}" if subject.note else ""
         shape = f"{list(subject.shape)} {subject.dtype}"
-        console.show(f"{start}{subject.problem}: {self.headline}; {shape}{note}")
-        self._headlines.append(subject)
+        console.show(f"{blank_line}{subject.problem}: {self.headline}; {shape}{note}")
+        self._subjects_shown.append(subject)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return the bytes a second that a copy reads and writes, beyond the caches."""
-    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    """Return how many bytes a second a copy reads and writes together, beyond the caches."""
+    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = source.clone()
-    return 2 * source.nbytes / min(_seconds_of_a_copy(target, source) for _ in range(COPIES))
+    fastest = min(_seconds_of_copy(target, source) for _ in range(COPIES))
+    return 2 * source.nbytes / fastest
 
 
-def _seconds_of_a_copy(target: torch.Tensor, source: torch.Tensor) -> float:
+def _seconds_of_copy(target: torch.Tensor, source: torch.Tensor) -> float:
+    """Copy once, and return the seconds."""
     if source.device.type == "cpu":
         start = perf_counter()
         target.copy_(source)
@@ -242,19 +294,26 @@ def _seconds_of_a_copy(target: torch.Tensor, source: torch.Tensor) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
-def add_limits(found: list[dict], bandwidth: float) -> None:
-    """Add to each record of a sweep its time on the roofline.
+def add_roofline(sweep_records: list[dict], bandwidth: float) -> None:
+    """Set "roofline_seconds" of each forward of a sweep.
 
-    The peak rate is the highest in the record's series: its problem, dtype and setting.
+    It is the larger of two times: that of the work at the peak rate, and that of the moved bytes at
+    the memory's bandwidth. The peak rate is the highest that the floors reach at any size of the
+    same problem, dtype and setting.
+
+    Args:
+        sweep_records: the records of the sweep, changed in place.
+        bandwidth: of the memory, in bytes a second.
     """
-    series: dict[tuple, list[dict]] = {}
-    for record in found:
+    forwards_of: dict[tuple, list[dict]] = {}
+    for record in sweep_records:
         for run in record["runs"]:
-            if run["forward"]["floor_seconds"]:  # an interrupt came before it was known
-                key = record["problem"], record["dtype"], run["setting"]
-                series.setdefault(key, []).append(run["forward"])
-    for forwards in series.values():
-        peak = max(forward["work"] / forward["floor_seconds"] for forward in forwards)
+            if run["forward"]["floor_seconds"]:  # missing if an interrupt came before
+                series = record["problem"], record["dtype"], run["setting"]
+                forwards_of.setdefault(series, []).append(run["forward"])
+    for forwards in forwards_of.values():
+        peak_rate = max(forward["work"] / forward["floor_seconds"] for forward in forwards)
         for forward in forwards:
-            limits = forward["work"] / peak, forward["moved_bytes"] / bandwidth
-            forward["roofline_seconds"] = max(limits)
+            seconds_to_compute = forward["work"] / peak_rate
+            seconds_to_move = forward["moved_bytes"] / bandwidth
+            forward["roofline_seconds"] = max(seconds_to_compute, seconds_to_move)

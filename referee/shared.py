@@ -1,16 +1,24 @@
-"""Tensors in memory that the referee owns and that the processes under it map.
+"""Tensors in memory that the referee owns and that contestants' processes map.
 
-Both sides use this module. The referee writes inputs, parameters, and gradients of outputs into a
-`Region`, and sends the region's form, which says where they are; the process makes tensors of them
-with `Mapping.tensors`. On a CPU all regions are parts of one file in memory (a memfd), which both
-sides map. On a GPU each region is an allocation of its own, which the process opens by CUDA IPC.
+The referee's process and the contestant's process both use this module:
 
-A form is a dictionary that JSON can hold:
+    referee                                       contestant's process
+    region.place(values), region.write(values)
+    sends region.form in a request           ->   Mapping.tensors(form): the same memory as tensors
 
-    {"memory": how to reach the region, see `Region.describe`,
-     "storages": [[start, size], ...]                bytes within the region,
-     "values": [{"storage": 0, "offset": 0, "shape": [2, 3], "strides": [3, 1], "dtype": "float32"},
-                {"constant": "a pickled value that is no tensor, in base64"}, ...]}
+On a CPU all regions are parts of one file in memory (a memfd), which both processes map. On a GPU
+each region is an allocation of its own, which the contestant's process opens by CUDA IPC.
+
+A form says where a region's values are. It is a dictionary that JSON can hold:
+
+    {"memory": {"start": 8192}                      CPU: the region's first byte in the memfd, or
+               {"handle": "00ff..."}                GPU: the allocation's IPC handle,
+     "storages": [[0, 24], [4096, 12], ...]         start and size in bytes, within the region,
+     "values": [{"storage": 0,                      index into "storages",
+                 "offset": 0,                       in elements, as are the strides,
+                 "shape": [2, 3], "strides": [3, 1], "dtype": "float32"},
+                {"constant": "gASVBw..."},          a value that is no tensor, see `pack`
+                ...]}
 """
 
 import base64
@@ -23,51 +31,58 @@ import torch
 
 from referee import cuda_ipc
 
-# Bytes of the file. Only pages that were written take memory.
+# Size of the memfd in bytes. Only pages that were written take memory.
 POOL_BYTES = 1 << 40
-ALIGNMENT = 4096  # bytes, of the start of every storage
-# A block that was given back is used again for a region of at least this part of its size.
-LEAST_USED_PART = 0.25
-LARGEST_COMPARED = 1 << 28  # bytes at a time
-LEAST_REGION = 1 << 20  # bytes, so that small cases seldom need a new region
+ALIGNMENT = 4096  # bytes: every storage starts at a multiple of this
+# A free block is reused only for a region that fills at least this part of it.
+MIN_FILLED_PART = 0.25
+COMPARED_AT_ONCE = 1 << 28  # bytes that one torch.equal compares
+MIN_BLOCK_BYTES = 1 << 20  # a region that holds a small case seldom needs a larger block later
 
 
 def pack(value: object) -> str:
-    """Return any value as a text."""
+    """Return a value as text: pickled, in base64."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
 def unpack(text: str) -> object:
-    """Return the value that `pack` made a text of."""
+    """Return the value that `pack` turned into this text."""
     return pickle.loads(base64.b64decode(text))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its module: "float32"."""
+    """Return the name of a dtype without its module: "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def flat_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Return all the memory under x as bytes, with what a view skips."""
+    """Return x's whole storage as bytes, without a copy.
+
+    If x is a view, the bytes include the parts of the storage that the view skips.
+    """
     storage = x.untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=x.device)
     return whole.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def with_form(storage: torch.Tensor, form: dict) -> torch.Tensor:
-    """Return a tensor of this form over the bytes of a storage.
+    """Return a tensor with this form over the bytes of a storage, without a copy.
 
     Args:
-        storage: bytes, a tensor that begins where its storage begins.
+        storage: a uint8 tensor that begins where its storage begins.
         form: an entry of "values", see the head of this file.
     """
     dtype = getattr(torch, form["dtype"])
-    made = torch.empty(0, dtype=dtype, device=storage.device)
-    return made.set_(storage.untyped_storage(), form["offset"], form["shape"], form["strides"])
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
+    return empty.set_(storage.untyped_storage(), form["offset"], form["shape"], form["strides"])
 
 
 def without_repeats(x: torch.Tensor) -> torch.Tensor:
-    """Return a view of x with one of the elements that a stride of 0 repeats: the others follow."""
+    """Return a view of x in which each dimension of stride 0 is narrowed to size 1.
+
+    All elements along such a dimension share memory, so whoever writes the view writes all of x.
+    Example: for x = column.expand(4, 3), of strides [1, 0], the view has the shape [4, 1].
+    """
     for dimension, (side, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
         if side > 1 and stride == 0:
             x = x.narrow(dimension, 0, 1)
@@ -80,25 +95,29 @@ def _aligned(size: int) -> int:
 
 
 def forms_of(values: list) -> tuple[list[int], list[dict]]:
-    """Return the sizes in bytes of the storages under some values, and the form of each value.
+    """Return the size in bytes of each storage under some values, and the form of each value.
 
-    Tensors that share a storage share it in the form, too. Values that are no tensors are pickled.
+    Tensors that share a storage get the same index of a storage. Values that are no tensors are
+    packed. Example: for [base[:4], base[2:]] with base of 10 floats, the sizes are [40], and both
+    forms have "storage": 0, with the offsets 0 and 2.
     """
     sizes: list[int] = []
-    known: dict[int, int] = {}
+    index_of: dict[int, int] = {}  # from a storage's address to its index in `sizes`
     forms = []
     for x in values:
         if not isinstance(x, torch.Tensor):
             forms.append({"constant": pack(x)})
             continue
         storage = x.untyped_storage()
-        key = storage.data_ptr() or -id(x)  # storages without bytes are all at address 0
-        if key not in known:
-            known[key] = len(sizes)
+        address = storage.data_ptr()
+        if address == 0:  # the address of every empty storage: the negative id keeps them apart
+            address = -id(x)
+        if address not in index_of:
+            index_of[address] = len(sizes)
             sizes.append(storage.nbytes())
         forms.append(
             {
-                "storage": known[key],
+                "storage": index_of[address],
                 "offset": x.storage_offset(),
                 "shape": list(x.shape),
                 "strides": list(x.stride()),
@@ -111,9 +130,13 @@ def forms_of(values: list) -> tuple[list[int], list[dict]]:
 class Region:
     """A part of the shared memory that holds one list of values at a time.
 
+    Args:
+        pool: where its memory comes from.
+
     Attributes:
-        form: where the values are, as a process needs it.
-        tensors: the referee's own view of the values.
+        form: where the values are; a contestant's process makes tensors from it.
+        tensors: the same values in the referee's process: tensors over the shared memory, and
+            unpacked constants.
     """
 
     def __init__(self, pool: "Pool") -> None:
@@ -124,21 +147,27 @@ class Region:
         self.tensors: list = []
 
     def place(self, values: list) -> None:
-        """Make room for values of these forms. What is there is undefined until `write`."""
+        """Make room for values with the forms of these; `write` then copies the values there."""
         sizes, forms = forms_of(values)
         self.arrange(sizes, forms)
 
     def arrange(self, sizes: list[int], forms: list[dict]) -> None:
-        """Make room for values of these forms, which lie in storages of these sizes in bytes."""
-        parts, end = [], 0
+        """Make room for values whose sizes of storages and forms are known, see `forms_of`.
+
+        Storages follow each other, each at a multiple of ALIGNMENT. For the sizes [24, 5000, 12]:
+
+            byte     0      4096       12288
+                     |24 .. |5000 .... |12 ..
+        """
+        placed, end = [], 0
         for size in sizes:
-            parts.append([end, size])
+            placed.append([end, size])
             end += _aligned(size)
         if self._block is None or self._block.size < end:
             self.close()
-            self._block = self._pool.block(max(end, LEAST_REGION))
-        storages = [self._block.bytes(*part) for part in parts]
-        self.form = {"memory": self._block.describe(), "storages": parts, "values": forms}
+            self._block = self._pool.block(max(end, MIN_BLOCK_BYTES))
+        storages = [self._block.bytes(start, size) for start, size in placed]
+        self.form = {"memory": self._block.describe(), "storages": placed, "values": forms}
         self.tensors = []
         for form in forms:
             if "constant" in form:
@@ -147,38 +176,44 @@ class Region:
                 self.tensors.append(with_form(storages[form["storage"]], form))
 
     def write(self, values: list) -> None:
-        """Copy values into their places, with the memory that views of them skip.
+        """Copy values into the shared memory.
 
-        The region remembers the values, without a copy, so that `is_unchanged` can compare.
+        Values with the region's layout are copied as whole storages, so that views of one storage
+        agree. Values with another layout are copied element by element.
+
+        The region keeps a reference to the values, the originals, for `changed_values`.
         """
         self._originals = values
-        for there, x in zip(self.tensors, values, strict=True):
-            if not isinstance(x, torch.Tensor):
+        for copy, original in zip(self.tensors, values, strict=True):
+            if not isinstance(original, torch.Tensor):
                 continue
-            if _is_laid_out_alike(there, x):
-                flat_bytes(there).copy_(flat_bytes(x))
+            if _have_same_layout(copy, original):
+                flat_bytes(copy).copy_(flat_bytes(original))
             else:
-                distinct = without_repeats(there)
-                distinct.copy_(_part(x, distinct.shape))
+                distinct = without_repeats(copy)
+                distinct.copy_(_leading_part(original, distinct.shape))
 
     @property
     def size(self) -> int:
-        """The bytes of the storages under the values."""
+        """The size of all storages in bytes, without the gaps of the alignment."""
         return sum(size for _, size in self.form.get("storages", []))
 
     def fill(self) -> None:
-        """Fill the tensors with 0xff, a NaN in every float dtype."""
-        for x in self.tensors:
-            if isinstance(x, torch.Tensor):
-                flat_bytes(x).fill_(0xFF)
+        """Fill the tensors with bytes 0xff, a NaN in every float dtype."""
+        for tensor in self.tensors:
+            if isinstance(tensor, torch.Tensor):
+                flat_bytes(tensor).fill_(0xFF)
 
     def rewrite(self) -> None:
-        """Write the same values once more, unless they were forgotten."""
+        """Write the originals again; do nothing after `forget`."""
         if self._originals:
             self.write(self._originals)
 
     def forget(self) -> None:
-        """Free the values that `is_unchanged` compares with; call `write` before it again."""
+        """Drop the originals, so that their memory is freed.
+
+        `changed_values` and `is_unchanged` need another `write` first.
+        """
         self._originals = []
 
     def close(self) -> None:
@@ -190,81 +225,100 @@ class Region:
         self.forget()
 
     def is_unchanged(self) -> bool:
-        """Return whether the region still holds, to the last bit, what was written."""
-        return not self.changed()
+        """Return whether every value still has the bits of its original."""
+        return not self.changed_values()
 
-    def changed(self) -> list[int]:
-        """Return the indices of the values that differ, by a bit or more, from those written."""
-        found = []
-        for i, (there, x) in enumerate(zip(self.tensors, self._originals, strict=True)):
-            if isinstance(x, torch.Tensor) and not _same_bits(there, x):
-                found.append(i)
-        return found
+    def changed_values(self) -> list[int]:
+        """Return the indices of the values that differ from their originals in any bit."""
+        indices = []
+        for i, (copy, original) in enumerate(zip(self.tensors, self._originals, strict=True)):
+            if isinstance(original, torch.Tensor) and not _have_same_bits(copy, original):
+                indices.append(i)
+        return indices
 
 
-def _part(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the first part of x that has this shape, of as many dimensions."""
+def _leading_part(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return x[:shape[0], :shape[1], ...]; x has as many dimensions as the shape."""
     for dimension, side in enumerate(shape):
         x = x.narrow(dimension, 0, side)
     return x
 
 
-def _is_laid_out_alike(there: torch.Tensor, x: torch.Tensor) -> bool:
-    """Return whether two tensors have storages of the same size and the same form."""
-    mine, theirs = flat_bytes(there).numel(), flat_bytes(x).numel()
-    return mine == theirs and forms_of([there]) == forms_of([x])
+def _have_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have the same form, over storages of the same size."""
+    return forms_of([a]) == forms_of([b])
 
 
-def _same_bits(there: torch.Tensor, x: torch.Tensor) -> bool:
-    if _is_laid_out_alike(there, x):
-        return _are_equal_bytes(flat_bytes(there), flat_bytes(x))
-    mine, theirs = (t.contiguous().view(-1).view(torch.uint8) for t in (there, x))
-    return _are_equal_bytes(mine, theirs)
+def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors hold the same bits.
+
+    With the same layout, what the views skip in their storages must be equal, too.
+    """
+    if _have_same_layout(a, b):
+        return _are_equal_bytes(flat_bytes(a), flat_bytes(b))
+    return _are_equal_bytes(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+    )
 
 
-def _are_equal_bytes(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Compare bytes in pieces: `torch.equal` needs as much memory again as what it compares."""
-    if mine.numel() != theirs.numel():
+def _are_equal_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare two uint8 tensors part by part: `torch.equal` allocates as much as it compares."""
+    if a.numel() != b.numel():
         return False
-    for start in range(0, mine.numel(), LARGEST_COMPARED):
-        end = start + LARGEST_COMPARED
-        if not torch.equal(mine[start:end], theirs[start:end]):
+    for start in range(0, a.numel(), COMPARED_AT_ONCE):
+        end = start + COMPARED_AT_ONCE
+        if not torch.equal(a[start:end], b[start:end]):
             return False
     return True
 
 
 class _Block:
-    """Some consecutive bytes of shared memory: of the mapped file, or of an allocation on a GPU."""
+    """Consecutive bytes of shared memory.
 
-    def __init__(self, start: int, size: int, mapping: "mmap.mmap | cuda_ipc.Allocation") -> None:
+    Args:
+        start: the first byte within the memory.
+        size: in bytes.
+        memory: the mapped memfd on a CPU, an allocation on a GPU.
+    """
+
+    def __init__(self, start: int, size: int, memory: "mmap.mmap | cuda_ipc.Allocation") -> None:
         self.start = start
         self.size = size
-        self._mapping = mapping
+        self._memory = memory
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
-        """Return a part of the block as a tensor with a storage of its own."""
-        if isinstance(self._mapping, cuda_ipc.Allocation):
-            return self._mapping.bytes(start, size)
-        return _mapped_bytes(self._mapping, self.start + start, size)
+        """Return bytes of the block, without a copy, as a tensor with a storage of its own.
+
+        Args:
+            start: of the bytes, counted from the block's first.
+            size: how many bytes.
+        """
+        if isinstance(self._memory, cuda_ipc.Allocation):
+            return self._memory.bytes(start, size)
+        return _mapped_bytes(self._memory, self.start + start, size)
 
     def describe(self) -> dict:
-        """Return how a process reaches the block."""
-        if isinstance(self._mapping, cuda_ipc.Allocation):
-            return {"handle": self._mapping.handle}
+        """Return the "memory" of a form: how a contestant's process reaches the block."""
+        if isinstance(self._memory, cuda_ipc.Allocation):
+            return {"handle": self._memory.handle}
         return {"start": self.start}
 
 
 def _mapped_bytes(mapping: mmap.mmap, start: int, size: int) -> torch.Tensor:
-    if size == 0:
+    """Return bytes of a mapped file as a tensor, without a copy."""
+    if size == 0:  # torch.frombuffer refuses it
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=start)
 
 
 class Pool:
-    """The referee's side: all memory that it shares with the processes of one grading.
+    """All memory that the referee shares with the contestants of one problem.
+
+    Args:
+        device: where contestants compute.
 
     Attributes:
-        descriptor: of the file in memory that processes map.
+        descriptor: the memfd's, which contestants' processes inherit and map.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -275,19 +329,19 @@ class Pool:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
         self._mapping = mmap.mmap(self.descriptor, POOL_BYTES)
-        self._end = 0
+        self._end = 0  # bytes of the memfd that blocks have taken
         self._allocations: list[cuda_ipc.Allocation] = []
-        self._unused: list[_Block] = []
+        self._free_blocks: list[_Block] = []
 
     def block(self, size: int) -> _Block:
-        """Return a block of at least so many bytes: one that was given back, or a new one.
+        """Return a block of at least `size` bytes: the smallest free one that fits, or a new one.
 
-        Blocks stay shared until `close`, for a process may still map them.
+        A block is never unmapped before `close`, because a contestant's process may still use it.
         """
-        fitting = [b for b in self._unused if LEAST_USED_PART * b.size <= size <= b.size]
-        if fitting:
-            block = min(fitting, key=lambda b: b.size)
-            self._unused.remove(block)
+        candidates = [b for b in self._free_blocks if MIN_FILLED_PART * b.size <= size <= b.size]
+        if candidates:
+            block = min(candidates, key=lambda b: b.size)
+            self._free_blocks.remove(block)
             return block
         if self._device.type == "cuda":
             allocation = cuda_ipc.Allocation(size, self._device)
@@ -298,11 +352,11 @@ class Pool:
         return _Block(start, size, self._mapping)
 
     def give_back(self, block: _Block) -> None:
-        """Take a block back, for other regions."""
-        self._unused.append(block)
+        """Take a block back, so that another region can use it."""
+        self._free_blocks.append(block)
 
     def close(self) -> None:
-        """Free the memory. The processes that mapped it must have ended."""
+        """Free the memory. All processes that mapped it must have ended before."""
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []
@@ -310,10 +364,14 @@ class Pool:
 
 
 class Mapping:
-    """A process's side of a pool: makes tensors of forms.
+    """A pool as a contestant's process sees it; makes tensors from forms.
+
+    Args:
+        descriptor: the memfd's.
+        device: where the process computes.
 
     Attributes:
-        span: the addresses, first and one beyond the last, at which this process maps the file.
+        span: the addresses at which this process maps the memfd: the first, and one past the last.
     """
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
@@ -321,11 +379,12 @@ class Mapping:
         self._mapping = mmap.mmap(descriptor, POOL_BYTES)
         first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()
         self.span = first, first + POOL_BYTES
-        self._opened: dict[str, int] = {}
+        self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
 
     def tensors(self, form: dict) -> list:
-        """Return the values of a form; tensors are the shared memory itself."""
-        storages = [self._bytes(form["memory"], *part) for part in form["storages"]]
+        """Return the values of a form; its tensors are the shared memory itself, not copies."""
+        memory = form["memory"]
+        storages = [self._bytes(memory, start, size) for start, size in form["storages"]]
         values = []
         for value in form["values"]:
             if "constant" in value:
@@ -335,13 +394,16 @@ class Mapping:
         return values
 
     def _bytes(self, memory: dict, start: int, size: int) -> torch.Tensor:
+        """Return bytes of a region, without a copy.
+
+        Args:
+            memory: how to reach the region, see the head of this file.
+            start: of the bytes, counted from the region's first.
+            size: how many bytes.
+        """
         if "start" in memory:
             return _mapped_bytes(self._mapping, memory["start"] + start, size)
         handle = memory["handle"]
-        if handle not in self._opened:
-            self._opened[handle] = cuda_ipc.open_handle(handle)
-        return cuda_ipc.bytes_at(self._opened[handle] + start, size, self._device)
-
-    def opened_spans(self) -> dict[str, int]:
-        """Return the address at which this process sees each region of a GPU, by its handle."""
-        return dict(self._opened)
+        if handle not in self._address_of:
+            self._address_of[handle] = cuda_ipc.open_handle(handle)
+        return cuda_ipc.bytes_at(self._address_of[handle] + start, size, self._device)

@@ -107,7 +107,7 @@ class State:
         if not self.names:
             return []
         names = list(self.names)
-        changed_names = [names[i] for i in self._region.changed()]
+        changed_names = [names[i] for i in self._region.changed_values()]
         return [name for name in changed_names if name not in buffers]
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.contestant import EndedError, ForgedError, RaisedError, died
+from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
 from referee.reference_file import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
@@ -135,7 +135,7 @@ def _describe_status(status: int) -> str:
     """Return in words how a process has ended; a negative status is that of a signal."""
     if status >= 0:
         return f"exits with status {status}"
-    if died(status):
+    if was_killed(status):
         return "killed, as for want of memory,"
     return f"crashes ({_signal_name(-status)})"
 

@@ -37,7 +37,7 @@ def quick(monkeypatch, place, small):
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
     monkeypatch.setattr(relu, "SWEEP_EXPONENTS", {"cpu": range(10, 13)})
     monkeypatch.setattr(linear, "SWEEP_ROWS", {"cpu": (1, 4)})
-    monkeypatch.setattr(session, "COPIED", {"cpu": 1 << 20})
+    monkeypatch.setattr(session, "COPIED_BYTES", {"cpu": 1 << 20})
 
 
 def test_json_of_problems(quick, tmp_path, capsys):
@@ -132,7 +132,7 @@ def test_files_on_a_full_disk_and_those_that_are_not_finished(quick, monkeypatch
 def test_markdown():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
     step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
-    found[0]["runs"][0]["step"] = records.of_step(step)
+    found[0]["runs"][0]["step"] = records.make_step_record(step)
     found.append(record(relu, "int8", word="wrong", reason="one; two"))
     note = " Interrupted: not all of it was measured."
     times = "1.500 ms | 3.000 ms | **2.000** (2.000 to 2.000)"
@@ -151,7 +151,7 @@ def test_markdown():
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second time is one always, the solution where it is as fast."""
-    text = tables.results(records.of_run(Run("", timings(relu, ratio, noise=noise))))
+    text = tables.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
     assert [rows[n] for n in (names.again, names.solution, names.eager)] == [True, is_tie, False]
@@ -200,11 +200,11 @@ def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tm
 def test_noise_is_explained_below_each_table():
     noisy = timings(relu, noise=9.0)
     step = timing.Step(noisy, noisy)
-    text = tables.results(records.of_run(Run("", noisy, step)))
+    text = tables.results(records.make_run_record(Run("", noisy, step)))
     assert text.count("  too noisy\n") >= 2
     assert text.count(f"\n{tables.NOISY}\n") == text.count(f"{tables.NOISY}") == 2
     quiet = timings(relu)
-    text = tables.results(records.of_run(Run("", quiet, timing.Step(quiet, quiet))))
+    text = tables.results(records.make_run_record(Run("", quiet, timing.Step(quiet, quiet))))
     assert "too noisy" not in text
     graded = record(relu)
     graded["file"], graded["runs"][0]["time"] = "a.py", "too noisy"
@@ -214,7 +214,7 @@ def test_noise_is_explained_below_each_table():
 def test_a_copy_is_no_limit():
     """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
     for ratio, is_faster in ((1.2, False), (2.0, True)):
-        text = tables.results(records.of_run(Run("", timings(relu, ratio))))
+        text = tables.results(records.make_run_record(Run("", timings(relu, ratio))))
         assert (tables.NO_LIMIT in text) == is_faster
 
 
@@ -274,7 +274,7 @@ def test_roofline():
     forwards = [r["runs"][0]["forward"] for r in found]
     for forward, work, floor in zip(forwards, (10, 10_000, 7), (1.0, 10.0, 0.0), strict=True):
         forward |= {"work": work, "floor_seconds": floor, "moved_bytes": 500}
-    session.add_limits(found, 100.0)
+    session.add_roofline(found, 100.0)
     assert [forward["roofline_seconds"] for forward in forwards] == [5.0, 10.0, None]  # interrupted
 
 

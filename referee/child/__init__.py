@@ -1,5 +1,10 @@
-"""The process in which a solution, or eager, runs. It does what it is asked, and judges nothing.
+"""The code of a contestant's process: it answers the referee's requests, and judges nothing.
 
-Both sides use `shared`, `results`, `cuda_ipc`, `names` and `gradients_of`. No expected result, and
-none of the referee's objects, is in this process.
+    main         forks contestants' processes; receives requests and sends replies
+    worker       the methods that requests name
+    clock        times calls
+    yardsticks   calls that eager's process is timed on beside its module
+
+The referee's process and this one both use the modules `shared`, `results`, `cuda_ipc`, `names`,
+`execute` and `gradients_of`. This process holds no expected result and no object of the referee's.
 """

@@ -1,7 +1,7 @@
-"""A process's own clock, by which a call's time is printed.
+"""The clock inside a contestant's process, which times each call.
 
-It decides nothing alone: the referee's clock around the whole request is the least that a call's
-time can be.
+A solution can falsify it. So the referee also times the whole request, and never prints less than
+its own clock allows, see README.
 """
 
 from collections.abc import Callable
@@ -9,23 +9,24 @@ from time import perf_counter
 
 import torch
 
-# Cycles that a GPU waits before the first call: 0.15 ms or so, in which the host gets ahead, so
-# that the events measure the device and not the launch. The empty call waits as long.
-AHEAD_CYCLES = 250_000
+# Cycles for which a GPU waits before a request's first call: about 0.15 ms. The host launches the
+# calls meanwhile, so that the events measure the device and not the launches. The empty call waits
+# as long.
+WAIT_CYCLES = 250_000
 
 
 class CpuClock:
-    """Wall-clock time of calls, one after the other."""
+    """Times calls on a CPU, where each ends before the next begins."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
     def get_ahead(self) -> None:
-        """Do nothing: a CPU's calls are not queued."""
+        """Do nothing: a CPU does not queue calls."""
 
     def time(self, call: Callable[[], object]) -> object:
-        """Call, and return what the call returns."""
+        """Time a call; return what the call returns."""
         start = perf_counter()
         result = call()
         self._ends.append(perf_counter())
@@ -33,24 +34,24 @@ class CpuClock:
         return result
 
     def seconds(self) -> list[float]:
-        """Return the seconds of the calls since the last time that this was asked."""
-        found = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
+        """Return the seconds of each call since `seconds` was called last."""
+        durations = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
         self._starts, self._ends = [], []
-        return found
+        return durations
 
 
 class CudaClock:
-    """Device time of calls on the current stream."""
+    """Times calls on a GPU, by events on the current stream."""
 
     def __init__(self) -> None:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def get_ahead(self) -> None:
-        """Keep the device waiting while the host launches."""
-        torch.cuda._sleep(AHEAD_CYCLES)
+        """Make the device wait, so that the host gets ahead of it with its launches."""
+        torch.cuda._sleep(WAIT_CYCLES)
 
     def time(self, call: Callable[[], object]) -> object:
-        """Call, and return what the call returns."""
+        """Time a call; return what the call returns."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         result = call()
@@ -59,13 +60,13 @@ class CudaClock:
         return result
 
     def seconds(self) -> list[float]:
-        """Wait for the calls; return the seconds of those since this was asked last.
+        """Return the seconds of each call since `seconds` was called last; wait for their ends.
 
-        Work on a stream that the current one does not wait for is not waited for: its caller could
-        not rely on it either.
+        A call's work on another stream counts only if the current stream waits for it. A caller
+        could not use its result otherwise.
         """
         for _, end in self._events:
             end.synchronize()
-        found = [start.elapsed_time(end) * 1e-3 for start, end in self._events]
+        durations = [start.elapsed_time(end) * 1e-3 for start, end in self._events]
         self._events = []
-        return found
+        return durations

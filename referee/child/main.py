@@ -1,10 +1,16 @@
-"""Forks the processes of contestants, each of which answers requests until it ends.
+"""The server, which forks contestants, and the loop in which a contestant answers requests.
 
-The process that forks has imported torch, and computes nothing, so that OpenMP has no threads yet,
-and its memory holds nothing but code.
+    start                   server: forks a contestant for each request on a socket
+      _become_contestant    contestant: sets up its output
+        _set_limits         contestant: sets its rights and limits
+        _answer_all         contestant: reads requests, calls the worker, writes replies
+
+The server has imported torch but never computes. So it has no OpenMP threads, which a fork would
+lose, and no data of any problem in its memory.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -15,7 +21,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 import torch
-import torch.fx.experimental.symbolic_shapes  # which every process's first backward imports
+import torch.fx.experimental.symbolic_shapes  # else each contestant's first backward imports it
 
 from referee import namespaces
 from referee.child.worker import Worker
@@ -23,60 +29,95 @@ from referee.shared import Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-LONGEST_REQUEST = 1 << 12  # bytes, for a process
-LONGEST_ERROR = 1 << 14  # characters of a message; the whole of a compiler's first errors
-LARGEST_FILE = 16 << 30  # bytes of a file that a solution may write
+MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
+MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
+MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
 
 
-def start(descriptor: int) -> None:
-    """Answer requests for processes on a socket until it is closed.
+def start(descriptor: int, imports: list[str]) -> None:
+    """Run the server: fork a contestant for each request on a socket, until that is closed.
 
-    A request has the device and the most bytes of memory of a process, whether it gets walls, and
-    its descriptors: requests, replies, the shared memory, output. The referee adopts the process,
-    for it is a subreaper, and is told its id, and that of its namespace's first process, or 0.
+    A request is a JSON dictionary with four file descriptors:
 
-    What this process starts counts as the referee's own. So no solution of the same user may write
-    into its memory.
+        {"device": "cpu",          where the contestant computes
+         "most_bytes": 1000000,    limit of its memory, 0 for none
+         "walls": true}            whether it gets a PID namespace of its own
+        descriptors: requests, replies, shared memory, output
+
+    The reply is the text "PID INIT_PID", see `namespaces.fork`. The referee, which is a subreaper,
+    adopts the contestant.
+
+    Processes that the server starts count as the referee's own. So the server is not dumpable: a
+    solution of the same user must not write into its memory.
+
+    Args:
+        descriptor: of the socket.
+        imports: names of modules that the server imports first, so that contestants have them.
     """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
-    with socket.socket(fileno=descriptor) as requests:
+    for name in imports:
+        with suppress(ImportError):  # the contestant that needs the module will raise it
+            importlib.import_module(name)
+    with socket.socket(fileno=descriptor) as referee:
         while True:
-            text, descriptors, *_ = socket.recv_fds(requests, LONGEST_REQUEST, 4)
+            text, descriptors, *_ = socket.recv_fds(referee, MAX_REQUEST_BYTES, 4)
             if not text:
                 os._exit(0)
-            about = json.loads(text)
-            pid, first = namespaces.fork(about["walls"])
+            settings = json.loads(text)
+            pid, init_pid = namespaces.fork(settings["walls"])
             if pid == 0:
-                requests.close()
-                _become_contestant(about, descriptors)
+                referee.close()
+                _become_contestant(settings, *descriptors)
             with suppress(BrokenPipeError):
-                requests.send(f"{pid} {first}".encode())
-            for theirs in descriptors:
-                os.close(theirs)
+                referee.send(f"{pid} {init_pid}".encode())
+            for contestants_descriptor in descriptors:
+                os.close(contestants_descriptor)
 
 
-def _become_contestant(about: dict, descriptors: list[int]) -> NoReturn:
-    """Do what a contestant's process does."""
+def _become_contestant(
+    settings: dict, requests: int, replies: int, memory: int, output: int
+) -> NoReturn:
+    """Do the work of a contestant's process; see `start` for the settings and descriptors."""
     os.setsid()
-    *ours, output = descriptors
-    for stream in (1, 2):
+    for stream in (1, 2):  # stdout and stderr
         os.dup2(output, stream)
     os.close(output)
-    _answer_all(*ours, torch.device(about["device"]), about["most_bytes"])
-
-
-def _answer_all(
-    requests: int, replies: int, memory: int, device: torch.device, most_bytes: int
-) -> NoReturn:
-    """Answer requests, by descriptors, until there are no more; `most_bytes` is 0 for no limit."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that it ends as the referee does
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if most_bytes:  # a solution, whose results the referee reads; nobody may read eager's
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    _set_limits(settings["most_bytes"])
+    device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    _answer_all(requests, replies, memory, device)
+
+
+def _set_limits(most_bytes: int) -> None:
+    """Limit what this process may do; `most_bytes` is 0 for eager.
+
+    A solution's memory must be readable, for the referee reads results there. Eager's is not: it
+    stays not dumpable, as the server is, so that no solution of the same user can read it.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the process is killed when the referee ends
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    is_solution = most_bytes > 0
+    if is_solution:
+        prctl(PR_SET_DUMPABLE, 1)
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+
+
+def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
+    """Answer requests, one JSON line each, until the pipe of requests ends.
+
+    A request is {"op": a method of `Worker`, "arguments": {...}, "token": "..."}. The reply is what
+    the method returns, or {"raised": ...}, with the same token. A first reply, before all requests,
+    says where the shared memory is mapped.
+
+    Args:
+        requests: descriptor of the pipe of requests.
+        replies: descriptor of the pipe of replies.
+        memory: descriptor of the shared memory.
+        device: where the module computes.
+    """
     mapping = Mapping(memory, device)
     os.close(memory)
     worker = Worker(mapping, device)
@@ -86,28 +127,35 @@ def _answer_all(
             request = json.loads(line)
             try:
                 reply = getattr(worker, request["op"])(**request["arguments"]) or {}
-            except BaseException as error:  # the solution's, SystemExit too
+            except BaseException as error:  # from the solution's code; SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
             _reply(replies, reply | {"token": request["token"]})
     os._exit(0)
 
 
 def _reply(descriptor: int, reply: dict) -> None:
+    """Write a reply as one line of JSON."""
     data = json.dumps(reply).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _describe(error: BaseException, file: str) -> dict:
-    """Return an exception in words, with the line of the solution's file that raised it."""
+    """Return a description of an exception: the "raised" of a reply.
+
+    Args:
+        error: the exception.
+        file: the solution's; "line" is the innermost line of it in the traceback.
+    """
     try:
         text = str(error)
-    except Exception:  # a __str__ of the solution's
+    except Exception:  # the solution's own class has a __str__ that raises
         text = ""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     return {
         "type": type(error).__name__[:100],
-        "text": text[:LONGEST_ERROR],
+        "text": text[:MAX_ERROR_CHARACTERS],
         "line": lines[-1] if lines else None,
         "exits": isinstance(error, SystemExit) and not error.code,
         "traceback": _traceback(error),
@@ -115,7 +163,8 @@ def _describe(error: BaseException, file: str) -> dict:
 
 
 def _traceback(error: BaseException) -> str:
+    """Return the end of an exception's traceback; "" if it cannot be formatted."""
     try:
-        return "".join(traceback.format_exception(error))[-LONGEST_ERROR:]
-    except Exception:  # a __str__ of the solution's
+        return "".join(traceback.format_exception(error))[-MAX_ERROR_CHARACTERS:]
+    except Exception:  # the solution's own class has a __str__ that raises
         return ""

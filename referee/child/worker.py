@@ -1,6 +1,10 @@
-"""The requests that a contestant's process answers, one method each.
+"""The requests that a contestant's process answers: one method of `Worker` for each.
 
-Whatever a method returns goes to the referee as JSON, and is believed by nobody.
+The referee names the method and its arguments; what the method returns goes back as JSON, so both
+are made of JSON's types. Tensors are sent as forms of shared memory (see `shared`), results as
+descriptions of where they are in this process's memory (see `results.describe`).
+
+The referee believes none of these replies: the solution can change all that is in this process.
 """
 
 import base64
@@ -23,43 +27,51 @@ from referee.names import MODULE, NOTHING
 from referee.results import describe, flatten, plain
 from referee.shared import Mapping, unpack
 
-# The C library maps blocks afresh, at a page fault each 4 KiB, from a size on that grows with what
-# was freed, to 32 MiB: all processes are to have the same.
-LARGEST_UNMAPPED = 31 << 20
+# glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
+# larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
+# Every process frees a block of this size first, so that all have the same threshold.
+FREED_FIRST_BYTES = 31 << 20
 
-PIECE = 1 << 24  # elements that are looked at at a time
+CHECKED_AT_ONCE = 1 << 24  # elements
 
 
 class Worker:
-    """One contestant's module, and the results of its calls until they are released.
+    """Holds one contestant's module, and the results of its calls until they are released.
 
     Args:
         mapping: the memory that the referee shares.
-        device: on which the module computes.
+        device: where the module computes.
+
+    Attributes:
+        file: the path of the imported file, "" before.
     """
 
     def __init__(self, mapping: Mapping, device: torch.device) -> None:
         self.file = ""
         self._mapping = mapping
         self._device = device
-        self._kind: Callable | None = None
+        self._class: Callable | None = None  # the file's ModelNew or Model
         self._module: nn.Module | None = None
-        self._calls: dict[str, Callable] = {}
-        self._results: list = []
+        self._calls: dict[str, Callable] = {}  # what can be called: see `referee.names`
+        self._results: list = []  # keeps results alive while the referee reads them
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
-        torch.empty(LARGEST_UNMAPPED, dtype=torch.uint8)
-        self._awake = torch.empty(1 << 18, device=device)  # large enough for all threads
-        nothing = torch.zeros(1, device=device)
-        self._calls[NOTHING] = lambda *inputs: nothing
+        torch.empty(FREED_FIRST_BYTES, dtype=torch.uint8)  # freed at once
+        # Filling this tensor before calls wakes all threads; it is large enough to use them all.
+        self._wakes_threads = torch.empty(1 << 18, device=device)
+        ready_result = torch.zeros(1, device=device)
+        self._calls[NOTHING] = lambda *inputs: ready_result
 
     def import_file(self, text: str, path: str, names: list[str], folders: list[str]) -> dict:
-        """Execute a file's text, which the referee read before any solution ran.
+        """Execute a file's text, which the referee has read before any solution ran.
 
         Args:
-            text: in base64.
-            path: of the file, for messages and for what lies beside it.
-            names: of the class; the first that the file defines counts.
-            folders: from which the file may import, beside its own.
+            text: of the file, in base64.
+            path: of the file, for messages, and because it may import from its folder.
+            names: names that the class may have; the first that the file defines is taken.
+            folders: other folders from which the file may import.
+
+        Raises:
+            AttributeError: the file defines none of the names.
         """
         self.file = path
         sys.path.insert(0, str(Path(path).parent))
@@ -67,41 +79,54 @@ class Worker:
         data = base64.b64decode(text)
         start = perf_counter()
         module = execute("solution", path, data)
-        classes = [getattr(module, name, None) for name in names]
-        defined = [found for found in classes if callable(found)]
-        if not defined:
+        candidates = [getattr(module, name, None) for name in names]
+        classes = [candidate for candidate in candidates if callable(candidate)]
+        if not classes:
             raise AttributeError(f"the file defines no {names[-1]}")
-        self._kind = defined[0]
+        self._class = classes[0]
         return {"seconds": perf_counter() - start}
 
     def set_precision(self, setting: str) -> None:
-        """Set the precision of float32 products for all that follows."""
+        """Set torch's precision of float32 products for all later requests."""
         torch.set_float32_matmul_precision(setting)
 
     def construct(self, arguments: str, seed: int, dtype: str) -> dict:
-        """Make the module under a seed, in its own dtype if none is named; describe its state."""
+        """Construct the module; return a description of its state.
+
+        Args:
+            arguments: of the constructor, packed.
+            seed: torch's, when the constructor runs.
+            dtype: to which the module is moved; "" keeps its own.
+
+        Raises:
+            TypeError: the class makes no `nn.Module`.
+        """
         torch.manual_seed(seed)
         self._results = []
-        module = self._kind(*unpack(arguments))
+        module = self._class(*unpack(arguments))
         if not isinstance(module, nn.Module):
-            kind = type(module).__name__
-            name = getattr(self._kind, "__name__", "ModelNew")
-            raise TypeError(f"{name} made a {kind}, not a module")
+            type_name = type(module).__name__
+            class_name = getattr(self._class, "__name__", "ModelNew")
+            raise TypeError(f"{class_name} made a {type_name}, not a module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
         self._module = self._calls[MODULE] = module
-        state = [{"name": name, **_of_state(x)} for name, x in self._state().items()]
+        state = [{"name": name, **_describe_state(x)} for name, x in self._state().items()]
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return {"state": state}
 
     def adopt(self, names: list[str], form: dict) -> None:
-        """Have parameters and buffers lie in the referee's memory from now on.
+        """Move parameters and buffers into the referee's memory.
 
-        They change owners as `Module.to` has them: the objects stay.
+        As in `Module.to`, the Parameter objects stay the same, and their data changes.
+
+        Args:
+            names: of the parameters and buffers.
+            form: of their new memory, in the same order.
         """
         state = self._state()
-        for name, x in zip(names, self._mapping.tensors(form), strict=True):
-            state[name].data = x
+        for name, shared in zip(names, self._mapping.tensors(form), strict=True):
+            state[name].data = shared
 
     def call(
         self,
@@ -111,22 +136,25 @@ class Worker:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Call something once with each of the arguments; describe the results.
+        """Run one forward for each form of inputs; return its seconds and descriptions of results.
 
         Args:
-            name: what is called: the module, the empty call, or a yardstick.
-            inputs: a form for each call.
-            fill: torch fills new memory with NaN.
-            poison: bytes of free memory that are filled with NaN before.
-            outputs: room for copies of each call's results, where these cannot be read in place.
+            name: of the call: MODULE, NOTHING or a yardstick, see `referee.names`.
+            inputs: a form of the arguments for each call.
+            fill: torch fills every new tensor with NaN.
+            poison: size in bytes of free memory that is filled with NaN before the calls.
+            outputs: a form for each call, into which its results are copied; None if the referee
+                can read results where they are.
         """
-        arguments = [self._mapping.tensors(form) for form in inputs]
+        arguments_of_calls = [self._mapping.tensors(form) for form in inputs]
         _poison(poison, self._device)
         call = self._calls[name]
-        self._awake.fill_(0)
+        self._wakes_threads.fill_(0)
         self._clock.get_ahead()
-        with _filled_memory() if fill else torch.no_grad():
-            returned = [self._clock.time(partial(call, *some)) for some in arguments]
+        with _nan_in_new_tensors() if fill else torch.no_grad():
+            returned = [
+                self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
+            ]
         seconds = self._clock.seconds()
         return {"seconds": seconds, "calls": self._keep_all(returned, outputs)}
 
@@ -139,153 +167,202 @@ class Worker:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Do a training step with each of the arguments; describe its results.
+        """Run one training step for each form of inputs; return seconds and descriptions.
 
-        A step is a forward that autograd records, and its backward. Its results are those of the
-        forward, then the gradients of inputs and parameters.
+        A step is a forward that autograd records, and its backward. Its results are the outputs of
+        the forward, then the gradients of inputs and parameters.
 
         Args:
-            name: what is called, as in `call`.
-            inputs: a form for each step.
-            output_gradients: a form for each step, of the outputs' gradients.
-            parameters: names of those whose gradients are wanted.
-            poison: bytes of free memory that are filled with NaN before.
-            outputs: room for copies of each step's results, as in `call`.
+            name: of the call, as in `call`.
+            inputs: a form of the arguments for each step.
+            output_gradients: a form of the outputs' gradients for each step.
+            parameters: names of the parameters whose gradients are computed.
+            poison: size in bytes of free memory that is filled with NaN before the steps.
+            outputs: forms for copies of each step's results, as in `call`.
         """
         _poison(poison, self._device)
         state = self._state() if self._module else {}
-        call = self._calls[name]
         returned = []
-        self._awake.fill_(0)
+        self._wakes_threads.fill_(0)
         for form, gradients_form in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(form))
             gradients = self._mapping.tensors(gradients_form)
-            with torch.enable_grad():
-                self._clock.get_ahead()
-                result = self._clock.time(partial(call, *arguments))
-                if name == NOTHING:
-                    self._clock.get_ahead()
-                    self._clock.time(lambda: None)
-                    returned.append(result)
-                    continue
-                _, leaves = flatten(result)
+            if name == NOTHING:
+                returned.append(self._empty_step(arguments))
+            else:
                 sources = sources_of(arguments, state, parameters)
-                self._clock.get_ahead()
-                found = self._clock.time(partial(differentiate, leaves, sources, gradients))
-            returned.append([*leaves, *found])
+                returned.append(self._one_step(name, arguments, sources, gradients))
+        # The clock has timed a forward, its backward, the next forward, ...
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
         return {"seconds": halves, "calls": self._keep_all(returned, outputs)}
 
-    def release(self, empty_cache: bool = False) -> None:
-        """Free the results of the last request, which the referee has read.
+    def _empty_step(self, arguments: list) -> object:
+        """Time the empty call as a forward, and nothing as its backward; return the result."""
+        with torch.enable_grad():
+            self._clock.get_ahead()
+            result = self._clock.time(partial(self._calls[NOTHING], *arguments))
+            self._clock.get_ahead()
+            self._clock.time(lambda: None)
+        return result
+
+    def _one_step(self, name: str, arguments: list, sources: list, gradients: list) -> list:
+        """Time a forward and its backward; return the outputs and the computed gradients.
 
         Args:
-            empty_cache: give the memory back to the device, too.
+            name: of the call.
+            arguments: of the forward.
+            sources: the tensors whose gradients the backward computes.
+            gradients: of the outputs.
+        """
+        with torch.enable_grad():
+            self._clock.get_ahead()
+            result = self._clock.time(partial(self._calls[name], *arguments))
+            _, leaves = flatten(result)
+            self._clock.get_ahead()
+            computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
+        return [*leaves, *computed]
+
+    def release(self, empty_cache: bool = False) -> None:
+        """Free the results of the last request.
+
+        Args:
+            empty_cache: also give unused memory back to the GPU.
         """
         self._results = []
         if empty_cache and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def finite(self, inputs: list[dict]) -> dict:
-        """Return whether the module's results for inputs are finite."""
+    def is_finite(self, inputs: list[dict]) -> dict:
+        """Return whether all floats in the module's results for the first of the inputs are finite.
+
+        Args:
+            inputs: forms of arguments; the first alone is used.
+        """
         _, leaves = flatten(self._module(*self._mapping.tensors(inputs[0])))
         floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        return {"finite": all(map(_is_finite, floats))}
+        return {"finite": all(map(_has_finite_elements, floats))}
 
-    def kept(self, inputs: list[dict], parameters: list[str]) -> dict:
-        """Return the bytes that autograd keeps for the backward, beyond inputs and parameters."""
+    def count_saved_bytes(self, inputs: list[dict]) -> dict:
+        """Return how many bytes a forward saves for its backward.
+
+        Inputs and parameters do not count, for they are in memory anyway.
+
+        Args:
+            inputs: forms of arguments; the first alone is used.
+        """
         arguments = recorded(self._mapping.tensors(inputs[0]))
-        kept: dict[int, int] = {}
+        bytes_of: dict[int, int] = {}  # from a storage's address to its size
 
-        def pack(saved: torch.Tensor) -> torch.Tensor:
-            kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        def count(saved: torch.Tensor) -> torch.Tensor:
+            storage = saved.untyped_storage()
+            bytes_of[storage.data_ptr()] = storage.nbytes()
             return saved
 
-        with torch.enable_grad(), saved_tensors_hooks(pack, lambda saved: saved):
+        with torch.enable_grad(), saved_tensors_hooks(count, lambda saved: saved):
             self._module(*arguments)
-        for there in (*arguments, *self._module.parameters()):
-            if isinstance(there, torch.Tensor):
-                kept.pop(there.untyped_storage().data_ptr(), None)
-        return {"bytes": sum(kept.values())}
+        for x in (*arguments, *self._module.parameters()):
+            if isinstance(x, torch.Tensor):
+                bytes_of.pop(x.untyped_storage().data_ptr(), None)
+        return {"bytes": sum(bytes_of.values())}
 
     def prepare_yardsticks(
         self, wanted: list[str], inputs: list[dict], copied_bytes: int, more: list[str]
     ) -> dict:
-        """Set up calls that are timed beside the module; say which there are, and why others not.
+        """Set up the yardsticks; return their names, and notes on those that are not possible.
 
         Args:
-            wanted: names.
-            inputs: a form of arguments.
-            copied_bytes: that a copy moves.
-            more: path and text of the file of the problem's own yardsticks, or nothing.
+            wanted: the yardsticks' names.
+            inputs: forms of arguments; the first alone is used.
+            copied_bytes: bytes that a copy reads; it writes as many.
+            more: path and text (in base64) of the file with the problem's own yardsticks; empty if
+                it has none.
         """
-        self._calls = {n: call for n, call in self._calls.items() if n in (MODULE, NOTHING)}
-        own = execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
+        permanent = (MODULE, NOTHING)
+        self._calls = {name: call for name, call in self._calls.items() if name in permanent}
+        problems = execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
         arguments = self._mapping.tensors(inputs[0])
         notes = []
         for name in wanted:
             try:
-                self._calls |= yardsticks.make(name, self._module, arguments, copied_bytes, own)
-            except Exception as error:  # no Triton, no such function: a yardstick is missing
+                calls = yardsticks.make(name, self._module, arguments, copied_bytes, problems)
+            except Exception as error:  # for example, Triton is not installed
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 notes.append(f"{name} is left out: {reason[0]}")
-        names = [name for name in self._calls if name not in (MODULE, NOTHING)]
+            else:
+                self._calls |= calls
+        names = [name for name in self._calls if name not in permanent]
         return {"names": names, "notes": notes}
 
     def _state(self) -> dict[str, torch.Tensor]:
+        """Return the module's parameters and buffers by name, the objects themselves."""
         return self._module.state_dict(keep_vars=True)
 
     def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
-        """Keep what each call returned, see `_keep`."""
-        rooms = outputs or [None] * len(returned)
-        return [self._keep(*pair) for pair in zip(returned, rooms, strict=True)]
+        """Keep and describe what each call has returned, see `_keep`."""
+        output_forms = outputs or [None] * len(returned)
+        return [self._keep(value, form) for value, form in zip(returned, output_forms, strict=True)]
 
-    def _keep(self, returned: object, room: dict | None) -> dict:
-        """Keep a result alive until `release`; describe it, or copy it where there is room."""
+    def _keep(self, returned: object, output_form: dict | None) -> dict:
+        """Keep what a call has returned alive until `release`; return a description.
+
+        Args:
+            returned: a tensor, or nested lists and tuples.
+            output_form: shared memory, into which the results are copied; or None.
+        """
         structure, leaves = flatten(returned)
         descriptions = []
         for leaf in leaves:
-            in_memory = plain(leaf)
-            self._results += [leaf, in_memory]
-            descriptions.append(describe(leaf if in_memory is None else in_memory))
-        if room is not None:
-            _copy_into(self._mapping.tensors(room), leaves)
+            plain_tensor = plain(leaf)
+            self._results += [leaf, plain_tensor]
+            descriptions.append(describe(leaf if plain_tensor is None else plain_tensor))
+        if output_form is not None:
+            _copy_results(leaves, self._mapping.tensors(output_form))
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         return {"structure": structure, "results": descriptions}
 
 
-def _is_finite(x: torch.Tensor) -> bool:
-    """Return whether all elements are finite; large tensors are looked at in pieces."""
-    return all(bool(part.isfinite().all()) for part in x.reshape(-1).split(PIECE))
+def _has_finite_elements(x: torch.Tensor) -> bool:
+    """Return whether all elements are finite. A large tensor is checked part by part."""
+    return all(bool(part.isfinite().all()) for part in x.reshape(-1).split(CHECKED_AT_ONCE))
 
 
-def _of_state(x: object) -> dict:
-    """Describe a part of a state, and the storage that it is in.
+def _describe_state(x: object) -> dict:
+    """Return a description of a value of a state dict, with its storage.
 
-    A solution's own sparse buffers, and what `get_extra_state` gives, are in no storage.
+    A value without a storage is described alone: a sparse buffer of the solution's own, or what
+    `get_extra_state` returns.
     """
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
         return describe(x)
     storage = x.untyped_storage()
-    about = {"offset": x.storage_offset(), "storage": storage.data_ptr(), "bytes": storage.nbytes()}
-    return describe(x) | about
+    return describe(x) | {
+        "offset": x.storage_offset(),
+        "storage": storage.data_ptr(),
+        "bytes": storage.nbytes(),
+    }
 
 
-def _copy_into(room: list, leaves: list) -> None:
-    """Copy results to where the referee finds them; of another form they are wrong anyway."""
-    for there, x in zip(room, leaves, strict=False):
-        is_tensor = isinstance(x, torch.Tensor) and isinstance(there, torch.Tensor)
-        if is_tensor and x.shape == there.shape and x.dtype == there.dtype:
-            there.copy_(x.detach())
+def _copy_results(leaves: list, targets: list) -> None:
+    """Copy results into shared memory.
+
+    Results with another shape or dtype than their target are not copied: they are wrong anyway.
+    """
+    for leaf, target in zip(leaves, targets, strict=False):
+        are_tensors = isinstance(leaf, torch.Tensor) and isinstance(target, torch.Tensor)
+        if are_tensors and leaf.shape == target.shape and leaf.dtype == target.dtype:
+            target.copy_(leaf.detach())
 
 
 def _poison(size: int, device: torch.device) -> None:
-    """Leave free blocks full of 0xff, a NaN in every float dtype, for the output to land in.
+    """Fill free memory with bytes 0xff, a NaN in every float dtype.
 
-    There are several of about the size in bytes, since the C library hands small ones out as it
-    likes, and those below 32 MiB it does not map afresh.
+    The allocator probably uses this memory for a result of `size` bytes next. If the solution does
+    not write its whole result, NaN stays in it.
+
+    Several blocks make this likelier: malloc may choose any of several sizes for a small block, and
+    any of several free blocks below 32 MiB, see FREED_FIRST_BYTES.
     """
     if not size:
         return
@@ -300,10 +377,11 @@ def _poison(size: int, device: torch.device) -> None:
 
 
 @contextmanager
-def _filled_memory() -> Iterator[None]:
-    """Within it, torch.empty fills: part of torch's deterministic mode, which only warns.
+def _nan_in_new_tensors() -> Iterator[None]:
+    """Make torch.empty fill its tensors with NaN, for the time of a `with` block.
 
-    `torch.use_deterministic_algorithms` does the same, and imports torch's compiler first.
+    That is part of torch's deterministic mode. Its debug mode "warn" allows nondeterministic
+    functions. `torch.use_deterministic_algorithms` would do the same, but imports torch's compiler.
     """
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")

@@ -1,4 +1,8 @@
-"""Calls that are timed beside a module, by name: they show what the device can do."""
+"""Yardsticks: calls that are timed like a module, and show what the device can do.
+
+They run in eager's first process. A yardstick is a copy, the module under torch.compile, or a call
+that the problem defines.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -13,26 +17,28 @@ Calls = dict[str, Callable[..., object]]
 
 
 def make(
-    name: str, module: nn.Module, inputs: list, copied_bytes: int, more: ModuleType | None
+    name: str, module: nn.Module, inputs: list, copied_bytes: int, problems: ModuleType | None
 ) -> Calls:
-    """Return the calls of a yardstick; none where it is not for the dtype.
+    """Return the calls of a yardstick by name; none if the yardstick does not support the dtype.
+
+    A compiled or a problem's own yardstick is called once, so that later calls compile nothing.
 
     Args:
-        name: one of `referee.names`, or one that `more` knows.
-        module: eager.
+        name: a constant of `referee.names`, or a name that `problems` knows.
+        module: eager's module.
         inputs: arguments of a forward.
-        copied_bytes: that a copy moves.
-        more: the problem's own yardsticks, a module with `yardstick(name, module, inputs)`.
+        copied_bytes: bytes that a copy reads; it writes as many.
+        problems: the problem's own yardsticks, a module with `yardstick(name, module, inputs)`.
     """
     if name == COPY:
         return _copies(copied_bytes, inputs)
     if name == COMPILED:
-        # The compiler forgets what it has seen, or it would make one program for all shapes, and
-        # none after the eighth.
+        # Without the reset, torch.compile would make one program for all shapes at the second
+        # shape, and fall back to eager after the eighth.
         torch.compiler.reset()
         call = torch.compile(module)
     else:
-        call = more.yardstick(name, module, inputs)
+        call = problems.yardstick(name, module, inputs)
     if call is None:
         return {}
     call(*inputs)
@@ -40,9 +46,10 @@ def make(
 
 
 def _copies(size: int, inputs: list) -> Calls:
-    """On a CPU also a copy that pays the page faults of fresh memory."""
+    """Return a copy of `size` bytes; on a CPU also one that pays the page faults of new memory."""
     tensors = [flat_bytes(x) for x in inputs if isinstance(x, torch.Tensor)]
-    source = max(tensors, key=len)[:size]  # of the headline's input there is no room for another
+    # The largest input is the source, because memory may have no room for another large tensor.
+    source = max(tensors, key=len)[:size]
     device = source.device
     if len(source) < size:
         source = torch.ones(size, dtype=torch.uint8, device=device)

@@ -1,16 +1,20 @@
-"""The reports of a run: tables, JSON, Markdown, pictures. They need no torch."""
+"""Reports on results: tables, Markdown and pictures, made from the content of a JSON file.
+
+Nothing here imports torch. `load` reads a JSON file; `referee.records` makes its content.
+"""
 
 import json
 from pathlib import Path
 
-SCHEMA = 1
-SCALE = {"GB/s": 1e9, "TFLOP/s": 1e12}  # units of speeds in work a second
+SCHEMA = 1  # version of the JSON file's form
+SCALE = {"GB/s": 1e9, "TFLOP/s": 1e12}  # units of speed: bytes or flops a second
 
 
 def load(path: Path) -> dict:
-    """Return what `--json` wrote.
+    """Return the content of a file that `--json` wrote.
 
     Raises:
+        OSError: the file cannot be read.
         ValueError: the file holds something else, or is of another version.
     """
     try:
@@ -23,11 +27,17 @@ def load(path: Path) -> dict:
 
 
 def machine(about: dict) -> str:
-    """Return the device of an environment, and how many threads a CPU's calls have."""
-    return about["device"] + (f" ({about['threads']} threads)" if about["threads"] else "")
+    """Return the device of an environment in words, with the number of a CPU's threads."""
+    threads = f" ({about['threads']} threads)" if about["threads"] else ""
+    return about["device"] + threads
 
 
 def by_role(summary: list[dict], role: str) -> dict:
-    """Return the row with this role, the fastest if there are several; empty if there is none."""
+    """Return the row of a summary with this role; the fastest of several; {} if there is none.
+
+    Args:
+        summary: a row for each contestant, see `records`.
+        role: "solution", "eager", "control", "compiled" or "yardstick".
+    """
     rows = (row for row in summary if row["role"] == role)
     return min(rows, key=lambda row: row["median_ms"], default={})

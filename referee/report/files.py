@@ -1,4 +1,8 @@
-"""Files that appear whole or not at all; devices and pipes are written to, never replaced."""
+"""Writes files so that they appear as a whole or not at all.
+
+A regular file is replaced by a new one (`_replace`). Devices, pipes, and the file that stdout or
+stderr already leads to are written to.
+"""
 
 import errno
 import os
@@ -11,47 +15,64 @@ from referee import console
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if `write` would fail. Nothing is opened, for a FIFO would block."""
-    (there, stream), target = _status(path), Path(os.path.realpath(path))
-    if there and stat.S_ISDIR(there.st_mode):
+    """Raise OSError if `write` would fail. No file is opened, because to open a FIFO blocks."""
+    status, stream = _status(path)
+    if status and stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if stream is not None:
         return
-    if there and not os.access(path, os.W_OK, effective_ids=True):
+    if status and not os.access(path, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if there and not stat.S_ISREG(there.st_mode):
+    if status and not stat.S_ISREG(status.st_mode):
         return
-    folder = target.parent.stat()
-    if not os.access(target.parent, os.W_OK, effective_ids=True):
+    _check_replaceable(Path(os.path.realpath(path)), status)
+
+
+def _check_replaceable(path: Path, status: os.stat_result | None) -> None:
+    """Raise OSError if `_replace` would fail.
+
+    Args:
+        path: of a regular file or of no file; no symbolic link.
+        status: of the file; None if there is none.
+    """
+    folder = path.parent.stat()
+    if not os.access(path.parent, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, "its folder takes no new file")
-    is_sticky = there and folder.st_mode & stat.S_ISVTX
-    if is_sticky and os.geteuid() not in (0, there.st_uid, folder.st_uid):
+    # In a sticky folder, as /tmp, only root and the owners of the file and the folder replace it.
+    is_sticky = bool(folder.st_mode & stat.S_ISVTX)
+    if status and is_sticky and os.geteuid() not in (0, status.st_uid, folder.st_uid):
         raise OSError(errno.EPERM, "its folder lets only the owner replace it")
+    # The fifth field of a line is where something is mounted, with \040 for a space.
     mounts = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines()
-    if str(target).replace(" ", r"\040") in (line.split()[4] for line in mounts):
+    if str(path).replace(" ", r"\040") in (line.split()[4] for line in mounts):
         raise OSError(errno.EBUSY, "a file that is mounted cannot be replaced")
 
 
 def write(path: Path, text: str | bytes) -> None:
-    """Write a file, or raise OSError and leave the old one as it was.
+    """Write a file.
 
-    A new file, flushed to disk, takes the place of the old one; it gets its mode and, as far as
-    permitted, its owner. Symbolic links are followed and kept. Devices, pipes and the file that is
-    stdout or stderr already are written to.
+    Symbolic links stay: the file that they lead to is written.
+
+    Args:
+        path: of the file.
+        text: its new content.
+
+    Raises:
+        OSError: the file cannot be written. A regular file is then as it was.
     """
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    there, stream = _status(path)
+    status, stream = _status(path)
     if stream is not None:
         with os.fdopen(os.dup(stream), "wb") as file:
             file.write(data)
-    elif there and not stat.S_ISREG(there.st_mode):
+    elif status and not stat.S_ISREG(status.st_mode):
         path.write_bytes(data)
     else:
-        _replace(Path(os.path.realpath(path)), there, data)  # where symbolic links lead
+        _replace(Path(os.path.realpath(path)), status, data)
 
 
 def try_to_write(path: Path, text: str | bytes) -> bool:
-    """Return whether a file could be written; say on stderr why it could not."""
+    """Write a file, see `write`; return whether that was possible. If not, stderr says why."""
     try:
         write(path, text)
     except OSError as error:
@@ -60,16 +81,26 @@ def try_to_write(path: Path, text: str | bytes) -> bool:
     return True
 
 
-def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
+def _replace(path: Path, status: os.stat_result | None, data: bytes) -> None:
+    """Write a new file beside the old one, flush it to disk, and rename it to the old one's name.
+
+    The new file gets the old one's mode and, if that is permitted, its owner and group.
+
+    Args:
+        path: of the old file.
+        status: of the old file; None if there is none.
+        data: the new content.
+    """
     new = path.with_name(f".run.py-{secrets.token_hex(8)}")
-    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)  # less the umask
+    mode = 0o666 if status is None else stat.S_IMODE(status.st_mode)
+    # The system takes the umask's bits off the mode. For an old file's mode, fchmod restores them.
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if old is not None:
+            if status is not None:
                 with suppress(PermissionError):
-                    os.fchown(descriptor, old.st_uid, old.st_gid)
-                with suppress(PermissionError):  # network drives may refuse it
+                    os.fchown(descriptor, status.st_uid, status.st_gid)
+                with suppress(PermissionError):  # a network drive may refuse it
                     os.fchmod(descriptor, mode)
             file.write(data)
             file.flush()
@@ -80,17 +111,18 @@ def _replace(path: Path, old: os.stat_result | None, data: bytes) -> None:
 
 
 def _status(path: Path) -> tuple[os.stat_result | None, int | None]:
-    """Return a file's status, and the descriptor of stdout or stderr if it is theirs.
+    """Return a file's status, and the descriptor by which it is already open as stdout or stderr.
 
-    /dev/stdout is such a file. Opened a second time, a file would be written from its beginning,
-    and a socket cannot be opened.
+    The status is None if there is no file, the descriptor None if the file is neither. /dev/stdout
+    is an example of a file that is open. It must not be opened a second time: a file would be
+    overwritten from its beginning, and a socket cannot be opened.
     """
     try:
-        there = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None, None
     for descriptor in (1, 2):
         with suppress(OSError):
-            if os.path.samestat(there, os.fstat(descriptor)):
-                return there, descriptor
-    return there, None
+            if os.path.samestat(status, os.fstat(descriptor)):
+                return status, descriptor
+    return status, None

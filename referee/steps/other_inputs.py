@@ -59,7 +59,7 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     bench.start_eager()
     grading.write_inputs([inputs])
     with suppress(FoundError):  # eager has ended, and starts again when it is needed
-        is_finite = bench.eager[0].ask("finite", inputs=bench.forms(1))["finite"] is True
+        is_finite = bench.eager[0].ask("is_finite", inputs=bench.forms(1))["finite"] is True
         bench.free_results(bench.eager[0].contestant)
         return is_finite
     return False

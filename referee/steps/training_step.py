@@ -329,13 +329,11 @@ def _note_kept_bytes(grading: Grading) -> None:
     They are counted by hooks. A program that raises because of these has none.
     """
     names, bench = grading.problem.names, grading.bench
-    parameters = grading.parameter_names()
-    solutions_parameters = [grading.state.names[name] for name in parameters]
-    for name, process, its_parameters in (
-        (names.solution, grading.solution, solutions_parameters),
-        (names.eager, bench.eager[0].contestant, parameters),
+    for name, process in (
+        (names.solution, grading.solution),
+        (names.eager, bench.eager[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("kept", inputs=bench.forms(1), parameters=its_parameters)
+            reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
             if isinstance(reply["bytes"], int):
                 grading.run.step.kept[name] = reply["bytes"]

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take other tests' time
+# OpenMP's threads would spin, and take cores from other tests. Set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-SERVERS = {}  # of `one_server`, by the folder of their builds
+SERVERS = {}  # of `one_server`, by environment
 
 
 def pytest_configure(config):
@@ -27,18 +28,22 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Gradings in this process share a server for each environment: it imports torch."""
+    """Let tests with the same environment share a server: a new one takes seconds to import torch.
+
+    A shared server builds extensions in one folder for all tests.
+    """
     from referee import engine
 
-    def start(folder="", start_one=engine.Server):
-        if folder:  # graded files build there
+    def start(folder="", imports=(), start_one=engine.Server):
+        if folder:
             folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
+        settings = {"PYTEST_CURRENT_TEST": "", "folder": folder, "imports": imports}
+        environment = str({**os.environ, **settings})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = start_one(folder)
+            server = SERVERS[environment] = start_one(folder, imports)
             server.close = lambda: None
-        server.adopt()
+        server.count_as_own()
         server.walls = True
         return server
 

@@ -1,4 +1,4 @@
-"""Grades tables of files, see `texts`, and checks verdicts and what lines say."""
+"""Grades a table of files (see `texts`), and checks their verdicts and what their lines say."""
 
 import re
 from pathlib import Path
@@ -24,53 +24,58 @@ def grade(
     device: str = "cpu",
     walls: bool = True,
 ) -> dict[str, dict]:
-    """Grade the files of a table; check verdicts, and what the lines say.
+    """Grade the files of a table, and `check` them.
 
     Args:
         problem: the text of a reference file.
-        table: of files.
+        table: the rows by name.
         folder: where the files are written.
-        trials: timed rounds.
-        timeout: seconds for each file.
-        device: on which.
-        walls: whether processes get namespaces of their own, where the system allows it.
+        trials: how many rounds are timed.
+        timeout: seconds that each file may run.
+        device: where solutions compute.
+        walls: whether contestants get namespaces of their own, if the system allows that.
 
     Returns:
-        The records by name.
+        The record of each file, by name.
     """
-    (folder / "reference.py").write_text(IMPORTS + problem)
+    reference_path = folder / "reference.py"
+    reference_path.write_text(IMPORTS + problem)
     paths = []
-    for name, (text, *_) in table.items():
-        path = text if isinstance(text, Path) else folder / f"{name}.py"
-        if path is not text:
-            path.write_bytes((IMPORTS + text).encode("latin-1"))
-        paths.append(path)
-    made = Problem("problem", load(folder / "reference.py"), torch.device(device))
-    subject = records.Subject("problem", dtype_name(made.dtype), made.shape)
+    for name, (text_or_path, *_) in table.items():
+        if isinstance(text_or_path, Path):
+            paths.append(text_or_path)
+        else:
+            path = folder / f"{name}.py"
+            path.write_bytes((IMPORTS + text_or_path).encode("latin-1"))
+            paths.append(path)
+    referees_problem = Problem("problem", load(reference_path), torch.device(device))
+    shape, dtype = referees_problem.shape, dtype_name(referees_problem.dtype)
+    subject = records.Subject("problem", dtype, shape)
     options = Options(Rounds(trials), timeout)
-    found = {}
+    record_of = {}
     with referee_at_work(own_builds=True) as server:
         server.walls = walls
-        engine = Engine(made, server, options, lambda *_: None)
+        engine = Engine(referees_problem, server, options, lambda *_: None)
         try:
             for name, file in zip(table, read_files(paths), strict=True):
                 verdict = engine.grade(file)
-                found[name] = records.record(subject, verdict, str(file.path))
+                record_of[name] = records.make_record(subject, verdict, str(file.path))
         finally:
             engine.close()
-    check(table, found)
-    return found
+    check(table, record_of)
+    return record_of
 
 
-def check(table: Table, found: dict[str, dict]) -> None:
-    """Check verdicts and what lines say: notes, accuracy, reason, whether a step was timed."""
-    bad = {}
-    for name, (_, word, words) in table.items():
-        record = found[name]
+def check(table: Table, record_of: dict[str, dict]) -> None:
+    """Check the verdict of each record, and its line: notes, accuracy, reason, "training step"."""
+    failures = {}
+    for name, (_, verdict_pattern, line_pattern) in table.items():
+        record = record_of[name]
+        verdict = record["verdict"]
         line = "; ".join([*record["notes"], record["accuracy"], record["reason"]])
-        if any(timed["step"] for timed in record["runs"]):
+        if any(run["step"] for run in record["runs"]):
             line += "; training step"
-        if not (re.fullmatch(word, record["verdict"]) and re.search(words, line)):
-            bad[name] = f"{record['verdict']}: {line}"
-        assert record["verdict"] == "correct" or not record["runs"]
-    assert not bad, bad
+        if not (re.fullmatch(verdict_pattern, verdict) and re.search(line_pattern, line)):
+            failures[name] = f"{verdict}: {line}"
+        assert verdict == "correct" or not record["runs"]
+    assert not failures, failures

@@ -29,8 +29,8 @@ def test_the_readmes_example(tmp_path):
 
 
 def test_names():
-    assert {name for name in referee._NAMES} == {"Reference", "Result", "grade"}
-    for name in referee._NAMES:
+    assert set(referee.API_NAMES) == {"Reference", "Result", "grade"}
+    for name in referee.API_NAMES:
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):
         _ = referee.no_such_name

@@ -1,7 +1,7 @@
-"""Files that would seem right, or faster than they are: values and times alone tell.
+"""Tests of cheats: files that try to seem right, or faster than they are.
 
-Those of the first table are wrong. Those of `NO_GAIN` compute what they should, and try to be timed
-as faster: they are correct, and gain nothing.
+The files of WRONG and OF_PARAMETERS return wrong results. Those of NO_GAIN return right ones, and
+try to be timed as faster: they are correct, and gain nothing. Values and times alone decide.
 """
 
 from statistics import median
@@ -13,14 +13,15 @@ from texts import correct, error, module, reference, wrong
 pytestmark = pytest.mark.slow
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
+LINEAR_INIT = """
+self.fc = nn.Linear(256, 192)
+self.register_buffer("scale", torch.rand(192) + 0.5)
+"""
 LINEAR = reference(
-    "return torch.relu(self.fc(x)) * self.scale",
-    "[torch.rand(64, 256)]",
-    'self.fc = nn.Linear(256, 192)\nself.register_buffer("scale", torch.rand(192) + 0.5)',
+    "return torch.relu(self.fc(x)) * self.scale", "[torch.rand(64, 256)]", LINEAR_INIT
 )
-OF_LINEAR = 'self.fc = nn.Linear(256, 192)\nself.register_buffer("scale", torch.rand(192) + 0.5)\n'
 
-# --------------------------------------------------------------- computed when somebody reads it
+# --------------------------------------------- results that are computed when somebody reads them
 
 # Computes in the finalizer of an object that hangs on the result.
 FINALIZER = """
@@ -67,7 +68,7 @@ out = torch.zeros_like(x)
 threading.Thread(target=work).start()
 return out
 """)
-# The result's pages have no right to be read: a handler of SIGSEGV would compute each.
+# The result's pages cannot be read: a handler of SIGSEGV could compute each at its first read.
 PAGES = """
 import ctypes, mmap
 
@@ -124,14 +125,14 @@ signal.setitimer(signal.ITIMER_REAL, 0.02)
 return out
 """)
 
-# --------------------------------------------------------------- known before, or from before
+# ------------------------------------- results that are foreseen, or kept from an earlier call
 
 # Draws what get_inputs would draw under the seed that the constructor had.
 FORESEEN = module(
     "return self.known.clone()",
     "torch.manual_seed(torch.initial_seed())\nself.known = torch.relu(torch.rand(32, 16384))",
 )
-# Computes all over again what it takes for the next input, while nobody asks.
+# A thread computes the result of the same memory again and again, also between the calls.
 AHEAD = "import threading, time\nresults = {}\n" + module("""
 def work():
     while True:
@@ -159,7 +160,7 @@ out = kept.setdefault(x.shape, torch.empty_like(x))
 return torch.clamp_min(x, 0, out=out)
 """)
 
-# --------------------------------------------------------------- wrong in few places, or in words
+# -------------------------------------------- results with few wrong elements, and false replies
 
 ONE_IN_A_MILLION = "import random\n" + module("""
 out = torch.relu(x)
@@ -167,7 +168,7 @@ out.view(-1)[random.randrange(out.numel())] += 1
 return out
 """)
 TAIL = "out = torch.relu(x)\nout.view(-1)[-1:] = x.reshape(-1)[-1:] - 1\nreturn out"
-# Finds the pipe of replies, and the token, in the frames above, and replies itself.
+# Finds the pipe of replies and the token in the calling frames, and writes a reply itself.
 REPLIES = "import json, os, sys\n" + module("""
 out = torch.empty_like(x)
 frame = sys._getframe()
@@ -219,14 +220,17 @@ WRONG = {
 
 
 def test_wrong(device, tmp_path):
-    table = WRONG if device == "cpu" else {n: r for n, r in WRONG.items() if n not in ON_CPU}
+    table = WRONG
+    if device == "cuda":
+        table = {name: row for name, row in WRONG.items() if name not in CPU_ONLY}
     grade(RELU, table, tmp_path, device=device)
 
 
-# On a GPU the thread of `ahead` computes while the clock runs: right, and of no use.
-ON_CPU = {"pages", "orphan", "ahead"}
-FOLDED = OF_LINEAR + "self.w = self.fc.weight.detach().clone()\n"
-KEPT_BUFFER = OF_LINEAR + "self.kept = self.scale.clone()\n"
+# `pages` and `orphan` need results in a CPU's memory. On a GPU the thread of `ahead` works while
+# the clock runs: the results are right, and nothing is gained.
+CPU_ONLY = {"pages", "orphan", "ahead"}
+FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
+KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
 OWN = """
 class Own(torch.autograd.Function):
     @staticmethod
@@ -245,7 +249,7 @@ class Own(torch.autograd.Function):
 kept = []
 """
 KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
-APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", OF_LINEAR)
+APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", LINEAR_INIT)
 OF_PARAMETERS = {
     "folds": wrong(
         module(
@@ -257,7 +261,7 @@ OF_PARAMETERS = {
     "keeps_a_gradient": wrong(KEEPS_G + APPLY, "gradient of"),
     "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
     "half_precision": wrong(
-        module("return self.fc.bfloat16()(x.bfloat16()).relu().float() * self.scale", OF_LINEAR),
+        module("return self.fc.bfloat16()(x.bfloat16()).relu().float() * self.scale", LINEAR_INIT),
     ),
     "right": correct(OWN.replace("HERE", "pass") + APPLY, "training step"),
 }
@@ -298,7 +302,7 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
 PLAIN = module("return torch.relu(x)")
 NO_GAIN = {
     "hides_time": correct(CLOCKS),
-    "thread_with_the_lock": (LOCK, "correct|wrong", ""),  # it may be done when the reply comes
+    "thread_with_the_lock": (LOCK, "correct|wrong", ""),  # right if it is done before the reply
     "mode": correct(MODE),
     "spins": correct(SPINS + PLAIN),
     "stops_eager": correct(SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGSTOP)") + PLAIN),
@@ -319,7 +323,8 @@ def test_no_gain(device, walls, tmp_path):
 
 
 SHORT = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
-# Says that each call takes a part of its time. An empty request varies by more than a call takes.
+# Its clock says PART of each call's time. A call of SHORT takes less time than empty requests vary
+# by, so the referee's own clock cannot tell.
 FALSE = """
 from referee.child import clock
 
@@ -334,18 +339,18 @@ FALSE += PLAIN
 
 
 def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
-    """But where no other clock can tell, the line says so."""
+    """If the referee's clock cannot tell, the line says that only the file's own clock says so."""
     table = {
         "no_time": correct(FALSE.replace("PART", "1e-5"), "its clock is false.*training step"),
         "a_third": correct(FALSE.replace("PART", "0.3"), "training step"),
         "plain": correct(PLAIN, "^(?!.*clock is false).*training step"),
     }
     records = grade(SHORT, table, tmp_path, trials=9, device=device)
-    [false], [third], [honest] = (records[name]["runs"] for name in table)
-    assert false["time"] != "faster"
-    assert false["step"]["summary"]["step"][0]["said"] != "faster"
-    parts = zip(_seconds_of(false), _seconds_of(honest), strict=True)
-    assert all(median(times["ModelNew"]) > median(them["eager"]) for times, them in parts)
+    [no_time], [third], [honest] = (records[name]["runs"] for name in table)
+    assert no_time["time"] != "faster"
+    assert no_time["step"]["summary"]["step"][0]["said"] != "faster"
+    for times, honest_times in zip(_seconds_of(no_time), _seconds_of(honest), strict=True):
+        assert median(times["ModelNew"]) > median(honest_times["eager"])
     is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
     assert is_noted or third["time"] != "faster"
     own = honest["forward"]["seconds"]["ModelNew"]
@@ -353,6 +358,7 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
 
 
 def _seconds_of(run: dict) -> list[dict]:
+    """The seconds of a run's forwards, and of its training steps, by contestant."""
     return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
 
 

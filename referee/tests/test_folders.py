@@ -1,4 +1,4 @@
-"""Folders: pairs by name, a run that was killed and goes on, several workers."""
+"""Tests of folders: pairs by name, runs that were killed and go on, several workers."""
 
 import json
 import multiprocessing
@@ -39,46 +39,47 @@ def problems(tmp_path):
 def test_pairs(problems, tmp_path):
     names = ["level1/19_ReLU.py", "20_Other.py", "level_2_problem_19_sample_0_kernel.py", "x.py"]
     solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
-    paired, alone = folders.pair(problems, [solutions])
-    found = {
+    paired, unpaired = folders.pair(problems, [solutions])
+    names_of = {
         problem.relative_to(problems).as_posix(): [p.name for p in files]
         for problem, files in paired.items()
     }
-    assert found == {
+    assert names_of == {
         "level1/19_ReLU.py": ["19_ReLU.py"],
         "level1/20_Other.py": ["20_Other.py"],
         "level2/19_Another.py": ["level_2_problem_19_sample_0_kernel.py"],
     }
-    assert [path.name for path in alone] == ["x.py"]
+    assert [path.name for path in unpaired] == ["x.py"]
 
 
 def test_a_file_that_is_named_twice_is_taken_once(problems, tmp_path):
     solutions = make(tmp_path / "solutions", {"19_ReLU.py": PLAIN, "20_Other.py": PLAIN})
     again = solutions / ".." / "solutions" / "20_Other.py"
-    paired, alone = folders.pair(problems, [solutions, again])
+    paired, unpaired = folders.pair(problems, [solutions, again])
     assert [p.name for files in paired.values() for p in files] == ["19_ReLU.py", "20_Other.py"]
-    assert alone == []
+    assert unpaired == []
 
 
 def test_a_number_that_two_problems_have_decides_nothing(problems, tmp_path):
     make(problems, {"level1/19_Other_ReLU.py": RELU, "level1/folder.py/1_x.py": RELU})
     name = "level_1_problem_19_sample_0_kernel.py"
-    paired, alone = folders.pair(problems, [make(tmp_path / "solutions", {name: PLAIN})])
+    paired, unpaired = folders.pair(problems, [make(tmp_path / "solutions", {name: PLAIN})])
     assert not paired
-    assert [path.name for path in alone] == [name]
+    assert [path.name for path in unpaired] == [name]
 
 
 def verdict(name: str) -> dict:
+    """The least that a record of a correct file has."""
     return {"problem": "p", "file": name, "verdict": "correct", "reason": "", "runs": []}
 
 
 def test_a_line_that_a_killed_run_left_is_cut_off(tmp_path):
-    path, found = tmp_path / "out", [verdict("a"), verdict("b")]
-    whole = "".join(f"{json.dumps(record)}\n" for record in found)
-    for unfinished in ("", '{"pro', json.dumps(verdict("c"))):
-        path.write_text(whole + unfinished)
-        assert folders.read_out(path) == found
-        assert path.read_text() == whole
+    path, records = tmp_path / "out", [verdict("a"), verdict("b")]
+    whole_lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    for unfinished_line in ("", '{"pro', json.dumps(verdict("c"))):
+        path.write_text(whole_lines + unfinished_line)
+        assert folders.read_out(path) == records
+        assert path.read_text() == whole_lines
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,25 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
     assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
 
 
+def test_the_last_problems_are_divided_among_devices():
+    names = [str(index) for index in range(5)]
+    tasks = [folders.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names]
+    balanced = folders._balance(tasks, 2)
+    assert balanced[:4] == tasks[:4]
+    assert [(task.name, task.solutions) for task in balanced[4:]] == [
+        ("4", ["4a", "4c"]),
+        ("4", ["4b", "4d"]),
+    ]
+    few = folders._balance([folders.Task("0", Path("0"), ["a", "b"])], 3)
+    assert [task.solutions for task in few] == [["a"], ["b"]]
+
+
 def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    work = [folders.Work(name, Path(name), []) for name in ("first", "second")]
-    assert list(folders._collect([ours], work, lambda *_: None)) == []
+    tasks = [folders.Task(name, Path(name), []) for name in ("first", "second")]
+    assert list(folders._collect([ours], tasks, lambda *_: None)) == []
     assert "the worker for first has ended\n" in capsys.readouterr().err
 
 
@@ -159,6 +173,7 @@ def test_a_share_of_light_that_rounds_to_zero():
 
 
 def relu_of(width: int) -> str:
+    """The text of a reference for inputs of [8, width]."""
     return RELU.replace("256", str(width))
 
 
@@ -187,7 +202,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     options = ["--device", "cpu", "--trials", "3", "--out", str(out)]
     process = start(str(problems), str(solutions), *options, stdout=subprocess.DEVNULL)
     wait_for_lines(out, 10, process)
-    process.kill()  # it alone: what it has started must notice
+    process.kill()  # the processes that it has started must notice that
     process.wait()
     end = monotonic() + 10
     while processes_of(process.pid):

@@ -1,8 +1,8 @@
-"""Honest files that do unusual things: correct, and nobody is accused.
+"""Tests of honest files that do unusual things: all of them are correct.
 
-The seven of the first table were once accused: a library's callback of the garbage collector, a
-file's own number of threads, a missing key, a compiler's flag, a kernel for large inputs alone, a
-reciprocal, a divisor that is kept as a buffer.
+An earlier referee called the files of SEVEN cheats. They register a callback of the garbage
+collector, set the number of threads, catch a KeyError, try a compiler's flag, use a kernel of their
+own for large inputs only, keep a reciprocal, and keep the divisor as a buffer.
 """
 
 import pytest
@@ -112,13 +112,13 @@ def test_honest(table, device, tmp_path):
 
 
 def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
-    """As where the system forbids to read another process's memory."""
+    """The test makes the referee believe that the system forbids to read another process."""
     monkeypatch.setattr(grading, "can_read", lambda *_: False)
     table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW)}
     grade(DIVIDE, table, tmp_path)
 
 
-# References whose modules are not simple: their own copies are right.
+# References with recurrent networks, buffers, shared weights and so on: a copy of each is correct.
 RNN = "self.rnn = nn.KIND(16, 24, 2, batch_first=True)\nself.fc = nn.Linear(24, 10)"
 RNN_FORWARD = "y, _ = self.rnn(x)\nreturn self.fc(y[:, -1])"
 NORM = "self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)"

@@ -23,26 +23,28 @@ from referee.timing import Rounds
 CPU = torch.device("cpu")
 
 
-def start(work, walled=True):
-    """Fork a process that does some work and ends; return its id, and that of the first process."""
-    pid, first = namespaces.fork(walled)
+def start(work):
+    """Fork a process that does some work and ends; return its id, and its init process's."""
+    pid, init_pid = namespaces.fork(with_walls=True)
     if pid == 0:
         try:
             work()
         except BaseException:
             traceback.print_exc()
         os._exit(0)
-    return pid, first
+    return pid, init_pid
 
 
-def close(pid, first):
+def close(pid, init_pid):
+    """End a process that `start` has started, and its namespace."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    if first:
-        namespaces.end(first)
+    if init_pid:
+        namespaces.end(init_pid)
 
 
 def until(condition):
+    """Wait at most 10 s until a condition holds; return whether it does."""
     end = time.monotonic() + 10
     while not condition() and time.monotonic() < end:
         time.sleep(0.001)
@@ -51,18 +53,18 @@ def until(condition):
 
 @pytest.fixture
 def walls():
-    """Orphans are adopted; skips where the system forbids namespaces."""
-    with processes.reaping():
-        pid, first = start(signal.pause)
-        close(pid, first)
-        if not first:
+    """The test's process is a subreaper; skips where the system forbids namespaces."""
+    with processes.subreaper():
+        pid, init_pid = start(signal.pause)
+        close(pid, init_pid)
+        if not init_pid:
             pytest.skip("the system allows no namespaces of processes")
         yield
 
 
 @pytest.fixture
 def victim():
-    """A process of the same user."""
+    """A process of the same user, outside all namespaces."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -72,7 +74,7 @@ def victim():
 
 
 def harms(pid):
-    """Ways to harm a process."""
+    """Ways to harm a process, or to see it, by name."""
     return {
         "end": lambda: os.kill(pid, signal.SIGKILL),
         "stop": lambda: os.kill(pid, signal.SIGSTOP),
@@ -84,37 +86,43 @@ def harms(pid):
     }
 
 
+def scheduling_of(pid):
+    """The cores that a process may use, and its priority."""
+    return os.sched_getaffinity(pid), os.getpriority(os.PRIO_PROCESS, pid)
+
+
 def test_no_harm_reaches_a_process_outside(walls, victim):
     reads, writes = os.pipe()
 
     def harm():
         assert os.getpid() == 2  # else it would harm other processes of the user
-        found = {}
+        outcomes = {}
         for name, act in harms(victim).items():
             try:
                 act()
-                found[name] = "done"
+                outcomes[name] = "done"
             except OSError as error:
-                found[name] = type(error).__name__
+                outcomes[name] = type(error).__name__
         os.setpriority(os.PRIO_USER, os.getuid(), 19)
-        found["unmount"] = namespaces._libc.umount2(b"/proc", 2)
-        found["sees"] = sorted(filter(str.isdecimal, (p.name for p in Path("/proc").iterdir())))
-        os.write(writes, json.dumps(found).encode())
+        outcomes["unmount"] = namespaces._libc.umount2(b"/proc", 2)
+        pids = filter(str.isdecimal, (path.name for path in Path("/proc").iterdir()))
+        outcomes["visible pids"] = sorted(pids)
+        os.write(writes, json.dumps(outcomes).encode())
 
-    before = os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim)
-    pid, first = start(harm)
+    scheduling_before = scheduling_of(victim)
+    pid, init_pid = start(harm)
     os.close(writes)
-    found = json.loads(os.read(reads, 1 << 12))
-    close(pid, first)
-    assert found.pop("sees") == ["1", "2"]
-    assert found.pop("unmount") == -1
-    assert found.pop("look") == "FileNotFoundError"
-    assert set(found.values()) == {"ProcessLookupError"}, found
-    assert (os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim)) == before
+    outcomes = json.loads(os.read(reads, 1 << 12))
+    close(pid, init_pid)
+    assert outcomes.pop("visible pids") == ["1", "2"]
+    assert outcomes.pop("unmount") == -1
+    assert outcomes.pop("look") == "FileNotFoundError"
+    assert set(outcomes.values()) == {"ProcessLookupError"}, outcomes
+    assert scheduling_of(victim) == scheduling_before
     assert processes.state_of(victim) == "S"
 
 
-def test_the_first_process_cannot_be_harmed_from_within(walls):
+def test_the_init_process_cannot_be_harmed_from_within(walls):
     reads, writes = os.pipe()
 
     def harm():
@@ -124,18 +132,18 @@ def test_the_first_process_cannot_be_harmed_from_within(walls):
         os.write(writes, b".")
         signal.pause()
 
-    pid, first = start(harm)
+    pid, init_pid = start(harm)
     os.close(writes)
     assert os.read(reads, 1)
-    assert until(lambda: processes.state_of(first) == "S")
+    assert until(lambda: processes.state_of(init_pid) == "S")
     assert until(lambda: processes.state_of(pid) == "S")
-    close(pid, first)
+    close(pid, init_pid)
 
 
-def test_what_is_left_behind_is_stopped_and_ended(walls):
+def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
     memory = mmap.mmap(-1, 16)
 
-    def leave_one():
+    def leave_an_orphan():
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
@@ -144,41 +152,41 @@ def test_what_is_left_behind_is_stopped_and_ended(walls):
             os._exit(0)
         signal.pause()
 
-    pid, first = start(leave_one)
-    processes.known.add(first)
-    tree = processes.Tree(pid, adopts=True, first=first)
-    assert until(lambda: processes.children_of(first))
-    (orphan,) = processes.children_of(first)
+    pid, init_pid = start(leave_an_orphan)
+    processes.own_pids.add(init_pid)
+    tree = processes.Tree(pid, is_solution=True, init_pid=init_pid)
+    assert until(lambda: processes.children_of(init_pid))
+    (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
         tree.stop()
-        before = memory[0]
+        count = memory[0]
         time.sleep(0.02)
-        assert memory[0] == before
+        assert memory[0] == count
         tree.go_on()
-        assert until(lambda before=before: memory[0] != before)
-    close(pid, first)
-    processes.known.discard(first)
-    assert processes.state_of(orphan) == "X"
+        assert until(lambda count=count: memory[0] != count)
+    close(pid, init_pid)
+    processes.own_pids.discard(init_pid)
+    assert processes.state_of(orphan) == processes.GONE
 
 
 @pytest.mark.parametrize("who", ["referee", "contestant"])
-def test_all_ends_with(walls, who):
-    reads, writes = os.pipe()  # at its end when all that hold the other end have ended
-    is_there, says_so = os.pipe()
+def test_all_processes_end_with(walls, who):
+    reads, writes = os.pipe()  # `reads` is at its end when all processes that hold `writes` ended
+    until_forked, tells_forked = os.pipe()
 
-    def leave_one():
+    def fork_a_child():
         namespaces._libc.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)  # as contestants do
         if os.fork() == 0:
             os.setsid()
-            os.write(says_so, b".")
+            os.write(tells_forked, b".")
         time.sleep(60)
 
     referee = os.fork()
     if referee == 0:
-        with processes.reaping():
-            pid, _ = start(leave_one)
+        with processes.subreaper():
+            pid, _ = start(fork_a_child)
             os.close(writes)
-            os.read(is_there, 1)
+            os.read(until_forked, 1)
             os.kill(pid if who == "contestant" else os.getpid(), signal.SIGKILL)
             time.sleep(60)
     os.close(writes)
@@ -191,17 +199,18 @@ def test_all_ends_with(walls, who):
 
 def test_without_namespaces_there_are_no_walls(monkeypatch):
     monkeypatch.setattr(namespaces, "_map_users", lambda pid: False)
-    with processes.reaping():
-        pid, first = start(signal.pause)
-        assert (first, processes.state_of(pid) != "X") == (0, True)
+    with processes.subreaper():
+        pid, init_pid = start(signal.pause)
+        assert init_pid == 0
+        assert processes.state_of(pid) != processes.GONE
         assert processes.children_of(os.getpid()).count(pid) == 1
-        close(pid, first)
+        close(pid, init_pid)
         assert not processes._orphans()
 
 
 PROBLEM = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
-# OUTSIDE are the ids of eager's processes, of the server and the referee. What else is seen is
-# harmed only where it is sure to be within walls.
+# OUTSIDE is replaced by the ids of eager's processes, the server and the referee, HERE by one of
+# ACTS. The assertions come first: without walls, other processes of the user would be harmed.
 HARMS = """
 import os, signal
 from contextlib import suppress
@@ -236,14 +245,14 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
     (tmp_path / "reference.py").write_text(IMPORTS + PROBLEM)
     problem = Problem("problem", load(tmp_path / "reference.py"), CPU)
     subject = records.Subject("problem", "float32", problem.shape)
-    table, found = {}, {}
+    table, graded = {}, {}
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            eager = [e.contestant.pid for e in engine._bench.eager]
-            outside = str([*eager, server._process.pid, os.getpid()])
-            before = [(os.sched_getaffinity(pid), os.getpriority(0, pid)) for pid in eager]
+            eager_pids = [eager.contestant.pid for eager in engine._bench.eager]
+            outside = str([*eager_pids, server._process.pid, os.getpid()])
+            scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
                 text = HARMS.replace("OUTSIDE", outside).replace("HERE", act)
                 table[name] = correct(text + PLAIN)
@@ -253,10 +262,9 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 path.write_text(IMPORTS + text)
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
-                found[name] = records.record(subject, verdict, str(path))
-            assert [e.contestant.pid for e in engine._bench.eager] == eager
-            after = [(os.sched_getaffinity(pid), os.getpriority(0, pid)) for pid in eager]
-            assert after == before
+                graded[name] = records.make_record(subject, verdict, str(path))
+            assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
+            assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()
-    check(table, found)
+    check(table, graded)

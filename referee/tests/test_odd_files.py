@@ -1,4 +1,4 @@
-"""Files whose replies, state or end are odd: each gets a verdict, and the referee goes on."""
+"""Tests of files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from texts import correct, error, module, reference, wrong
 from referee.reference_file import BadReferenceError
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
-# Replaces what its process says of its results.
+# Replaces a part of each reply that has results. %s becomes items of a dictionary.
 FORGED = """
 import json, os
 from referee.child import main
@@ -21,6 +21,7 @@ def forge(descriptor, reply):
 main._reply = forge
 """
 PLAIN = module("return torch.relu(x)")
+# Describes a result with a stride of 2^%d elements.
 STRIDES = """
 from referee.child import worker
 
@@ -29,6 +30,7 @@ def describe(x):
     return tell(x) | {"strides": [1 << %d, 1]}
 worker.describe = describe
 """
+# Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """
 from referee.child import main
 
@@ -37,6 +39,7 @@ main._describe = lambda error, file: "text"
 
 
 def forged(part: str) -> str:
+    """The text of a file that replaces this part of its replies."""
     return FORGED % part + PLAIN
 
 
@@ -58,7 +61,7 @@ def test_forged_replies(tmp_path):
 
 
 def test_how_processes_end(tmp_path):
-    """By a signal without a name, too."""
+    """One ends by a signal that has no name."""
     table = {
         "signal": error("import os\nos.kill(os.getpid(), 40)\n", "signal 40"),
         "correct": correct(PLAIN),
@@ -74,7 +77,7 @@ TWICE = "return self.second(torch.relu(self.first(x)))"
 
 
 def test_a_shared_module_has_its_buffers_under_two_names(tmp_path):
-    """A forward in training changes its statistics, which is no change of a parameter."""
+    """A forward in training mode changes its statistics, which are buffers, and may change."""
     problem = reference(TWICE, "[torch.rand(8, 64)]", SHARED_NORM)
     grade(problem, {"same": correct(module(TWICE, SHARED_NORM))}, tmp_path, trials=1)
 
@@ -107,7 +110,7 @@ EXTRA = """
 
 
 def test_what_a_solution_keeps_for_itself(tmp_path):
-    """Parts of its state that are no plain tensors are nobody's business."""
+    """Parts of its state that are no plain tensors, and not the reference's, are ignored."""
     table = {
         "sparse": correct(module("return torch.relu(x)", SPARSE)),
         "extra": correct(PLAIN + EXTRA),
@@ -136,8 +139,8 @@ def test_references_that_are_refused(tmp_path, forward, init, words):
         grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
 
 
-# Says that it is done when its work is queued: all by which its clock would wait does nothing. Only
-# a GPU works on while its process is stopped. Elements that are read before that are old.
+# Replies as soon as its work is queued: the functions by which its clock would wait do nothing. The
+# GPU goes on while the process is stopped. Elements that are read early are not computed yet.
 QUEUED = """
 torch.cuda.synchronize = lambda *arguments: None
 torch.cuda.Event.synchronize = lambda event: None

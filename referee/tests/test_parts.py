@@ -1,4 +1,4 @@
-"""Shared memory, descriptions of results, and stopping processes: each without a grading."""
+"""Tests of parts without a grading: shared memory, reading results, stopping processes."""
 
 import mmap
 import os
@@ -34,17 +34,18 @@ def test_values_arrive_in_their_form():
     region = Region(pool)
     region.place(VALUES)
     region.write(VALUES)
-    found = Mapping(pool.descriptor, CPU).tensors(region.form)
+    mapped = Mapping(pool.descriptor, CPU).tensors(region.form)
     pool.close()
-    for there, x in zip(found, VALUES, strict=True):
-        if isinstance(x, torch.Tensor):
-            assert torch.equal(there, x)
-            assert (there.stride(), there.storage_offset()) == (x.stride(), x.storage_offset())
+    for copy, original in zip(mapped, VALUES, strict=True):
+        if isinstance(original, torch.Tensor):
+            assert torch.equal(copy, original)
+            assert copy.stride() == original.stride()
+            assert copy.storage_offset() == original.storage_offset()
         else:
-            assert there == x
+            assert copy == original
     assert region.is_unchanged()
-    found[0][1, 1] += 1
-    assert region.changed() == [0]
+    mapped[0][1, 1] += 1
+    assert region.changed_values() == [0]
     region.rewrite()
     assert region.is_unchanged()
 
@@ -126,19 +127,19 @@ def test_signals_without_a_name():
 @pytest.fixture
 def stopped():
     """A stopped child process, whose memory is this one's at the time of the fork."""
-    made = []
+    trees = []
 
     def fork() -> int:
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
-        tree = processes.Tree(pid, adopts=False)
+        tree = processes.Tree(pid, is_solution=False)
         tree.stop()
-        made.append(tree)
+        trees.append(tree)
         return pid
 
     yield fork
-    for tree in made:
+    for tree in trees:
         tree.end()
 
 
@@ -151,8 +152,8 @@ def test_reading_in_another_process(stopped, x):
     reader = Reader(stopped(), CPU)
     description = describe(x)
     assert torch.equal(reader.whole(description), x)
-    places = torch.tensor([0, x.numel() - 1])
-    assert torch.equal(reader.elements(description, places), x.flatten()[places])
+    indices = torch.tensor([0, x.numel() - 1])
+    assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
 
 
 def test_what_cannot_be_read(stopped):
@@ -184,15 +185,15 @@ def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     bench = SimpleNamespace(problem=on_gpu, are_results_copied=False)
-    look = EarlyElements(bench, SimpleNamespace(reader=reader))
-    look.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
-    assert not look.differs(0, 0, values)
-    assert not look.differs(0, 1, values)
-    assert look.differs(0, 0, values + 1)
+    early = EarlyElements(bench, SimpleNamespace(reader=reader))
+    early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
+    assert not early.differs(0, 0, values)
+    assert not early.differs(0, 1, values)
+    assert early.differs(0, 0, values + 1)
 
 
 def test_a_stopped_tree_does_nothing():
-    """Nor do processes that it started, in other sessions too."""
+    """That includes the processes that it has started, in other sessions too."""
     memory = mmap.mmap(-1, 16)
     pid = os.fork()
     if pid == 0:
@@ -200,18 +201,18 @@ def test_a_stopped_tree_does_nothing():
             os.setsid()
         while True:
             memory[0] = (memory[0] + 1) % 256
-    tree = processes.Tree(pid, adopts=False)
+    tree = processes.Tree(pid, is_solution=False)
     time.sleep(0.1)
     for _ in range(5):
         tree.stop()
-        before = memory[0]
+        count = memory[0]
         time.sleep(0.02)
-        assert memory[0] == before
+        assert memory[0] == count
         tree.go_on()
         end = time.monotonic() + 10
-        while memory[0] == before and time.monotonic() < end:
+        while memory[0] == count and time.monotonic() < end:
             time.sleep(0.001)
-        assert memory[0] != before
+        assert memory[0] != count
     children = processes.children_of(pid)
     tree.end()
     os.waitpid(pid, 0)
@@ -223,7 +224,7 @@ def test_a_stopped_tree_does_nothing():
 
 
 def test_orphans_are_found_and_ended():
-    with processes.reaping():
+    with processes.subreaper():
         if os.fork() == 0:
             if os.fork() == 0:
                 os.setsid()

@@ -1,4 +1,7 @@
-"""Texts of files that are graded, and rows of tables: text, verdict, what the line says."""
+"""Makes the texts of references and solutions, and the rows of tables of files to grade.
+
+A row is (text or path of the file, pattern of the verdict, pattern of what the line says).
+"""
 
 from pathlib import Path
 from textwrap import indent
@@ -9,7 +12,14 @@ IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 
 def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
-    """The text of a module's class; both bodies are lines without indentation."""
+    """The text of a module's class.
+
+    Args:
+        forward: the body of `forward`, not indented; `x` is the first input.
+        init: the body of `__init__` after super().__init__(), not indented.
+        arguments: of `__init__` after `self`: ", a, b" for example.
+        name: of the class.
+    """
     text, inner = f"class {name}(nn.Module):\n", " " * 8
     if init:
         text += f"    def __init__(self{arguments}):\n{inner}super().__init__()\n"
@@ -19,7 +29,13 @@ def module(forward: str, init: str = "", arguments: str = "", name: str = "Model
 
 
 def reference(forward: str, inputs: str, init: str = "") -> str:
-    """The text of a reference file."""
+    """The text of a reference file.
+
+    Args:
+        forward: as in `module`.
+        inputs: what `get_inputs` returns: "[torch.rand(8, 64)]" for example.
+        init: as in `module`.
+    """
     text = module(forward, init, name="Model") + f"\ndef get_inputs():\n    return {inputs}\n"
     return f"{text}\ndef get_init_inputs():\n    return []\n"
 

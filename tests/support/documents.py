@@ -156,7 +156,7 @@ def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> di
     runs = [Run(setting, timings(kind, ratio)) for setting in settings]
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
     subject = records.Subject(kind.__name__.split(".")[-1], dtype, (4, 8))
-    return records.record(subject, verdict, None)
+    return records.make_record(subject, verdict, None)
 
 
 def document(found: list[dict], kind: str = "comparison") -> dict:
