@@ -22,8 +22,9 @@ from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
-from referee.budget import CLASSES, Output
-from referee.problem import Case, Problem
+from referee.budget import CLASSES, ReferenceTensor
+from referee.case import Case
+from referee.problem import Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 
@@ -124,7 +125,7 @@ class LinearReluDivideProblem(Problem):
         seconds += [time / 3 for time in timings.seconds.get(THREE_PRODUCTS, [])]
         return min(seconds)
 
-    def expected(self, module: nn.Module, inputs: list) -> list[Output]:
+    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return the exact result, and how far each of its elements may be off."""
         [x] = inputs
         [eager] = self.run(module, inputs)
@@ -138,7 +139,7 @@ class LinearReluDivideProblem(Problem):
             z, magnitude = exact_sums(module.linear, x)
         exact = torch.relu(z) / module.divisor
         limit = self._limit(module, x, z, magnitude, exact)
-        return [Output(eager, exact, x.shape[-1], limit)]
+        return [ReferenceTensor(eager, exact, x.shape[-1], limit)]
 
     def _limit(
         self, module: nn.Module, x: Tensor, z: Tensor, magnitude: Tensor, exact: Tensor

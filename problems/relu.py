@@ -9,9 +9,10 @@ from torch import Tensor
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
-from referee.budget import Output
+from referee.budget import ReferenceTensor
+from referee.case import Case
 from referee.names import COPY
-from referee.problem import Case, Problem
+from referee.problem import Problem
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
 
@@ -36,13 +37,13 @@ class ReluProblem(Problem):
     names = Names(solution="ModelNew", eager="torch.relu")
     needs_float64 = False
 
-    def expected(self, module: torch.nn.Module, inputs: list) -> list[Output]:
+    def expected(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results; no other values are right."""
-        return [Output(eager, None, terms=0) for eager in self.run(module, inputs)]
+        return [ReferenceTensor(eager, None, terms=0) for eager in self.run(module, inputs)]
 
-    def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> Output:
+    def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
-        return Output(eager, None, terms=0)
+        return ReferenceTensor(eager, None, terms=0)
 
     def where_gradients_pass(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""
@@ -100,7 +101,7 @@ class ReluProblem(Problem):
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         """Raise a ValueError if torch.relu does not take the dtype."""
-        if dtype not in cases.served(device).values():
+        if dtype not in cases.dtypes_of_relu(device).values():
             function = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{function} does not take {dtype} on {device}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from referee import cases
-from referee.problem import Case
+from referee.case import Case
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:

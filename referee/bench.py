@@ -5,23 +5,34 @@ nothing is asked of them, read the same inputs in the same memory, and are timed
 """
 
 import base64
-import random
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
-from referee.problem import SEEDS, Problem
+from referee.problem import Problem
+from referee.redraw import new_seed
 from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome
 
-SMALL_BYTES = 1 << 28  # of inputs: a request that takes no more memory than others can spare
+# Bytes of inputs. After a smaller request a process keeps its unused memory, even if the problem is
+# large: it is no more than others can spare.
+SMALL_REQUEST = 1 << 28
 
 
 class Eager:
-    """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed."""
+    """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
+
+    Args:
+        bench: to which the process belongs.
+
+    Attributes:
+        contestant: the process.
+        state: its parameters and buffers.
+    """
 
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench
@@ -37,7 +48,7 @@ class Eager:
             folders=file.folders,
         )
         self.ask("set_precision", setting=problem.precision)
-        seed = random.randrange(SEEDS)
+        seed = new_seed()
         module = problem.construct(seed)
         try:
             self.state.construct(problem, seed, module, problem.args)
@@ -55,12 +66,13 @@ class Eager:
             self._fail(error)
 
     def close(self) -> None:
-        """End the process, and give its memory back."""
+        """End the process, and give its shared memory back."""
         self.contestant.close()
         self.state.close()
 
-    def _fail(self, error: EndedError | ForgedError | RaisedError) -> None:
-        self.close()  # where it fails in the constructor, the bench does not know it yet
+    def _fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
+        """End all of eager's processes, and raise the verdict."""
+        self.close()  # if it fails in the constructor, the bench does not know it yet
         self._bench.close_eager()
         _, why = outcome(error, "being timed")
         raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
@@ -70,16 +82,20 @@ class Bench:
     """The shared memory and eager's processes for grading one problem.
 
     Args:
-        problem: what is graded.
-        server: forks the processes.
+        problem: the problem that is graded.
+        server: the process from which all others are forked.
 
     Attributes:
         pool: the shared memory.
         inputs: regions with the arguments of calls, one for each call of a request.
         output_gradients: regions with the gradients of outputs, likewise.
-        outputs: regions for results, where these cannot be read in place.
-        eager: processes for eager and for eager again; on a GPU, whose memory they share, one.
-        copies: whether results are copied within the clock, since they cannot be read in place.
+        outputs: regions to which results are copied, where they cannot be read in place.
+        eager: eager's processes. On a CPU, eager and eager again have one each; on a GPU they share
+            one, and so its memory.
+        yardsticks: the names of the calls that eager's first process has set up.
+        notes: which yardsticks could not be set up, and why.
+        are_results_copied: whether processes copy results within the clock, because the referee
+            cannot read them in place.
         plans: how the problem is timed, by setting; see `timed_requests.plan`.
     """
 
@@ -93,77 +109,85 @@ class Bench:
         self.eager: list[Eager] = []
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
-        self.copies = False
+        self.are_results_copied = False
         self.plans: dict[str, object] = {}
-        self._prepared: tuple | None = None
+        self._prepared: tuple | None = None  # the setting and yardsticks that are set up
         if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
 
     def start_eager(self) -> None:
         """Start eager's processes, unless they are there."""
         count = 2 if self.problem.device.type == "cpu" else 1
-        if self.eager and any(processes.state_of(e.contestant.pid) in "XZ" for e in self.eager):
+        states = [processes.state_of(eager.contestant.pid) for eager in self.eager]
+        if any(state in "XZ" for state in states):  # dead, or a zombie
             self.close_eager()
         while len(self.eager) < count:
             self.eager.append(Eager(self))
 
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
-        """Have eager's first process set up the yardsticks; the inputs must be written."""
-        key = self.problem.setting, yardsticks
-        if self._prepared == key:
+        """Have eager's first process set up these yardsticks, unless it has done so before.
+
+        The inputs must be written: some yardsticks are compiled for them. All of eager's processes
+        get the precision setting.
+        """
+        wanted = self.problem.setting, yardsticks
+        if self._prepared == wanted:
             return
         for eager in self.eager:
             eager.ask("set_precision", setting=self.problem.precision)
-        more = []
+        own_file = []
         if self.problem.yardstick_file:
             text = Path(self.problem.yardstick_file).read_bytes()
-            more = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
+            own_file = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.eager[0].ask(
             "prepare_yardsticks",
             wanted=list(yardsticks),
             inputs=[self.inputs[0].form],
             copied_bytes=max(1, self.problem.moved // 2),
-            more=more,
+            more=own_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
-        self._prepared = key
+        self._prepared = wanted
 
     def forget_yardsticks(self) -> None:
         """Forget that yardsticks were set up: eager's processes are new."""
         self._prepared = None
 
     def forms(self, count: int) -> list[dict]:
-        """Return the forms of the inputs of so many calls."""
+        """Return the forms of the inputs of a request's first `count` calls."""
         return [region.form for region in self.inputs[:count]]
 
-    def room_for(self, results: list[torch.Tensor], count: int) -> list[dict] | None:
-        """Return forms with room for the results of so many calls; None if they are read in place.
+    def room_for(self, templates: list[torch.Tensor], count: int) -> list[dict] | None:
+        """Make room for copies of a request's results; return where they go.
 
         Args:
-            results: of one call, for their forms.
-            count: of calls.
+            templates: tensors with the shapes and dtypes of one call's results.
+            count: the number of calls.
+
+        Returns:
+            A form for each call; None if results are read in place.
         """
-        if not self.copies:
+        if not self.are_results_copied:
             return None
         while len(self.outputs) < count:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
-            region.place(results)
+            region.place(templates)
             region.fill()  # nobody finds there what another contestant has left
         return [region.form for region in self.outputs[:count]]
 
-    def release(self, process: Contestant) -> None:
+    def free_results(self, process: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.
 
-        After a large request all its unused memory goes back to the GPU, for the referee to take.
+        If the request was large, the process also gives its unused memory back to the GPU.
         """
-        if self.problem.is_large and self.inputs[0].size > SMALL_BYTES:
-            self.give_back(process)
+        if self.problem.is_large and self.inputs[0].size > SMALL_REQUEST:
+            self.free_all_unused(process)
         else:
             process.ask("release")
 
-    def give_back(self, process: Contestant) -> None:
-        """Have a process free its results, and give all unused memory back to the GPU."""
+    def free_all_unused(self, process: Contestant) -> None:
+        """Have a process free its results, and give all its unused memory back to the GPU."""
         process.reader.forget()
         process.ask("release", empty_cache=True)
 
@@ -181,9 +205,15 @@ class Bench:
 
 
 def write_all(regions: list[Region], pool: Pool, values: list[list]) -> None:
-    """Write one list of values into each region; regions are made as they are needed."""
+    """Write a list of values into each region.
+
+    Args:
+        regions: the regions, to which new ones are added if there are more lists.
+        pool: the memory of new regions.
+        values: a list for each region.
+    """
     while len(regions) < len(values):
         regions.append(Region(pool))
-    for region, some in zip(regions, values, strict=False):
-        region.place(some)
-        region.write(some)
+    for region, region_values in zip(regions, values, strict=False):
+        region.place(region_values)
+        region.write(region_values)

@@ -1,4 +1,7 @@
-"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong."""
+"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong.
+
+Also random values for any inputs, parameters and gradients.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,19 +12,27 @@ import torch
 from referee.compare import INTEGERS
 from referee.shared import dtype_name  # noqa: F401 - for those who take dtypes from here
 
-# torch.relu takes the last three from torch 2.15 on, see `served`.
-NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NAMES.split()}
+# torch.relu takes the last three only from torch 2.15 on; see `dtypes_of_relu`.
+DTYPE_NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES.split()}
 
-# Around the widths of vectors, warps and blocks; the last ones span several blocks or threads.
+# Sizes around the widths of vectors, warps and blocks. The last shapes span several blocks or
+# threads.
 SHAPES = [
     (), (0,), (3, 0, 5), (1,), (2,), (3,), (7,), (15,), (16,), (17,), (31,), (32,), (33,),
     (127,), (128,), (129,), (1000,), (4097,), (1, 1), (5, 7), (2, 3, 4, 5, 6), (64, 257),
     (3, 4097), (300_007,),
 ]  # fmt: skip
 
-Make = Callable[[], torch.Tensor]  # an input, new each time
-# A name, the shape of the dense tensor underneath, and the view taken of it.
+MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
+REPETITIONS = (
+    127  # of the special values; a prime, so that each value visits each lane and the tail
+)
+RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
+RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
+SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
+
+# Layouts: a name, the shape of a dense tensor, and a function that returns a view of it.
 LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
     ("x[::2]", (257,), lambda x: x[::2]),
     ("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
@@ -50,50 +61,65 @@ LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]
 
 
 @cache
-def served(device: torch.device) -> dict[str, torch.dtype]:
+def dtypes_of_relu(device: torch.device) -> dict[str, torch.dtype]:
     """Return those of DTYPES that torch.relu takes on the device, by name."""
-    taken = {}
+    dtypes = {}
     for name, dtype in DTYPES.items():
         with suppress(NotImplementedError):
             torch.relu(torch.zeros(1, dtype=dtype, device=device))
-            taken[name] = dtype
-    return taken
+            dtypes[name] = dtype
+    return dtypes
 
 
-def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, Make]]:
-    """Yield small inputs of every dtype, shape and layout, for a function of one tensor."""
+def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
+    """Yield small inputs of every dtype, shape and layout, for a function of one tensor.
+
+    Args:
+        device: the device of the inputs.
+        seed: the seed of the random inputs.
+
+    Yields:
+        A name, which begins with the dtype's name, and a function that returns the input.
+    """
     views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
-    for name, dtype in served(device).items():
-        for k in range(3):
+    for name, dtype in dtypes_of_relu(device).items():
+        for k in range(RANDOM_DRAWS):
             generator = torch.Generator().manual_seed(seed + k)
             make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
             yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)
-        # A prime number of repetitions, so that every value visits every lane, and the tail.
-        values = special_values(dtype).repeat(127)
+        values = special_values(dtype).repeat(REPETITIONS)
         yield f"{name}, special values", partial(values.to, device, copy=True)
         generator = torch.Generator(device=device).manual_seed(seed)
         yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
-        for what, shape, view in views:
+        for view_name, shape, view in views:
             make = partial(random, shape, dtype, device, generator)
-            yield f"{name}, {what}", lambda make=make, view=view: view(make())
+            yield f"{name}, {view_name}", lambda make=make, view=view: view(make())
 
 
 def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Overwrite x: floats uniform in -1..1, integers uniform over their whole range.
+    """Overwrite x with random values, and return it.
 
-    For floats in 0..1, as KernelBench draws them, ReLU would be the identity.
+    Floats are uniform in -1..1; for floats in 0..1, as KernelBench draws them, ReLU would be the
+    identity. Integers are uniform over their whole range.
     """
     if x.is_floating_point():
         return x.uniform_(-1, 1, generator=generator)
-    bits = x.view(INTEGERS[x.dtype.itemsize])  # torch draws no 64 unsigned bits
+    bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
     limits = torch.iinfo(bits.dtype)
-    end = None if bits.dtype == torch.int64 else limits.max + 1  # None: 2**63 is no int64
+    # The end is exclusive. That of int64, 2**63, is no int64; None stands for it.
+    end = None if bits.dtype == torch.int64 else limits.max + 1
     bits.random_(limits.min, end, generator=generator)
     return x
 
 
 def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
-    """Refill x under a seed; if `unit`, with floats uniform in 0..1, as KernelBench draws them."""
+    """Overwrite x with random values under a seed, and return it.
+
+    Args:
+        x: a tensor.
+        seed: the seed of the values.
+        unit: whether floats are uniform in 0..1, as KernelBench draws them, not in -1..1.
+    """
     generator = torch.Generator(device=x.device).manual_seed(seed)
     if unit and x.is_floating_point():
         return x.uniform_(0, 1, generator=generator)
@@ -103,8 +129,8 @@ def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
 def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Return other values of the same signs, each 0.5 to 1.5 times as large.
 
-    Zeros stay zeros where other values are beside them, as in a mask; where all are zero, as in a
-    bias at first, they become small random numbers.
+    Zeros stay zeros, as in a mask. But if all values are zeros, as in a new bias, they become small
+    random numbers.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():
@@ -115,9 +141,9 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
 def random(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a dense tensor filled by `refill`."""
-    # Zeros touch its pages with all threads: drawn by one thread into untouched ones, 1.2 GB took
-    # 5.1 instead of 2.1 s on a virtual machine whose host was busy.
+    """Return a dense tensor of random values, as `refill` draws them."""
+    # `zeros` touches the pages with all threads; the values are drawn by one. Drawn into untouched
+    # pages, 1.2 GB took 5.1 instead of 2.1 s on a virtual machine whose host was busy.
     return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
@@ -138,17 +164,26 @@ def special_values(dtype: torch.dtype) -> torch.Tensor:
 def bit_patterns(
     dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return every pattern of an 8- or 16-bit dtype, else 100,003 random ones, NaNs too."""
-    integer, half = INTEGERS[dtype.itemsize], 1 << 8 * dtype.itemsize - 1
+    """Return all bit patterns of an 8- or 16-bit dtype, or many random ones of another.
+
+    NaNs are among them.
+    """
+    integer = INTEGERS[dtype.itemsize]
     if dtype.itemsize <= 2:
-        return torch.arange(-half, half, device=device).to(integer).view(dtype)
-    return random((100_003,), integer, device, generator).view(dtype)
+        limits = torch.iinfo(integer)
+        patterns = torch.arange(limits.min, limits.max + 1, device=device)
+        return patterns.to(integer).view(dtype)
+    return random((RANDOM_PATTERNS,), integer, device, generator).view(dtype)
 
 
 def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Overwrite up to 4,096 random elements of a contiguous x with the special values."""
-    values = special_values(x.dtype).to(x.device).repeat(4096 // 7)[:4096]
-    where = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
-    bits = INTEGERS[x.dtype.itemsize]  # torch has no index_put for some unsigned dtypes
-    x.view(-1).view(bits)[where] = values.view(bits)
+    """Overwrite random elements of a contiguous x with special values, and return it.
+
+    At most SPRINKLED elements are overwritten.
+    """
+    repetitions = SPRINKLED // 7  # integers have 5 or 7 special values, floats more
+    values = special_values(x.dtype).to(x.device).repeat(repetitions)[:SPRINKLED]
+    indices = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
+    integer = INTEGERS[x.dtype.itemsize]  # torch cannot assign to elements of some unsigned dtypes
+    x.view(-1).view(integer)[indices] = values.view(integer)
     return x

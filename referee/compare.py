@@ -1,32 +1,37 @@
-"""Exact comparison of two tensors: their values, and whether they share memory."""
+"""Comparison of two tensors: their bits, their distance, and whether they share memory."""
+
+import math
 
 import torch
 
-PIECE = 1 << 24  # elements that are compared at a time
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+PIECE = 1 << 24  # elements that are compared at a time, to save memory
+# Integer dtypes by their bytes. Elements of any dtype are compared as integers of the same size.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
-    """Return how many elements of two tensors differ, and the first, in words; None if none does.
+    """Return in words how many elements differ, and the first of them; None if all are equal.
 
-    Equal elements have the same bits. Unless `exact`, any NaN also equals any other (vectorised
-    half types rewrite payloads), and +0 equals -0 (torch versions differ in the sign that relu
-    returns). Everything is decided on integers: no NaN can slip through an inequality, and a
-    processor that flushes subnormals to zero cannot hide one.
+    Elements are equal if their bits are. Unless `exact` is true, two more kinds are equal: any two
+    NaNs, because vectorised half-type code rewrites their payloads, and +0 and -0, because torch's
+    versions differ in the sign that relu returns.
+
+    The bits are compared as integers. So no NaN slips through an inequality, and a processor that
+    flushes subnormals to zero hides none.
 
     Args:
         actual: the tensor that is checked.
-        expected: what it should be, of the same shape, dtype and device.
-        exact: every bit counts.
+        expected: the right values, of the same shape, dtype and device.
+        exact: whether every bit counts.
     """
     a, b = actual.reshape(-1), expected.reshape(-1)
     count = first = 0
     for start in range(0, len(a), PIECE):
         differs = _differs(a[start : start + PIECE], b[start : start + PIECE], exact)
-        found = int(differs.sum())
-        if found and not count:
+        count_here = int(differs.sum())
+        if count_here and not count:
             first = start + int(differs.view(torch.uint8).argmax())
-        count += found
+        count += count_here
     if count == 0:
         return None
     index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
@@ -35,7 +40,7 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor:
-    """Return a mask of where two flat tensors differ; an empty one if they are equal."""
+    """Return a mask of the elements that differ; an empty mask if two flat tensors are equal."""
     integer = INTEGERS[a.element_size()]
     x, y = a.view(integer), b.view(integer)
     if torch.equal(x, y):
@@ -56,3 +61,29 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     start = max(one.data_ptr(), two.data_ptr())
     end = min(one.data_ptr() + one.nbytes(), two.data_ptr() + two.nbytes())
     return a.device == b.device and start < end
+
+
+def relative_difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = False) -> float:
+    """Return |x - y| / |y|, with Frobenius norms; for integers, the share of elements that differ.
+
+    Elements that are not finite count as zeros.
+
+    Args:
+        x: a tensor.
+        y: the tensor with which it is compared; inf is returned if it has another shape.
+        where_finite: whether elements are left out if they are not finite in y.
+    """
+    if x.shape != y.shape:
+        return float("inf")
+    x, y = x.reshape(-1), y.reshape(-1)
+    if not y.is_floating_point():
+        return int((x != y).sum()) / max(len(x), 1)
+    squared_distance = squared_norm = 0.0
+    for start in range(0, len(x), PIECE):
+        x_part, y_part = (t[start : start + PIECE].double() for t in (x, y))
+        if where_finite:
+            x_part = torch.where(y_part.isfinite(), x_part, y_part)
+        x_part, y_part = (t.nan_to_num(0, 0, 0) for t in (x_part, y_part))
+        squared_distance += (x_part - y_part).square_().sum().item()
+        squared_norm += y_part.square().sum().item()
+    return math.sqrt(squared_distance / squared_norm) if squared_norm else 0.0

@@ -10,34 +10,36 @@ from referee.bench import Bench
 from referee.contestant import Contestant
 from referee.reading import LARGEST_NUMBER, BadDescriptionError, UnreadableError, checked
 
-LOOKED_AT = 32  # elements of a request's results
+READ_ELEMENTS = 32  # of a request's results, in all
 
 
 class EarlyElements:
     """Elements of a GPU's results that are read after the reply and before the clock stops.
 
-    Work can be queued on a GPU behind a false reply, and it runs on while the process is stopped.
-    Which elements are read is chosen when the reply is there. They must be the same when the whole
-    results are read: what was not computed while the clock ran differs. A process on a CPU is
-    stopped, which is enough, and nothing is read.
+    A process may queue work on a GPU, and reply before that is done. The work runs on while the
+    process is stopped. So some elements are read before the clock stops, chosen when the reply has
+    arrived. They must be the same when the whole results are read: an element that was computed
+    after the clock had stopped is different.
+
+    On a CPU nothing is read, because a stopped process computes nothing.
 
     Args:
-        bench: the problem's.
-        process: whose results are read.
+        bench: the bench of the problem that is timed.
+        process: the process whose results are read.
     """
 
     def __init__(self, bench: Bench, process: Contestant) -> None:
-        self._is_needed = bench.problem.device.type == "cuda" and not bench.copies
+        self._is_needed = bench.problem.device.type == "cuda" and not bench.are_results_copied
         self._reader = process.reader
-        # Keys: the call's index, the result's index. Values: flat indices, and the elements there.
-        self._seen: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # By the index of the call and of the result: flat indices, and the elements there.
+        self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
         if not self._is_needed:
             return
         calls = reply["calls"]
-        count = max(1, LOOKED_AT // max(len(calls), 1))
+        count = max(1, READ_ELEMENTS // max(len(calls), 1))
         for call_index, call in enumerate(calls):
             with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
                 self._read_one(call_index, call["results"], count)
@@ -52,18 +54,18 @@ class EarlyElements:
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._seen[call_index, result_index] = indices, values
+            self._elements[call_index, result_index] = indices, values
 
     def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            call_index: which call of the request.
-            result_index: which of its results.
-            whole: the result, read after the clock has stopped.
+            call_index: the index of the call in the request.
+            result_index: the index of the result in the call.
+            whole: the result as it was read after the clock had stopped.
         """
-        if (call_index, result_index) not in self._seen:
+        if (call_index, result_index) not in self._elements:
             return False
-        indices, values = self._seen[call_index, result_index]
-        now = whole.reshape(-1)[indices.to(whole.device)].cpu()
-        return not torch.equal(now.view(torch.uint8), values.view(torch.uint8))
+        indices, early = self._elements[call_index, result_index]
+        late = whole.reshape(-1)[indices.to(whole.device)].cpu()
+        return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))

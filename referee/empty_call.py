@@ -1,13 +1,14 @@
-"""Measure the cost of an empty call, and its spread: `python -m referee.empty_call`.
+"""Measures the cost of an empty call, and its spread: `python -m referee.empty_call`.
 
-For ReLU of some sizes it prints, in microseconds, the 10th, 50th and 90th percentile of
+It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile, in
+microseconds, of
 
-    empty     a request whose call does nothing, by the referee's clock
-    own       eager's call, by the process's own clock
-    beyond    what the referee's clock says of the same request, less `own`
+    empty     the referee's clock for a request whose call does nothing
+    own       the process's own clock for eager's call
+    beyond    the referee's clock for the same request, less `own`
 
-The printed times of a contestant are its own, as long as `beyond` is no more than nine of ten empty
-requests take. `python -m referee.empty_call cuda` is for a GPU.
+A contestant's printed times are those of its own clock, as long as `beyond` is no more than nine of
+ten empty requests take. `python -m referee.empty_call cuda` is for a GPU.
 """
 
 import sys
@@ -19,14 +20,14 @@ import torch
 
 from referee.bench import Bench, write_all
 from referee.engine import referee_at_work
-from referee.names import MODULE, NOTHING
+from referee.names import MODULE
 from referee.problem import Problem
 from referee.reference_file import load
-from referee.timed_requests import Entrant, make_flush, time_alone
+from referee.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
 REQUESTS = 200
-TEXT = """
+RELU = """
 import torch
 from torch import nn
 
@@ -45,31 +46,33 @@ def get_init_inputs():
 """
 
 
-def microseconds(seconds: list[float]) -> str:
-    """Return the 10th, 50th and 90th percentile in words."""
+def percentiles(seconds: list[float]) -> str:
+    """Return the 10th, 50th and 90th percentile in microseconds, as columns of text."""
     tenths = quantiles(seconds, n=10, method="inclusive")
     return " ".join(f"{tenths[i] * 1e6:8.0f}" for i in (0, 4, 8))
 
 
 def measure(elements: int, device: torch.device) -> str:
-    """Return the line of a size."""
+    """Return the line for a size."""
     with tempfile.TemporaryDirectory() as folder, referee_at_work(own_builds=True) as server:
         path = Path(folder, "relu.py")
-        path.write_text(TEXT.replace("ELEMENTS", str(elements)))
+        path.write_text(RELU.replace("ELEMENTS", str(elements)))
         bench = Bench(Problem("relu", load(path), device), server)
         try:
             bench.start_eager()
             write_all(bench.inputs, bench.pool, [bench.problem.draw()])
             bench.prepare_yardsticks(())
-            process, flush = bench.eager[0].contestant, make_flush(bench)
-            empty, eager = Entrant("empty", process, NOTHING), Entrant("eager", process, MODULE)
-            empties = [time_alone(bench, empty, 1, flush).wall for _ in range(REQUESTS)]
-            samples = [time_alone(bench, eager, 1, flush) for _ in range(REQUESTS)]
+            process = bench.eager[0].contestant
+            flush = make_flush(bench)
+            nothing = empty_entrant(bench)
+            eager = Entrant("eager", process, MODULE)
+            empty = [time_and_free(bench, nothing, 1, flush).wall for _ in range(REQUESTS)]
+            samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
     own = [sample.own[0] for sample in samples]
     beyond = [sample.wall - sample.own[0] for sample in samples]
-    columns = "  |".join(map(microseconds, (empties, own, beyond)))
+    columns = "  |".join(map(percentiles, (empty, own, beyond)))
     return f"{elements:>10,} |{columns}"
 
 

@@ -13,17 +13,17 @@ def is_differentiable(x: object) -> bool:
 
 
 def recorded(inputs: list) -> list:
-    """Return the arguments; floating tensors are replaced by leaves that require gradients."""
+    """Return the inputs, in which leaves that require gradients replace the floating tensors."""
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 
 def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
-    """Return the tensors whose gradients are asked for: recorded arguments, then parameters.
+    """Return the tensors whose gradients are computed: floating arguments, then parameters.
 
     Args:
-        arguments: of the forward, see `recorded`.
-        state: of the module, with parameters that autograd knows.
-        names: of the parameters.
+        arguments: the forward's arguments, as `recorded` returns them.
+        state: the module's `state_dict(keep_vars=True)`.
+        names: the names of the parameters.
     """
     recorded_arguments = [x for x in arguments if is_differentiable(x)]
     return recorded_arguments + [state[name] for name in names]
@@ -32,18 +32,18 @@ def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Ten
 def differentiate(
     outputs: list[torch.Tensor], sources: list[torch.Tensor], output_gradients: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of the source tensors; None where no output depends on one.
+    """Return the gradients of the source tensors; None for one on which no output depends.
 
     Args:
-        outputs: of a recorded forward.
-        sources: see `sources_of`.
+        outputs: the results of a recorded forward.
+        sources: the tensors that `sources_of` returns.
         output_gradients: the gradients of those outputs that hold floats, in order.
     """
     floats = [y for y in outputs if y.is_floating_point()]
-    pairs = [pair for pair in zip(floats, output_gradients, strict=True) if pair[0].requires_grad]
-    asked = [x for x in sources if x.requires_grad]
-    if not pairs or not asked:
+    pairs = [(y, g) for y, g in zip(floats, output_gradients, strict=True) if y.requires_grad]
+    leaves = [x for x in sources if x.requires_grad]
+    if not pairs or not leaves:
         return [None for _ in sources]
-    differentiated, gradients = zip(*pairs, strict=True)
-    found = iter(grad(differentiated, asked, gradients, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in sources]
+    recorded_outputs, their_gradients = zip(*pairs, strict=True)
+    gradients = iter(grad(recorded_outputs, leaves, their_gradients, allow_unused=True))
+    return [next(gradients) if x.requires_grad else None for x in sources]

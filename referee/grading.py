@@ -1,13 +1,12 @@
-"""One file under grading: everything that the steps share, and the order of the steps.
+"""One file under grading: everything that the steps share.
 
-The steps are functions, one a file in `referee/steps`, which take a `Grading` and raise
-`FoundError` as soon as something is not right. `STEPS_ONCE` and `STEPS_PER_SETTING` in
+The steps are functions, in the files of `referee/steps`. They take a `Grading`, and raise
+`FoundError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
 `referee/steps/__init__` say what is checked, in which order.
 """
 
 import base64
 import math
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,22 +17,29 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
+from referee.budget import ReferenceTensor
 from referee.contestant import Contestant
 from referee.gradients import Quantity
-from referee.problem import SEEDS, changing_state, redrawn
 from referee.reading import can_read
+from referee.redraw import changing_names, new_seed, new_values
 from referee.shared import without_repeats
 from referee.state import State, StateError
 from referee.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
 
-# Bytes of parameters up to which the ones before are kept, to tell who answers with them.
-LARGEST_STALE = 1 << 30
+# Bytes of parameters. If there are more, no module with the previous ones is kept. Its only use is
+# to recognize a solution that answers with previous parameters.
+LARGEST_PREVIOUS_MODULE = 1 << 30
 
 
 @dataclass(frozen=True)
 class GradedFile:
-    """A file, read once, before the first solution starts."""
+    """A solution's file, which was read before the first solution started.
+
+    Attributes:
+        path: the file.
+        text: its content.
+    """
 
     path: Path
     text: bytes
@@ -44,13 +50,13 @@ class Options:
     """How files are graded.
 
     Attributes:
-        rounds: how many are timed.
-        timeout: seconds for a file.
-        only_times: the steps are those of a sweep.
-        compiled: torch.compile's program is timed beside eager, too.
-        is_quick: few rounds are timed, for a newcomer's first run.
-        largest_gradients: bytes of parameters, beyond which gradients are compared at small sizes
-            alone, and no training step is timed.
+        rounds: how many rounds are timed.
+        timeout: the seconds that a solution's process may run, for one file.
+        only_times: whether only the steps of a sweep are done.
+        compiled: whether torch.compile's program is timed beside eager.
+        is_quick: whether yardsticks that take long to prepare are left out.
+        largest_gradients: bytes. If a problem has more of parameters, gradients are compared for
+            its small inputs only, and no training step is timed.
     """
 
     rounds: Rounds
@@ -64,32 +70,39 @@ class Options:
 class Grading:
     """A file under grading.
 
+    Some attributes only help to say what a wrong result is, where it is right for a call before.
+    `previous_...` are of the call directly before, `earlier_...` of several calls before.
+
     Args:
-        bench: the problem's.
-        file: the solution.
-        options: the conditions.
-        verdict: what is found goes there.
-        progress: is called with what is being done, and how far.
+        bench: the shared memory and eager's processes for the problem.
+        file: the solution's file.
+        options: how it is graded.
+        verdict: takes in what the steps find.
+        progress: is called with what is being done, and how far it is.
 
     Attributes:
-        solution: the file's process.
-        module: the reference, with the parameters that all contestants have now.
-        state: the solution's parameters.
-        stale: an earlier reference with other parameters, or None.
-        inputs: the arguments of the last call.
-        before: those of the call before it.
-        expected_calls: the reference's results of the last timed request, a list for each call.
-        results: the first of these lists.
-        earlier: small results of the reference for earlier inputs, to tell who replays them.
-        relative: the largest relative error of a result at the timed size.
-        is_equal: all results at the timed size have eager's bits.
-        budgets: what a timed call's results may be; from the last whole comparison.
-        quantities: results and gradients of a training step; empty where it is forward only.
-        relies_on_inputs: the solution may differ from the reference for inputs that `get_inputs`
-            does not draw.
-        is_forward_only: the solution has no gradients, or not all.
-        is_whole: the modules have the problem's own arguments, not those of a small case.
-        run: the times under the setting at hand, None before they are taken.
+        device: the device on which solutions compute.
+        solution: the process that runs the file.
+        state: the solution's parameters and buffers.
+        module: the reference's module; it has the same parameters as all contestants.
+        is_whole: whether the modules have the problem's own arguments, not those of a small case.
+        inputs: the arguments of the latest call.
+        previous_module: the reference's module with the parameters of the call before, or None.
+        previous_inputs: the arguments of the call before; empty if they are not kept.
+        earlier_results: small results of the reference for some earlier inputs, on the CPU.
+        budgets: the error budgets of a call's results at the timed size, as the latest untimed
+            comparison set them.
+        largest_relative_error: the largest relative error of a result at the timed size.
+        has_eagers_bits: whether all results at the timed size equal eager's.
+        expected_calls: the reference's results for the latest timed request: a list for each call.
+        result_templates: tensors with the shapes and dtypes of one call's results, for which room
+            is made where results are copied within the clock.
+        quantities: results and gradients of a training step, with their error budgets; empty if
+            the file is forward only, or gradients were not compared.
+        relies_on_inputs: whether the solution may compute another function of inputs that
+            `get_inputs` does not draw.
+        is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
+        run: the times under the current setting; None before they are taken.
     """
 
     def __init__(
@@ -110,42 +123,45 @@ class Grading:
         deadline = monotonic() + options.timeout
         self.solution = Contestant(bench.server, bench.pool, self.device, deadline)
         verdict.walls = self.solution.has_walls
-        # On a GPU the first results tell whether they can be read.
-        on_cpu = self.device.type == "cpu"
-        bench.copies = on_cpu and not can_read(self.solution.pid, self.solution.span[0])
+        # On a CPU this is known now; on a GPU the first results tell.
+        bench.are_results_copied = False
+        if self.device.type == "cpu":
+            bench.are_results_copied = not can_read(self.solution.pid, self.solution.span[0])
         self.state = State(self.solution, bench.pool)
         self.module: nn.Module | None = None
-        self.stale: nn.Module | None = None
+        self.is_whole = False
         self.inputs: list = []
-        self.before: list = []
+        self.previous_module: nn.Module | None = None
+        self.previous_inputs: list = []
+        self.earlier_results: list[torch.Tensor] = []
+        self.budgets: list[ReferenceTensor] = []
+        self.largest_relative_error = 0.0
+        self.has_eagers_bits = True
         self.expected_calls: list[list[torch.Tensor]] = []
-        self.results: list[torch.Tensor] = []
-        self.earlier: list[torch.Tensor] = []
-        self.relative = 0.0
-        self.is_equal = True
-        self.budgets: list = []
+        self.result_templates: list[torch.Tensor] = []
         self.quantities: list[Quantity] = []
         self.relies_on_inputs = False
         self.is_forward_only = False
-        self.is_whole = False
         self.run: Run | None = None
-        self._base: dict[str, torch.Tensor] = {}
+        # Names of the parameters and buffers that get new values, and the values that they had
+        # first: new ones are made from these, so that their size does not drift.
         self._changing: list[str] = []
+        self._first_values: dict[str, torch.Tensor] = {}
 
     def close(self) -> None:
-        """End the file's process, and give back the memory that the grading has used."""
+        """End the solution's process, and give back the memory that the grading has used."""
         self.solution.close()
         self.state.close()
         self.forget_round()
 
     def set_precision(self, setting: str) -> None:
-        """Set the precision of float32 products, here and in the solution's process."""
+        """Set the precision of float32 products, in this process and in the solution's."""
         self.problem.setting = setting
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
 
     def import_file(self) -> float:
-        """Have the file imported; return the seconds that it took."""
+        """Have the solution's process import its file; return the seconds that it took."""
         self.progress("importing", "")
         reference = self.problem.file
         reply = self.solution.ask(
@@ -156,114 +172,132 @@ class Grading:
             folders=[str(reference.path.resolve().parent), *reference.folders],
         )
         seconds = reply["seconds"]
-        return seconds if isinstance(seconds, float) and math.isfinite(seconds) else 0.0
+        is_number = isinstance(seconds, float) and math.isfinite(seconds)
+        return seconds if is_number else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
-        """Construct both modules under one seed; the solution's gets the reference's parameters.
+        """Construct both modules under one seed, and give the solution the reference's parameters.
 
         Args:
-            args: of the constructors; None for the problem's own.
-            compare: the values that the constructors drew must be the same.
+            args: the constructors' arguments; None for the problem's own.
+            compare: whether both constructors must have drawn the same values.
         """
         self.is_whole = args is None
         args = self.problem.args if args is None else args
-        seed = random.randrange(SEEDS)
-        self.stale = None
+        seed = new_seed()
+        self.previous_module = None
         self.module = self.problem.construct(seed, args)
         try:
             self.state.construct(self.problem, seed, self.module, args, compare)
         except StateError as error:
             raise FoundError(WRONG, str(error)) from None
-        there = self.module.state_dict()
-        self._changing = changing_state(self.module)
-        self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
+        self._changing = changing_names(self.module)
+        self._keep_first_values()
 
     def set_state(self, values: list[torch.Tensor]) -> None:
-        """Give both modules these parameters and buffers."""
-        self._keep_stale()
-        there = self.module.state_dict()
-        for x, value in zip(there.values(), values, strict=True):
-            x.copy_(value)
-        self._base = {name: without_repeats(there[name]).clone() for name in self._changing}
+        """Give the reference these parameters and buffers.
 
-    def new_state(self) -> None:
-        """Draw other parameters and buffers; they are written before the next call."""
+        `write_state` gives them to the solution.
+
+        Args:
+            values: the new values, in the order of the module's `state_dict()`.
+        """
+        self._keep_previous_module()
+        for x, value in zip(self.module.state_dict().values(), values, strict=True):
+            x.copy_(value)
+        self._keep_first_values()
+
+    def redraw_state(self) -> None:
+        """Give the reference new parameters and buffers.
+
+        `write_state` gives them to the solution.
+        """
         if not self._changing:
             return
-        self._keep_stale()
-        there = self.module.state_dict()
+        self._keep_previous_module()
+        state = self.module.state_dict()
         for name in self._changing:
-            without_repeats(there[name]).copy_(redrawn(self._base[name]))
+            without_repeats(state[name]).copy_(new_values(self._first_values[name]))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""
         self.state.write(list(self.module.state_dict().values()))
 
     def write_inputs(self, calls: list[list]) -> None:
-        """Write the arguments of calls, one list for each call of the next request."""
+        """Write the arguments of the next request's calls, a list for each call."""
         write_all(self.bench.inputs, self.bench.pool, calls)
 
-    def draw(self) -> list:
-        """Draw new inputs; before large ones, free those that are there."""
+    def draw_inputs(self) -> list:
+        """Return new inputs; before large ones are drawn, the present ones are freed."""
         if self.problem.is_large:
             self.forget_round()
         return self.problem.draw()
 
     def forget_round(self) -> None:
-        """Free what the referee keeps of a round, so that the next one has the memory."""
-        self.expected_calls, self.results, self.inputs, self.before = [], [], [], []
+        """Free what the referee keeps of a round, so that the next round has the memory."""
+        self.expected_calls = []
+        self.result_templates = []
+        self.inputs = []
+        self.previous_inputs = []
         for region in (*self.bench.inputs, *self.bench.output_gradients):
             region.forget()
 
     def are_inputs_intact(self, count: int) -> bool:
-        """Return whether the inputs of so many calls still are what was written."""
+        """Return whether the inputs of the first `count` calls still are what was written."""
         return all(region.is_unchanged() for region in self.bench.inputs[:count])
 
     def are_output_gradients_intact(self, count: int) -> bool:
-        """Return whether the gradients of so many calls' outputs still are what was written."""
+        """Return whether the outputs' gradients of `count` calls still are what was written."""
         return all(region.is_unchanged() for region in self.bench.output_gradients[:count])
 
-    def is_eager_touched(self) -> bool:
-        """Return whether eager's parameters are not what was written."""
-        buffers = self._buffers()
-        return any(eager.state.changed(buffers) for eager in self.bench.eager)
+    def are_eager_parameters_intact(self) -> bool:
+        """Return whether eager's parameters still are what was written."""
+        buffers = self._buffer_names()
+        return not any(eager.state.changed(buffers) for eager in self.bench.eager)
 
     def changed_parameters(self) -> list[str]:
         """Return the parameters that the solution changed, by the reference's names."""
-        return self.state.changed(self._buffers())
+        return self.state.changed(self._buffer_names())
 
-    def _buffers(self) -> set[str]:
-        """Return all names of buffers; a buffer of a module that is used twice has two names."""
-        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
-
-    def parameters(self) -> list[str]:
+    def parameter_names(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""
-        own = {id(p) for p in self.module.parameters() if p.is_floating_point()}
-        there = self.module.state_dict(keep_vars=True)
-        return [name for name in self._changing if id(there[name]) in own]
+        ids = {id(p) for p in self.module.parameters() if p.is_floating_point()}
+        state = self.module.state_dict(keep_vars=True)
+        return [name for name in self._changing if id(state[name]) in ids]
 
-    def expected(self, inputs: list) -> list:
-        """Return the error budgets of the reference's results for inputs."""
+    def expected_results(self, inputs: list) -> list[ReferenceTensor]:
+        """Return the reference's results for inputs, with their error budgets."""
         with restored_buffers(self.module):
             return self.problem.expected(self.module, inputs)
 
     def run_reference(self, inputs: list) -> list[torch.Tensor]:
-        """Return the reference's results for inputs."""
+        """Return the reference's results for inputs, without error budgets."""
         with restored_buffers(self.module):
             return self.problem.run(self.module, inputs)
 
-    def _keep_stale(self) -> None:
-        if self.problem.parameter_bytes <= LARGEST_STALE and self._changing:
-            self.stale = self.problem.copy(self.module)
+    def _buffer_names(self) -> set[str]:
+        """Return all names of buffers; a buffer of a module that is used twice has two names."""
+        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+
+    def _keep_previous_module(self) -> None:
+        """Keep a copy of the reference's module before its parameters change."""
+        is_small = self.problem.parameter_bytes <= LARGEST_PREVIOUS_MODULE
+        if is_small and self._changing:
+            self.previous_module = self.problem.copy(self.module)
+
+    def _keep_first_values(self) -> None:
+        """Keep the values from which new parameters and buffers are made."""
+        state = self.module.state_dict()
+        self._first_values = {name: without_repeats(state[name]).clone() for name in self._changing}
 
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore a module's buffers afterwards: a forward in training mode changes them."""
-    distinct = [without_repeats(x) for x in module.buffers()]
-    kept = [(x, x.clone()) for x in distinct]
+    """Restore a module's buffers when the block ends; a forward in training mode changes them."""
+    buffers = [without_repeats(x) for x in module.buffers()]
+    values = [x.clone() for x in buffers]
     try:
         yield
     finally:
-        for x, value in kept:
+        for x, value in zip(buffers, values, strict=True):
             x.copy_(value)

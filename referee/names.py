@@ -1,7 +1,7 @@
-"""Names of what a process can be asked to call; reports and problems use them, too."""
+"""The names of the calls that a process can be asked for; reports and problems use them, too."""
 
-COPY = "copy"
-COPY_FRESH = "copy, fresh memory"  # a copy that also pays the page faults of new memory
-COMPILED = "torch.compile"
-MODULE = "module"  # the contestant's own module
-NOTHING = "nothing"  # the empty call, which returns a tensor that is there already
+MODULE = "module"  # the module that the process has constructed: the solution's, or eager's
+NOTHING = "nothing"  # the empty call, which returns an existing tensor
+COPY = "copy"  # a copy into memory that exists
+COPY_FRESH = "copy, fresh memory"  # a copy into new memory, with its page faults
+COMPILED = "torch.compile"  # eager's module, compiled

@@ -1,4 +1,4 @@
-"""Problem files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
+"""Reference files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
 import random
 import re
@@ -13,17 +13,19 @@ import torch
 from torch import nn
 
 from referee.execute import execute
+from referee.results import flatten, plain
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
-ARGUMENTS = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
-LONGEST_LINE = 200
+# The types of the arguments of a forward.
+ARGUMENT_TYPES = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
+LONGEST_LINE = 200  # characters of a message
 COMPILER_ERROR = re.compile(r"(?:^|[\s:)])(?:fatal )?error\s*:|undefined (?:reference|symbol)")
 
 
 class BadReferenceError(Exception):
-    """The file is no problem that can be graded; the message says why, in one line."""
+    """The file is no reference that can be graded; the message says why, in one line."""
 
 
 class NoRoomError(BadReferenceError):
@@ -39,11 +41,14 @@ class ReferenceFile:
         model: the reference's class.
         get_inputs: returns the arguments of a forward.
         get_init_inputs: returns the arguments of the constructor.
-        text: of the file, with which eager's processes start; read when the problem is loaded.
-        solutions: names of a solution's class, the first that is there counts.
-        dtype: to which modules are converted; None for their own.
-        covers_all_values: `get_inputs` draws values of all kinds, of both signs, too; a solution
-            must be right for others as well.
+        text: the file's content, from which eager's processes import it.
+        solutions: names that a solution's class may have. The first one that the solution's file
+            defines is graded.
+        dtype: the dtype to which modules are converted; None to leave them as they are.
+        covers_all_values: whether `get_inputs` draws values of all kinds and of both signs. A
+            solution then must be right for other inputs, too. Such a problem comes with small cases
+            of its own, which cover them, so that fewer draws are needed at the timed size.
+        folders: folders from which a solution may import, besides the reference's own.
     """
 
     path: Path
@@ -57,17 +62,21 @@ class ReferenceFile:
     folders: list[str] = field(default_factory=list)
 
     def draw(self, device: torch.device = CPU) -> list:
-        """Return new arguments of a forward: dense tensors on a device, and what else there is."""
+        """Return new arguments of a forward.
+
+        Tensors are on the device. They are dense, with neither gaps nor overlaps, unless the file
+        covers all values.
+        """
         with device:
-            found = self._called("get_inputs")
-        for value in found:
-            if type(value) not in ARGUMENTS:
+            inputs = self._list_from("get_inputs")
+        for value in inputs:
+            if type(value) not in ARGUMENT_TYPES:
                 raise self.bad(f"get_inputs gives a {type(value).__name__}")
         if self.covers_all_values:
-            return found
+            return inputs
         dense = []
-        for x in found:
-            if isinstance(x, torch.Tensor):  # the copy has no gaps and no overlaps
+        for x in inputs:
+            if isinstance(x, torch.Tensor):
                 dense.append(torch.empty_like(x, device=device).copy_(x.detach()))
             else:
                 dense.append(x)
@@ -75,10 +84,10 @@ class ReferenceFile:
 
     def arguments(self) -> list:
         """Return the arguments of the constructor."""
-        return self._called("get_init_inputs")
+        return self._list_from("get_init_inputs")
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
-        """Return the module under a seed, on the device, in the problem's dtype."""
+        """Construct a module under a seed; return it on the device, in the problem's dtype."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
@@ -88,38 +97,48 @@ class ReferenceFile:
             module.to(self.dtype)
         return module
 
-    def call_or_refuse(self, what: str, call: Callable[[], T]) -> T:
-        """Call what the file defines; an exception there means that the file is refused.
+    def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return the results of a forward that autograd does not record."""
+        with torch.no_grad():
+            _, outputs = self.call_or_refuse("forward", lambda: flatten(module(*inputs)))
+            return [plain(output) for output in outputs]
+
+    def call_or_refuse(self, name: str, call: Callable[[], T]) -> T:
+        """Call code of the file, and return what it returns.
 
         Args:
-            what: is called, in the message.
-            call: calls it.
+            name: the code in messages: "{name} raises ...".
+            call: runs the code.
+
+        Raises:
+            BadReferenceError: the code raises.
+            NoRoomError: it raises because memory is short.
         """
         try:
             return call()
         except torch.OutOfMemoryError as error:
             line = first_error_line(str(error))
             raise NoRoomError(
-                f"{self.path}: {what} needs more memory than there is: {line}"
+                f"{self.path}: {name} needs more memory than there is: {line}"
             ) from None
         except (Exception, SystemExit) as error:
             line = first_error_line(f"{type(error).__name__}: {error}")
-            raise self.bad(f"{what} raises {line}") from None
+            raise self.bad(f"{name} raises {line}") from None
 
     def bad(self, reason: str) -> BadReferenceError:
-        """Return the error for a reason."""
+        """Return an error whose message is the file's path and a reason."""
         return BadReferenceError(f"{self.path}: {reason}")
 
-    def _called(self, name: str) -> list:
-        """Return what one of the functions without arguments gives: a list, or a tuple."""
-        found = self.call_or_refuse(name, getattr(self, name))
-        if not isinstance(found, (list, tuple)):
-            raise self.bad(f"{name} gives a {type(found).__name__}, not a list")
-        return list(found)
+    def _list_from(self, name: str) -> list:
+        """Call `get_inputs` or `get_init_inputs`, and return the list or tuple as a list."""
+        value = self.call_or_refuse(name, getattr(self, name))
+        if not isinstance(value, (list, tuple)):
+            raise self.bad(f"{name} gives a {type(value).__name__}, not a list")
+        return list(value)
 
 
 def load(path: Path) -> ReferenceFile:
-    """Import a problem file.
+    """Import a reference file.
 
     Raises:
         BadReferenceError: it does not import, or a name is missing.
@@ -138,8 +157,9 @@ def load(path: Path) -> ReferenceFile:
 
 @contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Restore at its end the generators of torch, Python and NumPy."""
-    state, numpy = random.getstate(), sys.modules.get("numpy")
+    """Restore the states of torch's, Python's and NumPy's generators when the block ends."""
+    state = random.getstate()
+    numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
@@ -151,7 +171,7 @@ def same_random_numbers(device: torch.device) -> Iterator[None]:
 
 
 def generator_states(device: torch.device) -> list:
-    """Return the states of the generators of torch, Python and NumPy, for comparison."""
+    """Return the states of torch's, Python's and NumPy's generators, for comparison."""
     states: list = [torch.get_rng_state().tolist(), random.getstate()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).tolist())
@@ -162,8 +182,11 @@ def generator_states(device: torch.device) -> list:
 
 
 def first_error_line(text: str) -> str:
-    """Return the first error of a compiler in a message, else its first line; printable, short."""
+    """Return a message's most telling line, short and printable, without the folders of paths.
+
+    That is the first line with a compiler's error, or else the first line.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     line = next((line for line in lines if COMPILER_ERROR.search(line)), lines[0])
-    line = re.sub(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+", "", line)  # folders
+    line = re.sub(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+", "", line)
     return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_LINE]

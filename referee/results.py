@@ -1,6 +1,6 @@
 """Descriptions of a call's results: their nesting, and the place of each tensor in memory.
 
-Both sides use this module: the process describes its results, and the referee takes its reference's
+Both sides use this module. A process describes its results, and the referee takes the reference's
 results apart by the same function.
 """
 
@@ -9,39 +9,42 @@ import torch
 from referee import cuda_ipc
 from referee.shared import dtype_name
 
-MOST_LEAVES = 1000  # of an output's nesting
+MOST_LEAVES = 1000  # values in an output that are no tuples or lists
 
 
 def flatten(value: object) -> tuple[str, list]:
-    """Return the nesting of an output as text, and what lies in it, in order.
+    """Return the nesting of an output as text, and its leaves in order.
 
     Tuples and lists are the same: `(a, [b])` gives `"[*, [*]]"` and `[a, b]`.
 
     Raises:
-        RecursionError: a list holds itself.
-        ValueError: more than MOST_LEAVES lie in it.
+        RecursionError: a list contains itself.
+        ValueError: there are more than MOST_LEAVES leaves.
     """
     if not isinstance(value, (list, tuple)):
         return "*", [value]
-    shapes, leaves = [], []
+    nestings, leaves = [], []
     for part in value:
-        shape, found = flatten(part)
-        shapes.append(shape)
-        leaves += found
+        nesting, part_leaves = flatten(part)
+        nestings.append(nesting)
+        leaves += part_leaves
         if len(leaves) > MOST_LEAVES:
             raise ValueError(f"more than {MOST_LEAVES} outputs")
-    return f"[{', '.join(shapes)}]", leaves
+    return f"[{', '.join(nestings)}]", leaves
 
 
 def plain(x: object) -> torch.Tensor | None:
-    """Return a detached tensor whose memory holds its values; None if x is no such tensor."""
+    """Return a dense tensor without autograd's record, conjugation or negation, else None.
+
+    Its memory then holds its values. None is returned for anything but a dense tensor.
+    """
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
         return None
     return x.detach().resolve_conj().resolve_neg()
 
 
 def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
-    """Return how many bytes lie between a tensor's first and last element, both included."""
+    """Return the number of bytes from a tensor's first element to its last, both included."""
     if 0 in shape:
         return 0
     steps = sum((side - 1) * stride for side, stride in zip(shape, strides, strict=True))
@@ -49,9 +52,9 @@ def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
 
 
 def describe(x: object) -> dict:
-    """Return what a process tells of a result: its form, and where it lies.
+    """Return what a process tells of a result: its form, and where it is in memory.
 
-    A result that is no plain tensor has only the name of its type, for the message.
+    A result that is no dense tensor has only the name of its type, for the message.
     """
     if not isinstance(x, torch.Tensor):
         return {"type": type(x).__name__}

@@ -1,7 +1,7 @@
-"""Who keeps unused GPU memory between the turns of a round, when a problem is large.
+"""Whether processes keep unused GPU memory between the turns of a round, when a problem is large.
 
-A process that gives its memory back has to allocate it anew in its next turn, within its clock.
-So either all processes keep their memory, or all give it back.
+A process that gives its memory back has to allocate it again in its next turn, while its clock
+runs. To be fair, either all processes keep their memory, or all give it back.
 """
 
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ from referee.bench import Bench
 from referee.contestant import Contestant
 from referee.memory import SECONDS_TO_CLEAR, free_bytes
 
-SPARE_BYTES = 1 << 32  # stay free for comparisons
+SPARE_BYTES = 1 << 32  # so many bytes stay free for comparisons
 
 
 class RoundMemory:
     """Decides after the first round, a warm-up, whether there is memory for all processes at once.
 
-    In that round each process gives its memory back at the end of its turn, and the referee sees
-    how much it had taken.
+    In that round each process gives its memory back at the end of its turn. The referee measures
+    how much memory it had taken.
 
     Args:
-        bench: where the rounds take place.
-        processes: that take turns.
+        bench: the bench of the problem that is timed.
+        processes: the processes that take turns.
     """
 
     def __init__(self, bench: Bench, processes: Iterable[Contestant]) -> None:
@@ -31,10 +31,14 @@ class RoundMemory:
         self._all_keep = not bench.problem.is_large
         self._is_decided = self._all_keep
         self._free_before_turn = 0
-        self._taken: dict[int, int] = {}  # bytes, by the process's id
+        self._processes = list(processes)
+        self._taken: dict[int, int] = {}  # the most bytes in a turn, by the process's id
+
+    def begin(self) -> None:
+        """Have all processes give their unused memory back before the first round."""
         if not self._is_decided:
-            for process in processes:
-                bench.give_back(process)
+            for process in self._processes:
+                self._bench.free_all_unused(process)
 
     def begin_turn(self) -> None:
         """Note how much memory is free before a process is asked."""
@@ -49,7 +53,7 @@ class RoundMemory:
         if not self._is_decided:
             taken = self._free_before_turn - free_bytes(self._device)
             self._taken[process.pid] = max(taken, self._taken.get(process.pid, 0))
-        self._bench.give_back(process)
+        self._bench.free_all_unused(process)
         sleep(SECONDS_TO_CLEAR)
 
     def end_round(self) -> None:

@@ -1,38 +1,43 @@
 """Parameters and buffers of one contestant, in memory that the referee writes.
 
-A solution's state is matched with the reference's: by names, or else by shapes and by what both
-constructors drew under one seed. What is matched moves into a region, and gets new values there
-before every call; what a solution has beyond that, a reciprocal or a packed table, is its own.
+Each tensor of the reference's state is matched with one of the contestant's: by its name, or else
+by its shape and by the values that both constructors drew under one seed. The contestant's matched
+tensors move into a region of shared memory, and get new values there before every call. Other
+tensors of a solution, as a reciprocal or a packed table, are its own.
+
+A description is what the contestant tells of one of its tensors: name, shape, strides, dtype, and
+where it is. It may be false.
 """
 
 import torch
 
 from referee.contestant import Contestant
-from referee.problem import Problem, shape_and_dtype
+from referee.problem import Problem
 from referee.reading import BadDescriptionError, UnreadableError, checked
 from referee.results import span_of
 from referee.shared import Pool, Region, dtype_name, pack
 
-# The storages of a solution's state may be larger than its tensors: so many times the reference's
-# state, and so many bytes more.
+# The storages under a solution's state may be larger than its tensors. They may take so many times
+# the bytes of the reference's state, and so many bytes more.
 MOST_TIMES_STATE = 4
 MORE_STATE = 1 << 28
-CLOSE = 1e-6  # relative and absolute: by how much two constructors' roundings may differ
+# Relative and absolute tolerance of values that two constructors compute with different roundings.
+CLOSE = 1e-6
 
 
 class StateError(Exception):
-    """The solution's state is not the reference's; the message says how."""
+    """The solution's state is not the reference's; the message says how it differs."""
 
 
 class State:
     """Parameters and buffers of one contestant: a module's `state_dict()`.
 
     Args:
-        contestant: whose.
-        pool: where the memory comes from.
+        contestant: the process that has the module.
+        pool: the shared memory.
 
     Attributes:
-        names: the contestant's names for the reference's state, by the reference's.
+        names: the contestant's names of its matched tensors, by the reference's names.
     """
 
     def __init__(self, contestant: Contestant, pool: Pool) -> None:
@@ -48,32 +53,38 @@ class State:
         args: list,
         compare: bool = False,
     ) -> None:
-        """Have the contestant construct its module, and move its state into the region.
+        """Have the contestant construct its module, and move its matched tensors into the region.
 
         Args:
-            problem: its file says the dtype.
-            seed: of the constructor, that `module` was constructed under, too.
-            module: the reference.
-            args: of the constructor.
-            compare: the values that the constructors drew must be the same.
+            problem: the problem, whose file has a dtype for modules.
+            seed: the seed of the constructor; `module` was constructed under it, too.
+            module: the reference's module.
+            args: the constructor's arguments.
+            compare: whether both constructors must have drawn the same values.
 
         Raises:
             StateError: the states do not match.
         """
         dtype = problem.file.dtype
-        name = dtype_name(dtype) if dtype is not None and dtype.is_floating_point else ""
-        reply = self._contestant.ask("construct", arguments=pack(args), seed=seed, dtype=name)
-        described = {str(description.get("name")): description for description in reply["state"]}
+        is_converted = dtype is not None and dtype.is_floating_point
+        reply = self._contestant.ask(
+            "construct",
+            arguments=pack(args),
+            seed=seed,
+            dtype=dtype_name(dtype) if is_converted else "",
+        )
+        by_name = {str(description.get("name")): description for description in reply["state"]}
         reference_state = module.state_dict()
-        self.names = self._match(described, reference_state)
+        self.names = self._match(by_name, reference_state)
         if not reference_state:
             return
-        descriptions = [described[self.names[name]] for name in reference_state]
+        descriptions = [by_name[self.names[name]] for name in reference_state]
         _check_repeats(descriptions, reference_state)
         if compare:
-            self._compare(descriptions, reference_state)
-        most = MOST_TIMES_STATE * sum(x.nbytes for x in reference_state.values()) + MORE_STATE
-        self._region.arrange(*_arrangement(descriptions, most))
+            self._check_first_values(descriptions, reference_state)
+        reference_bytes = sum(x.nbytes for x in reference_state.values())
+        largest = MOST_TIMES_STATE * reference_bytes + MORE_STATE
+        self._region.arrange(*_arrangement(descriptions, largest))
         self.write(list(reference_state.values()))
         self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
 
@@ -88,65 +99,75 @@ class State:
             self._region.rewrite()
 
     def changed(self, buffers: set[str]) -> list[str]:
-        """Return the parameters, by the reference's names, that are not what was written.
+        """Return the reference's names of the parameters that are not what was written.
 
         Args:
-            buffers: names that a forward may change.
+            buffers: the names of the state that a forward may change.
         """
         if not self.names:
             return []
         names = list(self.names)
-        changed = [names[i] for i in self._region.changed_values()]
-        return [name for name in changed if name not in buffers]
+        changed_names = [names[i] for i in self._region.changed_values()]
+        return [name for name in changed_names if name not in buffers]
 
     def close(self) -> None:
         """Give the memory back to the pool; the contestant has ended."""
         self._region.close()
         self.names = {}
 
-    def _compare(self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]) -> None:
-        """Raise StateError unless the contestant's state starts with the reference's values."""
+    def _check_first_values(
+        self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]
+    ) -> None:
+        """Raise StateError unless the contestant's constructor drew the reference's values."""
         for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
-            if not self._holds(description, value):
+            if not self._has_value(description, value):
                 raise StateError(f"its {name} does not start with the values of the reference's")
 
     def _match(
-        self, described: dict[str, dict], reference_state: dict[str, torch.Tensor]
+        self, by_name: dict[str, dict], reference_state: dict[str, torch.Tensor]
     ) -> dict[str, str]:
-        """Return the contestant's names by the reference's."""
-        left = dict(described)
+        """Match the contestant's tensors with the reference's: first by names, then by values.
+
+        Args:
+            by_name: the descriptions of the contestant's tensors.
+            reference_state: the reference's tensors by name.
+
+        Returns:
+            The contestant's names by the reference's, in the reference's order.
+        """
+        unmatched = dict(by_name)
         names = {}
         for name, value in reference_state.items():
-            if name in left and _is_alike(left[name], value):
+            if name in unmatched and _is_alike(unmatched[name], value):
                 names[name] = name
-                del left[name]
+                del unmatched[name]
         for name, value in reference_state.items():
             if name not in names:
-                own = self._find(left, value)
-                if own is None:
-                    form = shape_and_dtype(list(value.shape), value.dtype)
+                own_name = self._find(unmatched, value)
+                if own_name is None:
+                    form = f"{list(value.shape)} {dtype_name(value.dtype)}"
                     reason = f"its state is not the reference's: nothing in it is {name}, {form}"
                     raise StateError(reason)
-                names[name] = own
-                del left[own]
+                names[name] = own_name
+                del unmatched[own_name]
         return {name: names[name] for name in reference_state}
 
-    def _find(self, left: dict[str, dict], value: torch.Tensor) -> str | None:
-        """Return the name of a tensor of the state with this value; None if there is none."""
-        for name, description in left.items():
-            if _is_alike(description, value) and self._holds(description, value):
+    def _find(self, unmatched: dict[str, dict], value: torch.Tensor) -> str | None:
+        """Return the name of an unmatched tensor that has this value; None if there is none."""
+        for name, description in unmatched.items():
+            if _is_alike(description, value) and self._has_value(description, value):
                 return name
         return None
 
-    def _holds(self, description: dict, value: torch.Tensor) -> bool:
-        """Return whether a tensor of the state has this value, but for roundings."""
+    def _has_value(self, description: dict, value: torch.Tensor) -> bool:
+        """Return whether a tensor of the contestant has this value, but for roundings."""
         try:
-            found = self._contestant.reader.whole(description).to(value.device)
+            own_value = self._contestant.reader.whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
-        if torch.equal(found, value):
+        if torch.equal(own_value, value):
             return True
-        return torch.allclose(found.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+        return torch.allclose(own_value.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
 
 
 def _is_alike(description: dict, value: torch.Tensor) -> bool:
@@ -156,29 +177,34 @@ def _is_alike(description: dict, value: torch.Tensor) -> bool:
 
 
 def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Tensor]) -> None:
-    """Raise StateError where elements that have values of their own would share memory."""
+    """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
     for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
             strides = checked(description)["strides"]
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
-        pairs = zip(value.shape, strides, value.stride(), strict=True)
-        if any(side > 1 and not own and theirs for side, own, theirs in pairs):
-            raise StateError(f"elements of its {name} share memory")
+        for side, stride, reference_stride in zip(
+            value.shape, strides, value.stride(), strict=True
+        ):
+            if side > 1 and stride == 0 and reference_stride != 0:
+                raise StateError(f"elements of its {name} share memory")
 
 
-def _arrangement(descriptions: list[dict], most: int) -> tuple[list[int], list[dict]]:
-    """Return sizes of storages and forms for `Region.arrange`.
+def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], list[dict]]:
+    """Return where a region holds the contestant's tensors.
 
-    Tensors that share memory, as tied weights and a recurrent network's flat ones, share it
-    afterwards.
+    Tensors that share memory, as tied weights and the flat weights of a recurrent network do, share
+    it in the region, too.
 
     Args:
-        descriptions: checked descriptions.
-        most: bytes that all storages together may have.
+        descriptions: checked descriptions of the tensors.
+        largest: how many bytes all storages may take together.
+
+    Returns:
+        The storages' sizes in bytes and the tensors' forms, as `Region.arrange` takes them.
     """
     sizes: list[int] = []
-    known: dict[int, int] = {}
+    indices: dict[int, int] = {}  # of storages in `sizes`, by the contestant's numbers for them
     forms = []
     for description in descriptions:
         numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
@@ -189,11 +215,11 @@ def _arrangement(descriptions: list[dict], most: int) -> tuple[list[int], list[d
         span = span_of(description["shape"], description["strides"], item_bytes)
         if offset * item_bytes + span > size:
             raise StateError("a tensor of its state reaches beyond its memory")
-        if storage not in known or not size:
-            known[storage] = len(sizes)
+        if storage not in indices or not size:
+            indices[storage] = len(sizes)
             sizes.append(size)
-        if sum(sizes) > most:
+        if sum(sizes) > largest:
             raise StateError("its parameters lie in much more memory than they need")
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
-        forms.append({"storage": known[storage], **form})
+        forms.append({"storage": indices[storage], **form})
     return sizes, forms

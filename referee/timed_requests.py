@@ -1,4 +1,4 @@
-"""Timed requests: who is asked, how many calls a request has, what its clocks say."""
+"""Timed requests: who is asked, how many calls a request has, and what the two clocks say."""
 
 import math
 from collections.abc import Callable
@@ -12,18 +12,26 @@ from referee.early_elements import EarlyElements
 from referee.names import MODULE, NOTHING
 from referee.timing import Sample, measure_overhead
 
-# Seconds of a request, so long that the spread of an empty one is a small part of it.
+# A request lasts at least so many seconds, of which the spread of an empty one is a small part.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MOST_CALLS = 32  # of a request
 LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
-EMPTY_FIRST = 3  # empty requests, before it is known how many calls a request has
+FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
 EMPTY_REQUESTS = 12  # before the first round
-ALONE_REQUESTS = 5  # of eager, before any solution has started
+REQUESTS_ALONE = 5  # of eager, before any solution has started
 
 
 class Entrant(NamedTuple):
-    """A participant of a round: its name, its process, and the name of the call there."""
+    """One that takes turns in a round: the solution, eager, a yardstick, or the empty call.
+
+    Several entrants may share a process: eager and the yardsticks do.
+
+    Attributes:
+        name: the entrant's name in reports.
+        process: the process that is asked.
+        call: the name of the call that it is asked for; see `names`.
+    """
 
     name: str
     process: Contestant
@@ -34,18 +42,32 @@ class Plan(NamedTuple):
     """How a problem is timed.
 
     Attributes:
-        calls: of one request.
-        alone: eager's seconds before any solution had started.
+        calls: the number of calls of one request.
+        seconds_alone: eager's seconds of a call, for some requests before any solution had started.
     """
 
     calls: int
-    alone: list[float]
+    seconds_alone: list[float]
+
+
+class TimedRequest(NamedTuple):
+    """A request, and what came of it.
+
+    Attributes:
+        sample: its times.
+        reply: the process's reply.
+        early: the elements that were read before the clock stopped.
+    """
+
+    sample: Sample
+    reply: dict
+    early: EarlyElements
 
 
 def plan(bench: Bench) -> Plan:
-    """Return how the problem is timed under its setting, from eager's times alone.
+    """Return how the problem is timed under its setting, as eager's times alone tell.
 
-    Called before the first solution starts; later calls return what was found then.
+    It must be called first before the first solution starts. Later calls return the same plan.
     """
     if not is_planned(bench):
         bench.plans[bench.problem.setting] = _make_plan(bench)
@@ -58,6 +80,7 @@ def is_planned(bench: Bench) -> bool:
 
 
 def _make_plan(bench: Bench) -> Plan:
+    """Time eager alone: first a single call, which tells how many a request has, then requests."""
     problem = bench.problem
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])
@@ -65,32 +88,43 @@ def _make_plan(bench: Bench) -> Plan:
     process = bench.eager[0].contestant
     eager = Entrant("eager", process, MODULE)
     flush = make_flush(bench)
-    overhead = measure_overhead(time_empty(bench, 1, flush, EMPTY_FIRST), [])
-    first = overhead.seconds_of_calls([time_alone(bench, eager, 1, flush) for _ in range(2)])[-1]
-    kind = problem.device.type
-    count = min(MOST_CALLS, math.ceil(LEAST_SECONDS[kind] / first))
-    each = max(problem.input_bytes + problem.output_bytes, 1)
-    count = max(1, min(count, LARGEST_REQUEST[kind] // each))
-    write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(count)])
-    overhead = measure_overhead(time_empty(bench, count, flush), [])
-    samples = [time_alone(bench, eager, count, flush) for _ in range(ALONE_REQUESTS)]
-    bench.release(process)
-    return Plan(count, overhead.seconds_of_calls(samples))
+    overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
+    first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
+    calls = _calls_of_a_request(bench, overhead.seconds_of_calls(first_samples)[-1])
+    write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(calls)])
+    overhead = measure_overhead(time_empty(bench, calls, flush), [])
+    samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
+    bench.free_results(process)
+    return Plan(calls, overhead.seconds_of_calls(samples))
 
 
-def time_alone(bench: Bench, entrant: Entrant, count: int, flush: Callable[[], None]) -> Sample:
-    """Time one request whose results are not compared."""
-    sample, _, _ = time_request(bench, entrant, count, flush)
+def _calls_of_a_request(bench: Bench, seconds: float) -> int:
+    """Return how many calls of so many seconds each a request has."""
+    problem = bench.problem
+    device = problem.device.type
+    calls = min(MOST_CALLS, math.ceil(LEAST_SECONDS[device] / seconds))
+    bytes_of_a_call = max(problem.input_bytes + problem.output_bytes, 1)
+    return max(1, min(calls, LARGEST_REQUEST[device] // bytes_of_a_call))
+
+
+def time_and_free(bench: Bench, entrant: Entrant, calls: int, flush: Callable[[], None]) -> Sample:
+    """Time one request, whose results are freed without a comparison."""
+    timed = time_request(bench, entrant, calls, flush)
     entrant.process.ask("release")
-    return sample
+    return timed.sample
 
 
 def time_empty(
-    bench: Bench, count: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
+    bench: Bench, calls: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
 ) -> list[Sample]:
     """Time requests whose calls do nothing."""
-    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    return [time_alone(bench, nothing, count, flush) for _ in range(requests)]
+    nothing = empty_entrant(bench)
+    return [time_and_free(bench, nothing, calls, flush) for _ in range(requests)]
+
+
+def empty_entrant(bench: Bench) -> Entrant:
+    """Return the entrant whose calls do nothing, in eager's first process."""
+    return Entrant("nothing", bench.eager[0].contestant, NOTHING)
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:
@@ -103,6 +137,7 @@ def make_flush(bench: Bench) -> Callable[[], None]:
     buffer = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=bench.problem.device)
 
     def flush() -> None:
+        """Write more than the L2 holds."""
         buffer.zero_()
         torch.cuda.synchronize(bench.problem.device)
 
@@ -112,38 +147,43 @@ def make_flush(bench: Bench) -> Callable[[], None]:
 def time_request(
     bench: Bench,
     entrant: Entrant,
-    count: int,
+    calls: int,
     flush: Callable[[], None],
-    results: list | None = None,
-) -> tuple[Sample, dict, "EarlyElements"]:
-    """Time one request of an entrant's; return the sample, the reply, and what was read early.
+    templates: list | None = None,
+) -> TimedRequest:
+    """Time one request of an entrant.
 
     Args:
-        bench: the problem's.
+        bench: the bench of the problem that is timed.
         entrant: who is asked.
-        count: calls of the request.
-        flush: empties the caches before.
-        results: the reference's results of one call, which are as large as the copies will be.
+        calls: the number of calls of the request.
+        flush: empties the caches before it.
+        templates: tensors with the shapes and dtypes of one call's results, for which room is made
+            if results are copied within the clock; None where none is needed.
     """
     room = None
-    if bench.copies and results:
-        room = bench.room_for(results, count)
+    if bench.are_results_copied and templates:
+        room = bench.room_for(templates, calls)
     flush()
     process = entrant.process
     early = EarlyElements(bench, process)
     reply = process.ask(
-        "call", early.read, name=entrant.call, inputs=bench.forms(count), outputs=room
+        "call", early.read, name=entrant.call, inputs=bench.forms(calls), outputs=room
     )
-    own = checked_seconds(reply["seconds"], count)
-    return Sample(own, process.seconds), reply, early
+    own = checked_seconds(reply["seconds"], calls)
+    return TimedRequest(Sample(own, process.seconds), reply, early)
 
 
-def checked_seconds(seconds: object, count: int) -> list[float]:
-    """Return the seconds of each call by the process's clock; zeros if its reply has no such list.
+def checked_seconds(seconds: object, calls: int) -> list[float]:
+    """Return the seconds of each call by the process's clock.
 
-    The referee's clock then counts alone.
+    If a reply has no such list, they are zeros: only the referee's clock counts then.
+
+    Args:
+        seconds: what the reply has.
+        calls: how many seconds there must be.
     """
-    is_list = isinstance(seconds, list) and len(seconds) == count
+    is_list = isinstance(seconds, list) and len(seconds) == calls
     if not is_list or not all(type(s) is float and 0 <= s < math.inf for s in seconds):
-        return [0.0] * count
+        return [0.0] * calls
     return seconds

@@ -1,4 +1,4 @@
-"""Times of contestants side by side: rounds, samples, and what they tell."""
+"""Times of contestants side by side: samples of two clocks, rounds, and ratios."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -11,19 +11,20 @@ import torch
 
 from referee.console import Progress
 
-WARM_UP = {"cpu": 1, "cuda": 2}
-MOST = {"cpu": 50, "cuda": 10}  # rounds
+WARM_UP = {"cpu": 1, "cuda": 2}  # rounds before the timed ones
+MOST = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
 QUICK = 5  # rounds of the quick comparison on a GPU
 # Bytes of parameters up to which the quick comparison on a CPU takes gradients at the timed size.
 # For a weight of 256 MiB a CPU would need seven seconds to compare them, and some more for each
 # round of training steps.
 QUICK_PARAMETERS = 1 << 26
-# On a CPU as many rounds are timed as fit into these seconds, of forwards and of steps each.
-CPU_SECONDS = 2.5  # of the quick comparison
-FULL_CPU_SECONDS = 16.0  # of --full, for README's table
+# On a CPU as many rounds are timed as fit into these seconds: once of forwards, once of steps.
+CPU_SECONDS = 2.5  # for the quick comparison
+FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
 CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
-LEAST_JUDGED = 3  # rounds, below which nothing is told from noise
-RESAMPLES = 2000
+LEAST_JUDGED = 3  # rounds; fewer do not tell a difference from noise
+RESAMPLES = 2000  # of the bootstrap
+SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
 
 
 class Names(NamedTuple):
@@ -39,16 +40,28 @@ class Names(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The speed that limits a problem."""
+    """The speed that limits a problem.
 
-    unit: str  # one of `report.SCALE`
-    work: str  # what the work of a call is called in the JSON file
-    yardstick: str  # the contestant that shows what the device can do
-    floor: str  # what takes as long as the fastest yardstick, as part of a sentence
+    Attributes:
+        unit: the unit of the rate, one of `report.SCALE`.
+        work: the key of a call's work in the JSON file.
+        yardstick: the contestant that shows which rate the device reaches.
+        floor: the work whose time is the floor, as part of a sentence: "a product at ...".
+    """
+
+    unit: str
+    work: str
+    yardstick: str
+    floor: str
 
 
 class Rounds(NamedTuple):
-    """How many rounds are timed: `trials`; if None, on a CPU as many as fit in `cpu_seconds`."""
+    """How many rounds are timed.
+
+    Attributes:
+        trials: the number of rounds; None for as many as MOST, or as fit in `cpu_seconds`.
+        cpu_seconds: how long all rounds may take on a CPU; it is ignored if `trials` is a number.
+    """
 
     trials: int | None = None
     cpu_seconds: float = CPU_SECONDS
@@ -58,8 +71,8 @@ class Sample(NamedTuple):
     """The times of one request, by both clocks.
 
     Attributes:
-        own: seconds of each call by the process's own clock.
-        wall: seconds of the whole request by the referee's.
+        own: the seconds of each call by the process's own clock.
+        wall: the seconds of the whole request by the referee's clock.
     """
 
     own: list[float]
@@ -68,15 +81,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Overhead:
-    """The seconds of a request that are not its calls', and what follows for a call's time.
+    """The overhead of a request: its wall without the time of its calls.
 
-    README, "Two clocks", has the rules and an example.
+    From it follow the seconds of a call. README, "Two clocks", has the rules and an example.
 
     Attributes:
-        most: seconds that nine of ten requests do not exceed; they are subtracted from the wall.
-        usual: seconds of eager's median request.
-        fastest_request: seconds of the fastest empty request, whose wall is all overhead.
-        fastest_call: seconds of the fastest empty call, by the process's own clock.
+        most: the overhead in seconds that nine of ten requests do not exceed. It is subtracted from
+            the wall.
+        usual: the overhead in seconds of eager's median request.
+        fastest_request: the wall in seconds of the fastest empty request; it is all overhead.
+        fastest_call: the seconds of the fastest empty call, by the process's own clock.
     """
 
     most: float
@@ -85,23 +99,30 @@ class Overhead:
     fastest_call: float
 
     def is_false(self, samples: list[Sample]) -> bool:
-        """Return whether a process's clock is false: it says less than an empty call takes."""
+        """Return whether a process's clock is false: it shows less than an empty call takes."""
         return median(median(sample.own) for sample in samples) < self.fastest_call
 
     def hideable_seconds(self, calls: int) -> float:
-        """Return the seconds of each call that a false clock can hide, of so many in a request."""
+        """Return the seconds of each call that a false clock can hide.
+
+        Args:
+            calls: the number of calls in a request.
+        """
         return max(self.most - self.usual, 0.0) / calls
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each of a contestant's requests.
 
+        They are the process's own, but not less than the referee's clock shows without the
+        overhead.
+
         Args:
-            samples: of the requests.
+            samples: the contestant's samples, one for each request.
         """
         if self.is_false(samples):
             by_wall = _seconds_by_wall(samples, self.fastest_request)
             return [max(seconds, self.fastest_call) for seconds in by_wall]
-        own = [max(median(sample.own), 1e-9) for sample in samples]
+        own = [max(median(sample.own), SHORTEST) for sample in samples]
         by_wall = _seconds_by_wall(samples, self.most)
         if median(own) >= median(by_wall):
             return own
@@ -118,42 +139,55 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
 
     Args:
         empties: samples of requests whose calls do nothing.
-        eagers: samples of eager's requests. They may cost more than empty ones, since they return
-            new results. Without any, the empty ones count alone.
+        eagers: samples of eager's requests. Their overhead may be larger than that of empty ones,
+            because they return new results. If there are none, only the empty ones count.
     """
-    walls = [sample.wall for sample in empties]
-    beyond = [sample.wall - sum(sample.own) for sample in eagers] or walls
+    of_empties = [sample.wall for sample in empties]
+    of_eagers = [sample.wall - sum(sample.own) for sample in eagers] or of_empties
     return Overhead(
-        most=max(_percentile_90(walls), _percentile_90(beyond)),
-        usual=median(beyond),
-        fastest_request=min(walls),
+        most=max(_percentile_90(of_empties), _percentile_90(of_eagers)),
+        usual=median(of_eagers),
+        fastest_request=min(of_empties),
         fastest_call=min(min(sample.own) for sample in empties),
     )
 
 
 def _percentile_90(values: list[float]) -> float:
-    """Return the value that nine of ten do not exceed; one of ten requests costs more."""
+    """Return the value that nine of ten values do not exceed."""
     return sorted(values)[int(0.9 * (len(values) - 1))]
 
 
 @dataclass
 class Timings:
-    """Seconds of every timed call by name, in the order of the rounds."""
+    """The times of all contestants in the order of the rounds: one time a round for each.
 
-    device: str  # "cpu" or "cuda"
+    Attributes:
+        device: "cpu" or "cuda".
+        names: the names of the solution, of eager and of eager again.
+        rate: the speed that limits the problem.
+        work: the work of one call, in the units of the rate.
+        seconds: the seconds of a call in each round, by the contestant's name.
+        wall: the same by the referee's clock, with the overhead.
+        notes: which contestants were left out, and why.
+        moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
+        floor: the seconds that the work takes at the highest rate measured.
+    """
+
+    device: str
     names: Names
     rate: Rate
-    work: int  # of one call, in the units of the rate
+    work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    wall: dict[str, list[float]] = field(default_factory=dict)  # by the referee's clock
-    notes: list[str] = field(default_factory=list)  # what was left out, and why
-    moved: int = 0  # bytes that a call reads and writes at least, 0 where nobody asks
-    floor: float = 0.0  # s that the work takes at the highest rate measured
+    wall: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    moved: int = 0
+    floor: float = 0.0
 
     def start(self, names: Iterable[str]) -> None:
-        """Make room for the times of these contestants, in this order; there are none yet."""
+        """Give these contestants empty lists of times; reports keep the order."""
         for name in names:
-            self.seconds[name], self.wall[name] = [], []
+            self.seconds[name] = []
+            self.wall[name] = []
 
     def set(self, name: str, seconds: list[float], wall: list[float]) -> None:
         """Set a contestant's times in all rounds so far."""
@@ -165,46 +199,60 @@ def drop_unfinished_round(*parts: Timings) -> int:
     """Drop the unfinished round after an interrupt; return how many rounds are left.
 
     Args:
-        parts: timings of the same rounds.
+        parts: timings of the same rounds: of forwards, or of both halves of training steps.
     """
-    every = [times for part in parts for times in (*part.seconds.values(), *part.wall.values())]
-    whole = min(map(len, every), default=0)
-    for times in every:
-        del times[whole:]
-    return whole
+    lists = []
+    for part in parts:
+        lists += [*part.seconds.values(), *part.wall.values()]
+    finished_rounds = min(map(len, lists), default=0)
+    for times in lists:
+        del times[finished_rounds:]
+    return finished_rounds
 
 
 def run_rounds(
-    one_round: Callable, length: Rounds, device: torch.device, what: str, progress: Progress
+    run_round: Callable, length: Rounds, device: torch.device, name: str, progress: Progress
 ) -> Iterator:
     """Run the warm-up and then the timed rounds; yield what each timed round returns.
 
     Args:
-        one_round: runs a round.
-        length: how many rounds.
-        device: where solutions compute.
-        what: is timed, for the progress line.
-        progress: says what is being done.
+        run_round: runs a round.
+        length: how many rounds are timed.
+        device: the device on which solutions compute.
+        name: the name of the timed calls in the progress line: "the forward".
+        progress: shows the progress line.
     """
-    for done in range(WARM_UP[device.type]):
-        progress(f"warming up {what}", f"{done + 1} of {WARM_UP[device.type]} rounds")
-        one_round()
+    warm_up = WARM_UP[device.type]
+    for done in range(warm_up):
+        progress(f"warming up {name}", f"{done + 1} of {warm_up} rounds")
+        run_round()
     most = length.trials or MOST[device.type]
-    limit = length.cpu_seconds if device.type == "cpu" and not length.trials else math.inf
-    started = perf_counter()
+    is_limited = device.type == "cpu" and not length.trials
+    limit = length.cpu_seconds if is_limited else math.inf
+    start = perf_counter()
     for done in range(most):
-        seconds = perf_counter() - started
-        if done >= CPU_LEAST and seconds >= limit:
+        passed = perf_counter() - start
+        if done >= CPU_LEAST and passed >= limit:
             return
-        progress(f"timing {what}", f"round {done + 1}{_time_left(done, seconds, most, limit)}")
-        yield one_round()
+        progress(f"timing {name}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
+        yield run_round()
 
 
-def _time_left(done: int, seconds: float, most: int, limit: float) -> str:
-    """Return how many rounds there are and the seconds left, in words, for the progress line."""
-    each, total = seconds / max(done, 1), f" of {most}" if limit == math.inf else ""
-    left = min(each * (most - done), max(limit - seconds, each))
-    return f"{total}, {left:.0f} s left" if done else total
+def _time_left(done: int, passed: float, most: int, limit: float) -> str:
+    """Return the number of rounds and the seconds left, for the progress line: " of 50, 3 s left".
+
+    Args:
+        done: how many rounds are done.
+        passed: the seconds that they took.
+        most: how many rounds there are at most.
+        limit: the seconds after which no further round begins, or inf.
+    """
+    total = f" of {most}" if limit == math.inf else ""
+    if not done:
+        return total
+    seconds_of_round = passed / done
+    left = min(seconds_of_round * (most - done), max(limit - passed, seconds_of_round))
+    return f"{total}, {left:.0f} s left"
 
 
 def spread(times: list[float]) -> tuple[float, float]:
@@ -214,22 +262,36 @@ def spread(times: list[float]) -> tuple[float, float]:
 
 
 def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
-    """Return how many times faster than the baseline: the median over rounds, its 95% interval.
+    """Return how many times faster some times are than the baseline's.
 
-    Both lists hold one time a round, so that what slows a whole round cancels in the pair. The
-    interval is a percentile bootstrap of the median.
+    Both lists have one time a round. The ratio is taken in each round, where it does not matter
+    what slows the whole round.
+
+    Args:
+        baseline: the seconds of the baseline.
+        times: the seconds of a contestant.
+
+    Returns:
+        The median of the ratios, and both ends of its 95% interval: a percentile bootstrap.
     """
     ratios = torch.tensor([b / t for b, t in zip(baseline, times, strict=True)], dtype=torch.double)
-    draw = torch.Generator().manual_seed(0)  # the same report for the same times
-    drawn = ratios[torch.randint(len(ratios), (RESAMPLES, len(ratios)), generator=draw)]
-    medians = drawn.quantile(0.5, dim=1)
-    parts = ratios.quantile(0.5), medians.quantile(0.025), medians.quantile(0.975)
-    return tuple(part.item() for part in parts)
+    generator = torch.Generator().manual_seed(0)  # the same times always give the same interval
+    rounds = len(ratios)
+    resampled = ratios[torch.randint(rounds, (RESAMPLES, rounds), generator=generator)]
+    medians = resampled.quantile(0.5, dim=1)
+    low, high = medians.quantile(0.025), medians.quantile(0.975)
+    return ratios.quantile(0.5).item(), low.item(), high.item()
 
 
 @dataclass
 class Step:
-    """Both halves' times, and the bytes kept from one to the other by name."""
+    """The times of training steps.
+
+    Attributes:
+        forward: the times of the forwards, which autograd records.
+        backward: the times of the backwards.
+        kept: the bytes that autograd keeps from a forward to its backward, by contestant.
+    """
 
     forward: Timings
     backward: Timings

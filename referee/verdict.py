@@ -8,24 +8,30 @@ from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
 from referee.reference_file import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
+# The words of verdicts.
 CORRECT, WRONG, ERROR, LATE = "correct", "wrong", "error", "time limit"
 INTERRUPTED, LEFT_OUT = "interrupted", "left out"
-TIE, FASTER = "a tie", "faster"
-# Two processes that run the same code differ by this factor, by the addresses that they got.
-# On a GPU, launches also make calls vary from round to round: by a factor of 1.25 where these take
-# longest, and of 1.002 where the device does. On a CPU, what slows a round slows all contestants.
+# The words for a solution's time beside eager's.
+FASTER, SLOWER, TIE, TOO_NOISY = "faster", "slower", "a tie", "too noisy"
+# Two processes that run the same code differ by this factor, because they got other addresses.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
-# Ratios of eager to itself beyond which the machine is too noisy to tell anything.
+# If eager differs from itself by a larger factor, the machine is too noisy to tell anything.
 WIDEST_CONTROL = 1.3
 
 
 class FoundError(Exception):
-    """A step has found the verdict; the arguments are its word, and the reason."""
+    """A step has found the verdict; the arguments are the verdict's word, and the reason."""
 
 
 @dataclass
 class Run:
-    """The times under one setting of float32's precision, "" where there is only one."""
+    """The times under one precision setting.
+
+    Attributes:
+        setting: the precision of float32 products; "" where there is only one.
+        timings: the times of forwards.
+        step: the times of training steps, or None.
+    """
 
     setting: str
     timings: Timings
@@ -35,78 +41,107 @@ class Run:
     def word(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
-        rows = (seconds[name] for name in (names.eager, names.again, names.solution))
-        return compare_times(*rows, self.timings.device)
+        return compare_times(
+            eager=seconds[names.eager],
+            again=seconds[names.again],
+            times=seconds[names.solution],
+            device=self.timings.device,
+        )
 
 
 def compare_times(eager: list[float], again: list[float], times: list[float], device: str) -> str:
-    """Return "faster", "slower", "a tie" or "too noisy" for times beside eager's.
+    """Return FASTER, SLOWER, TIE or TOO_NOISY for times beside eager's.
 
-    It is a tie if the ratio's interval includes 1 once it is widened by what two processes, or
-    eager's own two times, differ by. On a GPU, what eager varies by over the rounds widens it, too.
+    It is a tie if the ratio's interval includes 1, once it is widened by the factor that the same
+    code may differ by. That is the largest of
+
+        - PLACEMENT, by which two processes differ;
+        - the ratio of eager to itself, the control;
+        - on a GPU, the spread of eager's times over the rounds. Launches make calls vary there: by
+          a factor of 1.25 if they take longer than the device's work, by 1.002 if not. On a CPU,
+          what slows a round slows all contestants in it.
 
     Args:
-        eager: seconds of each round.
-        again: eager's once more, the control.
+        eager: eager's seconds of a call, for each round.
+        again: eager's once more.
         times: the solution's.
         device: "cpu" or "cuda".
     """
     control, low, high = speed_up(eager, again)
     is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
     if is_noisy or len(eager) < LEAST_JUDGED:
-        return "too noisy"
+        return TOO_NOISY
     ratio, low, high = speed_up(eager, times)
-    bias = max(control, 1 / control, PLACEMENT[device])
+    widening = max(control, 1 / control, PLACEMENT[device])
     if device == "cuda":
         fast, slow = spread(eager + again)
-        bias = max(bias, slow / fast)
-    if low / bias <= 1 <= high * bias:
+        widening = max(widening, slow / fast)
+    if low / widening <= 1 <= high * widening:
         return TIE
-    return FASTER if ratio > 1 else "slower"
+    return FASTER if ratio > 1 else SLOWER
 
 
 @dataclass
 class Verdict:
-    """The findings about a file."""
+    """The findings about a file.
+
+    Attributes:
+        file: the graded file's path.
+        word: the verdict in a word: CORRECT, WRONG, ...
+        reason: why it is not correct, or "".
+        accuracy: the accuracy class of the results, or "" if it is not known.
+        count: the number of forwards and backwards that were compared.
+        import_seconds: how long the import took.
+        walls: whether its processes had a namespace of their own.
+        refused: the kinds of inputs that it did not take, and need not take.
+        notes: sentences for the report's line that do not change the verdict.
+        errors: rows of the solution's and eager's errors against float64.
+        runs: the times, one run for each precision setting.
+        details: a traceback, and the end of what the file printed.
+    """
 
     file: Path
     word: str = CORRECT
     reason: str = ""
-    accuracy: str = ""  # the class reached, "" if not known
-    count: int = 0  # of cases that were compared
+    accuracy: str = ""
+    count: int = 0
     import_seconds: float = 0.0
-    walls: bool = False  # its processes had a namespace of their own
-    refused: list[str] = field(default_factory=list)  # kinds of inputs that need not be taken
+    walls: bool = False
+    refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    errors: list[dict] = field(default_factory=list)  # of each result and eager's, to float64
+    errors: list[dict] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    details: str = ""  # a traceback, or the end of what the file printed
+    details: str = ""
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:
-    """Return the verdict and the reason for a process that did not answer properly.
+    """Return the verdict's word and the reason for a process that did not answer properly.
 
     Args:
         error: what happened instead of an answer.
-        stage: of the grading, for the reason.
+        stage: the stage of the grading, for the reason: "checking the backward", say.
     """
     if isinstance(error, RaisedError):
         return of_exception(error, stage)
     if isinstance(error, ForgedError):
         return ERROR, f"sends a reply of its own while {stage}"
     status, printed = error.args
-    last = [line for line in printed.splitlines() if line.strip()][-1:]
-    said = f": {first_error_line(last[0])}" if last else ""
+    printed_lines = [line for line in printed.splitlines() if line.strip()]
+    last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""
+    return ERROR, f"{_describe_status(status)} while {stage}{last_line}"
+
+
+def _describe_status(status: int) -> str:
+    """Return in words how a process has ended; a negative status is that of a signal."""
     if status >= 0:
-        return ERROR, f"exits with status {status} while {stage}{said}"
-    reason = f"crashes ({_signal_name(-status)})"
+        return f"exits with status {status}"
     if was_killed(status):
-        reason = "killed, as for want of memory,"
-    return ERROR, f"{reason} while {stage}{said}"
+        return "killed, as for want of memory,"
+    return f"crashes ({_signal_name(-status)})"
 
 
 def _signal_name(number: int) -> str:
-    """Return "SIGSEGV", say; most real-time signals have no name of their own."""
+    """Return a signal's name, "SIGSEGV", say; most real-time signals have none but a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -114,10 +149,17 @@ def _signal_name(number: int) -> str:
 
 
 def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
-    """Return the verdict and the reason for an exception that a stage of the grading met."""
-    about = raised.args[0]
-    if about.get("exits"):
+    """Return the verdict's word and the reason for an exception in the solution's code.
+
+    Args:
+        raised: the exception, as the process describes it.
+        stage: the stage of the grading, for the reason.
+    """
+    description = raised.args[0]
+    if description.get("exits"):
         return ERROR, f"exits with status 0 while {stage}"
-    name, text = (first_error_line(str(about.get(key))) for key in ("type", "text"))
-    where = f", line {about['line']}" if isinstance(about.get("line"), int) else ""
-    return ERROR, f"{name}: {text}{where}"
+    kind = first_error_line(str(description.get("type")))
+    text = first_error_line(str(description.get("text")))
+    line = description.get("line")
+    place = f", line {line}" if isinstance(line, int) else ""
+    return ERROR, f"{kind}: {text}{place}"

@@ -22,15 +22,15 @@ def test_other_values_have_the_same_signs():
 
 
 def test_cases_are_of_the_dtypes_that_torch_takes():
-    served = cases.served(CPU)
+    taken = cases.dtypes_of_relu(CPU)
     for name, dtype in cases.DTYPES.items():
-        if name in served:
+        if name in taken:
             assert torch.relu(torch.ones(1, dtype=dtype)).item() == 1
         else:
             with pytest.raises(NotImplementedError):
                 torch.relu(torch.ones(1, dtype=dtype))
     every = list(cases.elementwise(CPU, 5))
-    assert list(dict.fromkeys(name.partition(",")[0] for name, _ in every)) == list(served)
+    assert list(dict.fromkeys(name.partition(",")[0] for name, _ in every)) == list(taken)
     assert len(every) > 400
 
 
@@ -127,26 +127,26 @@ def test_errors_at_infinity_and_nan(got, exact):
     limit, right = torch.full((2,), 0.1), torch.tensor([exact, 1.0])
     wrong = torch.tensor([got, 1.0])
     for eager in (right, wrong):  # where either is not finite, eager is right
-        output = budget.Output(eager, right.double(), limit=limit)
-        assert output.compare([(0, eager)]).problem is None
+        output = budget.ReferenceTensor(eager, right.double(), limit=limit)
+        assert output.compare([(0, eager)]).mistake is None
         other = wrong if eager is right else right
-        assert output.compare([(0, other)]).problem.startswith("1 of 2 elements beyond")
+        assert output.compare([(0, other)]).mistake.startswith("1 of 2 elements beyond")
 
 
 def test_a_limit_or_errors_as_large_as_eagers():
     exact, limit = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64), torch.full((3,), 0.25)
     for off, is_right in ((0.25, True), (0.5, False)):
         for eager_off in (0.0, 0.4, 0.5):
-            output = budget.Output(exact.float() + eager_off, exact, limit=limit)
+            output = budget.ReferenceTensor(exact.float() + eager_off, exact, limit=limit)
             found = output.compare([(0, (exact + torch.tensor([0, off, 0])).float())])
-            assert (found.problem is None) == (is_right or eager_off == 0.5)
-            assert (found.max, found.mean) == (off, pytest.approx(off / 3))
-            assert found.relative == pytest.approx(off / math.sqrt(5))
-            assert found.beyond.tolist() == [False, not is_right, False]
-    assert found.problem is None
-    strict = budget.Output(exact.float(), exact, limit=limit)
+            assert (found.mistake is None) == (is_right or eager_off == 0.5)
+            assert (found.max_error, found.mean_error) == (off, pytest.approx(off / 3))
+            assert found.relative_error == pytest.approx(off / math.sqrt(5))
+            assert found.wrong.tolist() == [False, not is_right, False]
+    assert found.mistake is None
+    strict = budget.ReferenceTensor(exact.float(), exact, limit=limit)
     problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
-    assert strict.compare([(0, torch.tensor([1.0, 2.5, 0.0]))]).problem == problem
+    assert strict.compare([(0, torch.tensor([1.0, 2.5, 0.0]))]).mistake == problem
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

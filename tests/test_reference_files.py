@@ -13,7 +13,7 @@ from texts import IMPORTS, correct, module, reference
 
 import run
 from referee import budget, problem
-from referee.budget import Output
+from referee.budget import ReferenceTensor
 from referee.reference_file import BadReferenceError, load
 from referee.results import flatten
 
@@ -48,28 +48,28 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def product():
     x, weight = torch.randn(40, 2048), torch.randn(30, 2048)
-    return x, weight, Output(x @ weight.T, x.double() @ weight.double().T)
+    return x, weight, ReferenceTensor(x @ weight.T, x.double() @ weight.double().T)
 
 
 def test_the_budget_forbids_lower_precision(product):
     x, weight, output = product
-    assert output.compare([(0, output.eager[:500]), (500, output.eager[500:])]).equal
+    assert output.compare([(0, output.eager[:500]), (500, output.eager[500:])]).has_eagers_bits
     found = output.compare([(0, (tf32(x) @ tf32(weight).T).view(-1))])
-    assert "beyond the error budget" in found.problem
-    assert budget.accuracy_class(found.relative) == "TF32-grade"
+    assert "beyond the error budget" in found.mistake
+    assert budget.accuracy_class(found.relative_error) == "TF32-grade"
     half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
-    assert budget.accuracy_class(output.compare([(0, half)]).relative) == "bf16-grade"
-    off = output.eager + 0.9 * output.slack  # each within the budget, but not their mean
-    assert output.compare([(0, off)]).problem.startswith("mean error")
+    assert budget.accuracy_class(output.compare([(0, half)]).relative_error) == "bf16-grade"
+    off = output.eager + 0.9 * output.budget.slack  # each within the budget, but not their mean
+    assert output.compare([(0, off)]).mistake.startswith("mean error")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_have_a_narrow_budget(dtype):
     x, weight = torch.randn(40, 512, dtype=dtype), torch.randn(30, 512, dtype=dtype)
     exact = x.double() @ weight.double().T
-    output, eps = Output(x @ weight.T, exact), torch.finfo(dtype).eps
+    output, eps = ReferenceTensor(x @ weight.T, exact), torch.finfo(dtype).eps
     for other, is_right in ((exact, True), (exact * (1 + 8 * eps), False), (exact + 1, False)):
-        assert (output.compare([(0, other.to(dtype).view(-1))]).problem is None) == is_right
+        assert (output.compare([(0, other.to(dtype).view(-1))]).mistake is None) == is_right
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
@@ -77,20 +77,22 @@ def test_one_wrong_element(product, value):
     *_, output = product
     wrong = output.eager.clone()
     wrong[77] = value
-    assert output.compare([(0, wrong)]).problem.startswith("1 of 1,200 elements")
-    assert output.compare_some(wrong[70:80], output.eager[70:80]).startswith("1 of 10 elements")
-    assert output.compare_some(wrong[:70], output.eager[:70]) is None
+    assert output.compare([(0, wrong)]).mistake.startswith("1 of 1,200 elements")
+    assert output.mistake_in_other_draw(wrong[70:80], output.eager[70:80]).startswith(
+        "1 of 10 elements"
+    )
+    assert output.mistake_in_other_draw(wrong[:70], output.eager[:70]) is None
 
 
 def test_what_must_be_equal():
     eager = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
-    output = Output(eager, eager.double())
-    assert output.compare([(0, eager)]).problem is None
+    output = ReferenceTensor(eager, eager.double())
+    assert output.compare([(0, eager)]).mistake is None
     for i in range(3):
-        assert output.compare([(0, eager.where(torch.arange(4) != i, 0.5))]).problem
-    integers = Output(torch.arange(9), None)
-    assert integers.compare([(0, torch.arange(9))]).equal
-    assert integers.compare([(0, torch.arange(1, 10))]).problem.startswith("9 of 9")
+        assert output.compare([(0, eager.where(torch.arange(4) != i, 0.5))]).mistake
+    integers = ReferenceTensor(torch.arange(9), None)
+    assert integers.compare([(0, torch.arange(9))]).has_eagers_bits
+    assert integers.compare([(0, torch.arange(1, 10))]).mistake.startswith("9 of 9")
 
 
 def test_flatten():

@@ -1,8 +1,8 @@
 """The steps of a grading, in order.
 
-Each is a function in a file of its own here. It takes a `Grading`, asks the solution's process for
-something, compares, and raises `FoundError` with the verdict as soon as something is not right. To
-add a check, write such a function and name it in one of these lists.
+Each step is a function in a file of this folder. It takes a `Grading`, asks the solution's process
+for something, compares the answer with the reference's, and raises `FoundError` with the verdict as
+soon as something is wrong. To add a check, write such a function, and name it in one of the lists.
 """
 
 from referee.steps.gradients import check_gradients, check_own_gradients
@@ -14,17 +14,17 @@ from referee.steps.training_step import time_training_steps
 from referee.steps.values import check_values
 
 STEPS_ONCE = (
-    import_file,  # the file is executed, and its class is there
-    check_own_cases,  # small inputs that the problem knows: shapes, layouts, special values
-    check_own_gradients,  # for other small inputs that it knows
+    import_file,  # the file is executed, and must define the solution's class
+    check_own_cases,  # small inputs of the problem's own: shapes, layouts, special values
+    check_own_gradients,  # gradients for other small inputs of the problem's own
 )
-# For each precision setting of the problem; most have one.
+# These steps are done for each precision setting of the problem; most problems have one.
 STEPS_PER_SETTING = (
     check_values,  # whole results at the timed size, for several inputs and parameters
     check_other_inputs,  # inputs that get_inputs would not draw
-    time_forwards,  # beside eager, new inputs and parameters in every call, all results compared
-    check_gradients,  # of inputs and parameters
-    time_training_steps,  # the same for a forward and backward, where the gradients were right
+    time_forwards,  # beside eager; inputs and parameters are new, and all results compared
+    check_gradients,  # gradients of inputs and parameters
+    time_training_steps,  # a forward and its backward, likewise, if the gradients were right
 )
 # The steps of a sweep, at each size.
 STEPS_ONCE_OF_A_SWEEP = (import_file,)

@@ -6,24 +6,46 @@ A file that gives no gradient, or not all, or whose backward raises, is not wron
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from referee.contestant import RaisedError
-from referee.forward import check_description, check_intact, read
-from referee.gradients import Quantity, draw_gradients, names_of, reference_gradients
+from referee.forward import check_description, check_intact, read_result
+from referee.gradients import (
+    Quantity,
+    StepArguments,
+    draw_gradients,
+    quantity_names,
+    reference_step,
+)
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference_file import LONGEST_LINE, NoRoomError
-from referee.steps.times import compiled_alone
+from referee.rounds import only_compiled
 from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception
 
 DRAWS = 2
-OWN_DRAWS = 1  # at the timed size, where smaller ones were compared before
+DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
+
+
+class OutputGradients(NamedTuple):
+    """New gradients for the reference's outputs.
+
+    Attributes:
+        gradients: for each output that holds floats.
+        are_masked: whether they are zero wherever rounding decides if a gradient passes, as in
+            `Problem.where_gradients_pass`.
+        output_count: the number of outputs, floats or not.
+    """
+
+    gradients: list[torch.Tensor]
+    are_masked: bool
+    output_count: int
 
 
 def check_own_gradients(grading: Grading) -> None:
@@ -35,13 +57,13 @@ def check_own_gradients(grading: Grading) -> None:
     for setting in problem.settings:
         grading.set_precision(setting)
         for group in problem.backward_inputs():
-            if not _compare(grading, iter(group)):
+            if not _compare_draws(grading, iter(group)):
                 grading.is_forward_only = True
                 return
 
 
 def check_gradients(grading: Grading) -> None:
-    """Compare gradients at the timed size; set `grading.quantities` where they are right."""
+    """Compare gradients at the timed size; set `grading.quantities` if they are right."""
     problem = grading.problem
     grading.quantities = []
     if grading.is_forward_only:
@@ -50,38 +72,45 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    draws = OWN_DRAWS if problem.file.covers_all_values else DRAWS
+    draws = DRAWS_AFTER_OWN_INPUTS if problem.file.covers_all_values else DRAWS
     try:
-        quantities = _compare(grading, (grading.draw() for _ in range(draws)))
+        quantities = _compare_draws(grading, (grading.draw_inputs() for _ in range(draws)))
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.step_note:
-        grading.verdict.notes.append(f"training step: {problem.step_note}")
+    if problem.why_no_float64_in_steps:
+        grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
     if not quantities:
         return
     grading.quantities = quantities
-    if not (problem.needs_float64 and problem.file.covers_all_values):
-        return
-    for quantity in quantities:
-        if quantity.what.startswith("gradient") and quantity.found:
-            name = ", ".join(filter(None, [problem.setting, quantity.what]))
-            note_errors(grading, name, quantity.found, quantity.expected.errors)
+    if problem.needs_float64 and problem.file.covers_all_values:
+        _note_errors_of_gradients(grading)
+
+
+def _note_errors_of_gradients(grading: Grading) -> None:
+    """Add the errors of all gradients to the verdict's table."""
+    for quantity in grading.quantities:
+        if quantity.name.startswith("gradient") and quantity.comparison:
+            name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
+            note_errors(grading, name, quantity.comparison, quantity.expected.errors)
 
 
 def _make_room(grading: Grading) -> None:
     """Free the memory that forwards needed, for training steps."""
     bench = grading.bench
     grading.forget_round()
-    bench.prepare_yardsticks(tuple(compiled_alone(bench.yardsticks)))
+    bench.prepare_yardsticks(tuple(only_compiled(bench.yardsticks)))
     for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
-        bench.give_back(process)
+        bench.free_all_unused(process)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
-    """Return the quantities of a training step, nothing if the file is forward only.
+def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
+    """Compare a training step for each draw of inputs.
+
+    Returns:
+        The quantities of the step; an empty list if the file is forward only.
 
     Raises:
         FoundError: a gradient is wrong.
@@ -89,117 +118,132 @@ def _compare(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
     for inputs in draws:
-        grading.new_state()
-        if not _compare_one(grading, inputs, quantities):
+        grading.redraw_state()
+        if not _compare_step(grading, inputs, quantities):
             return []
         grading.verdict.count += 1
         del inputs  # the next ones may need the memory
-    wrong = {q.what: mistake for q in quantities if (mistake := q.mistake())}
-    of_inputs = {q.what for q in quantities if _is_of_an_input(q.what)}
-    if not wrong:
+    mistakes = {}
+    for quantity in quantities:
+        if mistake := quantity.mistake():
+            mistakes[quantity.name] = mistake
+    if not mistakes:
         return quantities
-    if wrong.keys() <= of_inputs and grading.relies_on_inputs:
-        grading.verdict.notes.append(f"forward only: another {', another '.join(wrong)}")
+    if grading.relies_on_inputs and all(map(_is_of_an_input, mistakes)):
+        grading.verdict.notes.append(f"forward only: another {', another '.join(mistakes)}")
         return []
-    raise FoundError(WRONG, "; ".join(wrong.values())[:LONGEST_LINE])
+    raise FoundError(WRONG, "; ".join(mistakes.values())[:LONGEST_LINE])
 
 
-def _is_of_an_input(what: str) -> bool:
-    return what == "gradient of x" or what.startswith("gradient of input ")
+def _is_of_an_input(name: str) -> bool:
+    """Return whether a quantity is the gradient of an input."""
+    return name == "gradient of x" or name.startswith("gradient of input ")
 
 
-def _compare_one(grading: Grading, inputs: list, quantities: list[Quantity]) -> bool:
-    """Compare one step; return whether the reference and the solution have gradients.
+def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> bool:
+    """Compare one training step with the reference's.
 
     Args:
         grading: the file under grading.
-        inputs: of the forward.
-        quantities: results and gradients, which take in what is found; made in the first draw.
+        inputs: the arguments of the forward.
+        quantities: results and gradients, which take in how far off the solution's are. The first
+            draw fills the empty list.
+
+    Returns:
+        Whether the reference and the solution both have gradients.
     """
-    problem, module = grading.problem, grading.module
     grading.inputs = inputs
-    outputs, output_gradients, passes = draw_output_gradients(grading, inputs)
-    results = len(outputs)
-    del outputs  # they may be large
-    parameters = grading.parameters()
-    with restored_buffers(module):
-        budgets = reference_gradients(problem, module, inputs, output_gradients, parameters)
-    if budgets is None:
-        return False
+    drawn = draw_output_gradients(grading, inputs)
+    parameters = grading.parameter_names()
+    step = StepArguments(grading.module, inputs, drawn.gradients, parameters)
     if not quantities:
-        quantities += map(Quantity, names_of(inputs, parameters, results))
-    for quantity, budget in zip(quantities, budgets, strict=True):
-        if quantity.expected and budget and quantity.expected.shape != budget.shape:
-            return False  # of a size that depends on values
-        quantity.expected = budget
-    reply = _ask(grading, inputs, output_gradients, parameters, quantities)
+        quantities += map(Quantity, quantity_names(inputs, parameters, drawn.output_count))
+    if not _expect_reference(grading, step, quantities):
+        return False
+    reply = _ask(grading, step, quantities)
     if reply is None:
         return False
     check_intact(grading, "the backward", with_gradients=True)
     descriptions = reply["calls"][0]["results"]
-    if not _has_all(grading, descriptions, quantities, results):
+    if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
         return False
-    _compare_all(grading, quantities, descriptions, is_strict=passes is not None)
-    grading.bench.release(grading.solution)
+    _compare_quantities(grading, quantities, descriptions, is_strict=drawn.are_masked)
+    grading.bench.free_results(grading.solution)
     return True
 
 
-def draw_output_gradients(
-    grading: Grading, inputs: list
-) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
-    """Return the reference's outputs, new gradients for them, and the mask of where these pass.
+def _expect_reference(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+    """Run the reference's step, and give each quantity what is expected of it.
 
-    With a mask, the gradients are zero elsewhere: see `Problem.where_gradients_pass`.
+    Returns:
+        Whether the reference has gradients that can be compared.
     """
+    with restored_buffers(grading.module):
+        expected = reference_step(grading.problem, step)
+    if expected is None:
+        return False
+    grading.problem.why_no_float64_in_steps = expected.why_no_float64
+    for quantity, tensor in zip(quantities, expected.tensors, strict=True):
+        if quantity.expected and tensor and quantity.expected.shape != tensor.shape:
+            return False  # its shape depends on the inputs' values
+        quantity.expected = tensor
+    return True
+
+
+def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
+    """Draw gradients for the reference's outputs."""
     problem, module = grading.problem, grading.module
-    with restored_buffers(module):
-        outputs = problem.run(module, inputs)
-    output_gradients = draw_gradients(outputs)
-    passes = problem.where_gradients_pass(module, inputs)
-    if passes is not None:
-        for g in output_gradients:
-            g.mul_(passes)
-    return outputs, output_gradients, passes
+    outputs = grading.run_reference(inputs)
+    gradients = draw_gradients(outputs)
+    output_count = len(outputs)
+    mask = problem.where_gradients_pass(module, inputs)
+    if mask is not None:
+        for gradient in gradients:
+            gradient.mul_(mask)
+    return OutputGradients(gradients, mask is not None, output_count)
 
 
-def _compare_all(
+def _compare_quantities(
     grading: Grading, quantities: list[Quantity], descriptions: list, is_strict: bool
 ) -> None:
-    """Compare each result and gradient of a step with its error budget."""
+    """Compare each result and gradient of a step with its error budget.
+
+    Args:
+        grading: the file under grading.
+        quantities: results and gradients.
+        descriptions: those of the reply, one for each quantity.
+        is_strict: whether a single wrong element is a mistake.
+    """
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
         if quantity.expected:
-            check_description(
-                grading, description, quantity.expected, f"{quantity.what}, recorded: "
-            )
-            got = read(grading, description, quantity.what, (0, result_index))
+            prefix = f"{quantity.name}, recorded: "
+            check_description(grading, description, quantity.expected, prefix)
+            got = read_result(grading, description, quantity.name, (0, result_index))
             quantity.compare(got, is_strict)
 
 
-def _ask(
-    grading: Grading,
-    inputs: list,
-    output_gradients: list,
-    parameters: list[str],
-    quantities: list[Quantity],
-) -> dict | None:
+def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:
     """Ask the solution for a training step; if its backward raises, add a note and return None."""
     bench = grading.bench
-    grading.write_inputs([inputs])
+    grading.write_inputs([step.inputs])
     grading.write_state()
-    bench.output_gradients[0].place(output_gradients)
-    bench.output_gradients[0].write(output_gradients)
-    budgets = [q.expected for q in quantities if q.expected]
+    region = bench.output_gradients[0]
+    region.place(step.output_gradients)
+    region.write(step.output_gradients)
+    room = None
+    if bench.are_results_copied:
+        room = bench.room_for(_blanks(quantities, grading), 1)
     try:
         return grading.solution.ask(
             "step",
             name=MODULE,
             inputs=bench.forms(1),
-            output_gradients=[bench.output_gradients[0].form],
-            parameters=[grading.state.names[name] for name in parameters],
-            poison=max(math.prod(budget.shape) * budget.dtype.itemsize for budget in budgets),
-            outputs=bench.room_for(_blanks(quantities, grading), 1) if bench.copies else None,
+            output_gradients=[region.form],
+            parameters=[grading.state.names[name] for name in step.parameters],
+            poison=_largest_bytes(quantities),
+            outputs=room,
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
@@ -210,6 +254,12 @@ def _ask(
         _, line = of_exception(raised, "checking the backward")
         grading.verdict.notes.append(f"forward only: its backward raises {line}")
         return None
+
+
+def _largest_bytes(quantities: list[Quantity]) -> int:
+    """Return the bytes of the largest result or gradient of the reference."""
+    tensors = [quantity.expected for quantity in quantities if quantity.expected]
+    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
@@ -224,17 +274,26 @@ def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
     return blanks
 
 
-def _has_all(
-    grading: Grading, descriptions: list, quantities: list[Quantity], results: int
+def _has_all_gradients(
+    grading: Grading, descriptions: list, quantities: list[Quantity], output_count: int
 ) -> bool:
-    """Return whether all gradients are there; note which are missing."""
+    """Return whether the solution gave all gradients; note which are missing.
+
+    Args:
+        grading: the file under grading.
+        descriptions: those of the reply, one for each quantity.
+        quantities: results first, then gradients.
+        output_count: how many of the quantities are results.
+    """
     if len(descriptions) != len(quantities):
         raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
-    pairs = list(zip(quantities, descriptions, strict=True))
-    missing = [q.what for q, one in pairs if q.expected and one.get("type") == "NoneType"]
+    missing = []
+    for quantity, description in zip(quantities, descriptions, strict=True):
+        if quantity.expected and description.get("type") == "NoneType":
+            missing.append(quantity.name)
     if not missing:
         return True
-    gradients = [q for q in quantities[results:] if q.expected]
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.expected]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
     grading.verdict.notes.append(f"forward only{which}"[:LONGEST_LINE])
     return False

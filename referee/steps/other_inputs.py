@@ -6,40 +6,60 @@ the line says so. A file that then returns a copy of its input, zeros or an earl
 
 from contextlib import suppress
 
-from referee.forward import DIFFERS, check
+from referee.case import Case
+from referee.forward import DIFFERS, check_case
 from referee.grading import Grading
-from referee.problem import PARTS, SIGNS, Case
+from referee.trivial_results import describe_trivial_results
+from referee.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
 from referee.verdict import FoundError
 
 
 def check_other_inputs(grading: Grading) -> None:
     """Compare results for inputs of both signs, and for those that are altered in part."""
     problem = grading.problem
-    taken, seen = [], grading.inputs
-    if not problem.file.covers_all_values and problem.floats:
-        for name in (PARTS, SIGNS):
-            inputs = problem.unusual_inputs(name, seen)
-            if _is_finite(grading, inputs):
-                check(grading, Case(name, inputs, required=False, may_differ=True))
-                taken.append(name)
-            del inputs  # they may be large
-    differs = any(note.startswith(DIFFERS) for note in grading.verdict.notes)
-    grading.relies_on_inputs = differs or not (problem.file.covers_all_values or taken)
-    if not problem.file.covers_all_values:
-        trivial = problem.find_trivial(taken)
-        grading.verdict.notes += [*trivial, *filter(None, [problem.note])]
+    if problem.file.covers_all_values:
+        grading.relies_on_inputs = any(map(_says_differs, grading.verdict.notes))
+        return
+    compared_kinds = _compare_unusual_inputs(grading) if problem.float_indices else []
+    has_differed = any(map(_says_differs, grading.verdict.notes))
+    grading.relies_on_inputs = has_differed or not compared_kinds
+    grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
+    if problem.why_no_float64:
+        grading.verdict.notes.append(problem.why_no_float64)
 
 
-def _is_finite(grading: Grading, inputs: list) -> bool:
+def _says_differs(note: str) -> bool:
+    """Return whether a note says that the solution is another function of some inputs."""
+    return note.startswith(DIFFERS)
+
+
+def _compare_unusual_inputs(grading: Grading) -> list[str]:
+    """Compare results for each kind of unusual inputs for which eager's results are finite.
+
+    Returns:
+        These kinds.
+    """
+    compared_kinds = []
+    seen_inputs = grading.inputs
+    for kind in (ALTERED, BOTH_SIGNS):
+        inputs = unusual_inputs(grading.problem, kind, seen_inputs)
+        if _is_eager_finite(grading, inputs):
+            check_case(grading, Case(kind, inputs, required=False, may_differ=True))
+            compared_kinds.append(kind)
+        del inputs  # the next ones may need the memory
+    return compared_kinds
+
+
+def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     """Return whether eager gives finite results for inputs.
 
-    Its process is asked, which an assertion on the device may end.
+    Eager's process computes them, not the referee's: an assertion on the device may end it.
     """
     bench = grading.bench
     bench.start_eager()
     grading.write_inputs([inputs])
-    with suppress(FoundError):  # eager starts again when it is needed
+    with suppress(FoundError):  # eager has ended, and starts again when it is needed
         is_finite = bench.eager[0].ask("is_finite", inputs=bench.forms(1))["finite"] is True
-        bench.release(bench.eager[0].contestant)
+        bench.free_results(bench.eager[0].contestant)
         return is_finite
     return False

@@ -2,209 +2,218 @@
 
 A round is:
 
-    1. While all processes are stopped, inputs and parameters are drawn, and the referee computes
-       the reference's results for them.
+    1. While all processes are stopped, the referee draws inputs and parameters, and computes the
+       reference's results for them.
     2. The solution, eager twice, the yardsticks and the empty call take turns, in random order.
-       Each goes on, calls, replies and is stopped; the clock is described in `contestant`.
-    3. After the solution's turn its results are compared, whole; its inputs and parameters, too.
+       Each process goes on, calls, replies and is stopped; `contestant` describes the clock.
+    3. After the solution's turn its whole results are compared, and its inputs and parameters.
 
 Short calls share a request: each has inputs and a result of its own.
 """
 
-import random
-from statistics import median
 from time import sleep
 
 import torch
 
 from referee import timing
+from referee.budget import ReferenceTensor
 from referee.early_elements import EarlyElements
-from referee.forward import check_eager_intact, check_intact, check_results, read
+from referee.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
-from referee.names import COMPILED, MODULE, NOTHING
+from referee.names import COMPILED, MODULE
 from referee.reference_file import LONGEST_LINE
+from referee.rounds import (
+    CHANGES_LATE,
+    RoundSamples,
+    entrants_of,
+    in_random_order,
+    note_clock,
+    rewrite_small_memory,
+    with_setting,
+    write_state_for_all,
+)
 from referee.slow_eager import check_eager_speed
-from referee.timed_requests import Entrant, make_flush, plan, time_empty, time_request
-from referee.timing import Overhead, Sample, Timings, measure_overhead
-from referee.verdict import FASTER, WRONG, FoundError, Run, compare_times
+from referee.timed_requests import (
+    Entrant,
+    empty_entrant,
+    make_flush,
+    plan,
+    time_empty,
+    time_request,
+)
+from referee.timing import Sample, Timings
+from referee.verdict import WRONG, FoundError, Run
 
-# Memory up to so many bytes is written before every request, so that all contestants find the same
-# part of it in the caches. Larger memory is written once a round.
-CACHED_BYTES = 1 << 26
 # The driver clears the memory that large checks have given back, which slows who is timed then.
 SECONDS_TO_SETTLE = 1.0
-CHANGES_LATE = "result is not complete when its clock stops"
-FALSE_CLOCK = "its clock is false: the referee's counts"
-HIDDEN_PART = 0.1  # of a call's time: if a clock can hide less, the line does not mention it
-UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
 
 
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; set `grading.run`."""
     bench, problem = grading.bench, grading.problem
-    chosen = plan(bench)
-    bench.start_eager()
-    grading.write_inputs([problem.draw()])
-    bench.prepare_yardsticks(_yardsticks_to_time(grading))
-    names = problem.names
-    timings = Timings(problem.device.type, names, problem.rate, problem.work, moved=problem.moved)
-    timings.notes += bench.notes
-    grading.run = Run(problem.setting, timings)
-    grading.verdict.runs.append(grading.run)
+    timing_plan = plan(bench)
+    _prepare_eager(grading)
     entrants = entrants_of(grading, bench.yardsticks)
-    timings.start(entrant.name for entrant in entrants)
+    timings = _start_timings(grading, entrants)
     if problem.is_large:
         sleep(SECONDS_TO_SETTLE)
-    flush = make_flush(bench)
-    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    grading.write_inputs([problem.draw() for _ in range(chosen.calls)])
-    empties = time_empty(bench, chosen.calls, flush)
-
-    def one_round() -> dict[str, Sample]:
-        new_round(grading, chosen.calls)
-        samples = {}
-        for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            rewrite_small_memory(grading)
-            is_solution = entrant.process is grading.solution
-            results = grading.results if is_solution or entrant.call == MODULE else None
-            sample, reply, early = time_request(bench, entrant, chosen.calls, flush, results)
-            samples[entrant.name] = sample
-            if is_solution:
-                compare_calls(grading, reply["calls"], early)
-            entrant.process.ask("release")
-        empties.append(samples.pop("nothing"))
-        return samples
-
-    what = f"the forward{problem.setting and f' at {problem.setting}'}"
-    every: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
+    rounds = _ForwardRounds(grading, entrants, timing_plan.calls)
+    rounds.time_empty_requests()
     for samples in timing.run_rounds(
-        one_round, grading.options.rounds, problem.device, what, grading.progress
+        rounds.run,
+        grading.options.rounds,
+        problem.device,
+        with_setting("the forward", problem.setting),
+        grading.progress,
     ):
-        for name, sample in samples.items():
-            every[name].append(sample)
-        overhead = measure_overhead(empties, every[names.eager] + every[names.again])
-        for name, theirs in every.items():
-            wall = [sample.wall / len(sample.own) for sample in theirs]
-            timings.set(name, overhead.seconds_of_calls(theirs), wall)
+        rounds.samples.add(samples)
+        _set_times(timings, rounds.samples)
     for entrant in entrants:
-        bench.release(entrant.process)
+        bench.free_results(entrant.process)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, every, overhead)
-    check_eager_speed(grading, chosen)
+    note_clock(grading, rounds.samples)
+    check_eager_speed(grading, timing_plan)
 
 
-def note_clock(grading: Grading, every: dict[str, list[Sample]], overhead: Overhead) -> None:
-    """Note that the solution's clock is false, or that it alone says "faster".
-
-    Short calls leave room for a false clock. The note says so where the solution would not be
-    faster if its clock hid as much as it can.
-
-    Args:
-        grading: the file under grading.
-        every: samples by name.
-        overhead: of the requests.
-    """
-    names, kind = grading.problem.names, grading.device.type
-    samples = every[names.solution]
-    solution = overhead.seconds_of_calls(samples)
-    eager = overhead.seconds_of_calls(every[names.eager])
-    again = overhead.seconds_of_calls(every[names.again])
-    hideable = overhead.hideable_seconds(len(samples[0].own))
-    note = ""
-    if overhead.is_false(samples):
-        note = FALSE_CLOCK
-    elif compare_times(eager, again, solution, kind) == FASTER:
-        longest = [seconds + hideable for seconds in solution]
-        is_confirmed = compare_times(eager, again, longest, kind) == FASTER
-        if not is_confirmed and hideable >= HIDDEN_PART * median(solution):
-            note = UNCONFIRMED
-    if note and note not in grading.verdict.notes:
-        grading.verdict.notes.append(note)
+def _prepare_eager(grading: Grading) -> None:
+    """Start eager's processes, and have them set up the yardsticks."""
+    grading.bench.start_eager()
+    grading.write_inputs([grading.problem.draw()])
+    grading.bench.prepare_yardsticks(_yardsticks_to_time(grading))
 
 
 def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
-    wanted = grading.problem.yardsticks[grading.device.type]
+    """Return the names of the yardsticks that the options ask for."""
+    yardsticks = grading.problem.yardsticks[grading.device.type]
     if grading.options.is_quick:
-        wanted = tuple(name for name in wanted if name not in grading.problem.slow_yardsticks)
+        slow = grading.problem.slow_yardsticks
+        yardsticks = tuple(name for name in yardsticks if name not in slow)
     if grading.options.compiled:
-        wanted += (COMPILED,)
-    return wanted
+        yardsticks += (COMPILED,)
+    return yardsticks
 
 
-def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
-    """Return the participants of a round: the solution, eager, eager again, and the yardsticks."""
-    names, eager = grading.problem.names, grading.bench.eager
-    first, last = eager[0].contestant, eager[-1].contestant
-    found = [
-        Entrant(names.solution, grading.solution, MODULE),
-        Entrant(names.eager, first, MODULE),
-        Entrant(names.again, last, MODULE),
-    ]
-    return found + [Entrant(name, first, name) for name in yardsticks]
+def _start_timings(grading: Grading, entrants: list[Entrant]) -> Timings:
+    """Add a run without times to the verdict; return its timings."""
+    problem = grading.problem
+    timings = Timings(
+        problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
+    )
+    timings.notes += grading.bench.notes
+    timings.start(entrant.name for entrant in entrants)
+    grading.run = Run(problem.setting, timings)
+    grading.verdict.runs.append(grading.run)
+    return timings
 
 
-def new_round(grading: Grading, calls: int) -> None:
+class _ForwardRounds:
+    """Runs the rounds of forwards.
+
+    Args:
+        grading: the file under grading.
+        entrants: those that take turns, besides the empty call.
+        calls: the number of calls of a request.
+
+    Attributes:
+        samples: the samples of the timed rounds so far.
+    """
+
+    def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:
+        self._grading = grading
+        self._entrants = [*entrants, empty_entrant(grading.bench)]
+        self._calls = calls
+        self._flush = make_flush(grading.bench)
+        self.samples = RoundSamples(grading.problem.names, entrants)
+
+    def time_empty_requests(self) -> None:
+        """Time some empty requests before the first round."""
+        grading = self._grading
+        grading.write_inputs([grading.problem.draw() for _ in range(self._calls)])
+        self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
+
+    def run(self) -> dict[str, Sample]:
+        """Run a round; return the entrants' samples by name."""
+        _draw_round(self._grading, self._calls)
+        samples = {}
+        for entrant in in_random_order(self._entrants):
+            samples[entrant.name] = self._take_turn(entrant)
+        self.samples.empties.append(samples.pop("nothing"))
+        return samples
+
+    def _take_turn(self, entrant: Entrant) -> Sample:
+        """Time a request; compare the results if they are the solution's."""
+        grading = self._grading
+        rewrite_small_memory(grading)
+        templates = grading.result_templates if entrant.call == MODULE else None
+        timed = time_request(grading.bench, entrant, self._calls, self._flush, templates)
+        if entrant.process is grading.solution:
+            _compare_calls(grading, timed.reply["calls"], timed.early)
+        entrant.process.ask("release")
+        return timed.sample
+
+
+def _draw_round(grading: Grading, calls: int) -> None:
     """Draw inputs and parameters, write them, and compute the reference's results."""
     problem = grading.problem
     grading.forget_round()
-    grading.new_state()
-    drawn = [problem.draw() for _ in range(calls)]
-    grading.inputs = drawn[0]
-    grading.expected_calls = [grading.run_reference(inputs) for inputs in drawn]
-    grading.results = grading.expected_calls[0]
-    grading.write_inputs(drawn)
-    values = list(grading.module.state_dict().values())
-    grading.state.write(values)
-    for eager in grading.bench.eager:
-        eager.state.write(values)
+    grading.redraw_state()
+    inputs_of_calls = [problem.draw() for _ in range(calls)]
+    grading.inputs = inputs_of_calls[0]
+    grading.expected_calls = [grading.run_reference(inputs) for inputs in inputs_of_calls]
+    grading.result_templates = grading.expected_calls[0]
+    grading.write_inputs(inputs_of_calls)
+    write_state_for_all(grading)
 
 
-def rewrite_small_memory(grading: Grading) -> None:
-    """Write small inputs and parameters again, so that all contestants find them in the caches.
+def _set_times(timings: Timings, samples: RoundSamples) -> None:
+    """Set the times of all entrants in the rounds so far."""
+    overhead = samples.overhead()
+    for name, its_samples in samples.by_name.items():
+        walls = [sample.wall / len(sample.own) for sample in its_samples]
+        timings.set(name, overhead.seconds_of_calls(its_samples), walls)
 
-    This also restores the buffers that the forward before has changed.
+
+def _compare_calls(grading: Grading, calls: list[dict], early: EarlyElements) -> None:
+    """Compare the whole results of a timed request, and its inputs and parameters.
+
+    Args:
+        grading: the file under grading.
+        calls: the reply's descriptions of each call's results.
+        early: the elements that were read before the clock stopped.
     """
-    problem = grading.problem
-    if problem.input_bytes <= CACHED_BYTES:
-        for region in grading.bench.inputs:
-            region.rewrite()
-    if problem.parameter_bytes <= CACHED_BYTES:
-        grading.state.rewrite()
-        for eager in grading.bench.eager:
-            eager.state.rewrite()
-
-
-def compare_calls(grading: Grading, calls: list, early: EarlyElements) -> None:
-    """Compare the whole results of a timed request, and the inputs and parameters."""
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
-    for call_index, (call, eager) in enumerate(zip(calls, grading.expected_calls, strict=True)):
-        descriptions = check_results(grading, "a timed call", call, eager)
-        for result_index, (description, expected, budget) in enumerate(
-            zip(descriptions, eager, grading.budgets, strict=True)
+    for call_index, call in enumerate(calls):
+        expected_results = grading.expected_calls[call_index]
+        descriptions = check_results(grading, "a timed call", call, expected_results)
+        for result_index, (description, budget) in enumerate(
+            zip(descriptions, grading.budgets, strict=True)
         ):
-            got = read(grading, description, "a timed call", (call_index, result_index))
+            got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
-            found = budget.compare_some(got.reshape(-1), expected.reshape(-1))
-            if not found:
+            mistake = budget.mistake_in_other_draw(got, expected_results[result_index])
+            if not mistake:
                 continue
-            if _is_of_another_call(grading, call_index, result_index, budget, got):
-                reason = "a timed call's result is that of another call"
-                raise FoundError(WRONG, reason)
-            raise FoundError(WRONG, f"a timed call was wrong: {found}"[:LONGEST_LINE])
+            if _is_of_another_call(grading, (call_index, result_index), budget, got):
+                raise FoundError(WRONG, "a timed call's result is that of another call")
+            raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
 
 
 def _is_of_another_call(
-    grading: Grading, call_index: int, result_index: int, budget: object, got: torch.Tensor
+    grading: Grading, indices: tuple[int, int], budget: ReferenceTensor, got: torch.Tensor
 ) -> bool:
-    """Return whether a wrong result is right for another call of the request."""
-    others = [call for i, call in enumerate(grading.expected_calls) if i != call_index]
-    return any(
-        budget.compare_some(got.reshape(-1), c[result_index].reshape(-1)) is None for c in others
-    )
+    """Return whether a wrong result is right for another call of the request.
 
-
-def compiled_alone(yardsticks: list[str]) -> list[str]:
-    """Return the yardsticks that training steps have, too."""
-    return [name for name in yardsticks if name == COMPILED]
+    Args:
+        grading: the file under grading.
+        indices: the index of the call in the request, and of the result in the call.
+        budget: the result's error budget.
+        got: the result.
+    """
+    call_index, result_index = indices
+    for other_index, results in enumerate(grading.expected_calls):
+        is_other = other_index != call_index
+        if is_other and budget.mistake_in_other_draw(got, results[result_index]) is None:
+            return True
+    return False

@@ -1,10 +1,12 @@
 """Training steps beside eager's: a forward that autograd records, and its backward.
 
-As `times`, with new gradients of the outputs in every step, and all results and gradients compared.
+The rounds are those of `times`. In addition the outputs' gradients are new in every step, and all
+results and gradients are compared.
 """
 
-import random
+import math
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 
@@ -12,43 +14,74 @@ from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
-from referee.forward import check_description, check_eager_intact, check_intact, read
+from referee.forward import check_description, check_eager_intact, check_intact, read_result
 from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
-from referee.names import MODULE, NOTHING
+from referee.names import MODULE
 from referee.reference_file import NoRoomError
 from referee.round_memory import RoundMemory
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
-from referee.steps.times import (
+from referee.rounds import (
     CHANGES_LATE,
-    compiled_alone,
+    RoundSamples,
     entrants_of,
+    in_random_order,
     note_clock,
+    only_compiled,
     rewrite_small_memory,
+    with_setting,
+    write_state_for_all,
 )
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
 from referee.timed_requests import (
     EMPTY_REQUESTS,
     Entrant,
     checked_seconds,
+    empty_entrant,
     make_flush,
     plan,
 )
-from referee.timing import Overhead, Sample, Step, Timings, measure_overhead
+from referee.timing import Sample, Step, Timings
 from referee.verdict import WRONG, FoundError
 
-FORWARDS = 3  # that take as long as a step
+FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
+
+
+class StepSample(NamedTuple):
+    """The times of one request of training steps.
+
+    Attributes:
+        sample: the times of the whole steps.
+        share_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
+    """
+
+    sample: Sample
+    share_of_forwards: float
+
+
+class TimedSteps(NamedTuple):
+    """A request of training steps, and what came of it.
+
+    Attributes:
+        times: the times of the request.
+        reply: the process's reply.
+        early: the elements that were read before the clock stopped.
+    """
+
+    times: StepSample
+    reply: dict
+    early: EarlyElements
 
 
 def time_training_steps(grading: Grading) -> None:
-    """Time training steps, where the gradients were right."""
+    """Time training steps, if the gradients were right; a lack of memory is noted."""
     if not grading.quantities:
         return
     try:
-        _time(grading)
+        _time_rounds(grading)
         return
     except (NoRoomError, torch.OutOfMemoryError):
         pass
-    except (FoundError, RaisedError) as error:
+    except (FoundError, RaisedError) as error:  # of eager, or of the solution
         if OUT_OF_MEMORY not in str(error):
             grading.run.step = None
             raise
@@ -56,88 +89,142 @@ def time_training_steps(grading: Grading) -> None:
     grading.verdict.notes.append("no memory for the training step")
 
 
-def _time(grading: Grading) -> None:
+def _time_rounds(grading: Grading) -> None:
+    """Time training steps; set `grading.run.step`."""
     problem, bench = grading.problem, grading.bench
-    names = problem.names
-    about = problem.device.type, names, problem.rate
-    step = grading.run.step = Step(Timings(*about, 0), Timings(*about, 0))
-    calls = -(-plan(bench).calls // FORWARDS)  # a request of steps lasts as long as one of forwards
-    entrants = entrants_of(grading, compiled_alone(bench.yardsticks))
-    for timings in (step.forward, step.backward):
-        timings.start(entrant.name for entrant in entrants)
-    quantities = [quantity.again() for quantity in grading.quantities]
-    nothing = Entrant("nothing", bench.eager[0].contestant, NOTHING)
-    _new_round(grading, calls)
-    _note_kept(grading, step)
-    empties = [_request(grading, nothing, calls)[0] for _ in range(EMPTY_REQUESTS)]
-    flush = make_flush(bench)
-    memory = RoundMemory(bench, [entrant.process for entrant in entrants])
-
-    def one_round() -> dict[str, tuple[Sample, dict]]:
-        expected_steps = _new_round(grading, calls)
-        samples = {}
-        for entrant in random.sample([*entrants, nothing], len(entrants) + 1):
-            rewrite_small_memory(grading)
-            flush()
-            memory.begin_turn()
-            sample, reply, early = _request(grading, entrant, calls)
-            samples[entrant.name] = sample, reply["seconds"]
-            if entrant.process is grading.solution:
-                _compare(grading, quantities, reply["calls"], expected_steps, early)
-            memory.end_turn(entrant.process)
-        memory.end_round()
-        empties.append(samples.pop("nothing")[0])
-        return samples
-
-    what = f"the training step{problem.setting and f' at {problem.setting}'}"
-    every: dict[str, list[tuple[Sample, tuple]]] = {entrant.name: [] for entrant in entrants}
-    for samples in timing.run_rounds(
-        one_round, grading.options.rounds, problem.device, what, grading.progress
+    entrants = entrants_of(grading, only_compiled(bench.yardsticks))
+    step = _start_step(grading, entrants)
+    # A request of steps then lasts as long as one of forwards.
+    calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
+    rounds = _StepRounds(grading, entrants, calls)
+    rounds.prepare()
+    for times in timing.run_rounds(
+        rounds.run,
+        grading.options.rounds,
+        problem.device,
+        with_setting("the training step", problem.setting),
+        grading.progress,
     ):
-        for name, found in samples.items():
-            every[name].append(found)
-        eagers = [sample for sample, _ in every[names.eager] + every[names.again]]
-        overhead = measure_overhead(empties, eagers)
-        _set_all(step, every, overhead)
-    wholes = {name: [sample for sample, _ in found] for name, found in every.items()}
-    note_clock(grading, wholes, overhead)
-    for quantity in quantities:
-        if found := quantity.mistake():
-            raise FoundError(WRONG, f"in timed steps, {found}")
+        rounds.keep(times)
+        _set_times(step, rounds.samples, rounds.shares_of_forwards)
+    note_clock(grading, rounds.samples)
+    for quantity in rounds.quantities:
+        if mistake := quantity.mistake():
+            raise FoundError(WRONG, f"in timed steps, {mistake}")
 
 
-def _new_round(grading: Grading, calls: int) -> list[list]:
-    """Draw and write everything; return the reference's results and gradients for each step."""
+def _start_step(grading: Grading, entrants: list[Entrant]) -> Step:
+    """Add a training step without times to the run; return it."""
+    problem = grading.problem
+    halves = []
+    for _ in range(2):
+        timings = Timings(problem.device.type, problem.names, problem.rate, work=0)
+        timings.start(entrant.name for entrant in entrants)
+        halves.append(timings)
+    grading.run.step = Step(*halves)
+    return grading.run.step
+
+
+class _StepRounds:
+    """Runs the rounds of training steps.
+
+    Args:
+        grading: the file under grading.
+        entrants: those that take turns, besides the empty call.
+        calls: the number of training steps of a request.
+
+    Attributes:
+        samples: the samples of the timed rounds so far.
+        shares_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
+            for each of these rounds.
+        quantities: results and gradients of a step; they take in how far off the solution's are.
+    """
+
+    def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:
+        self._grading = grading
+        self._calls = calls
+        self.quantities = [quantity.without_draws() for quantity in grading.quantities]
+        self._nothing = empty_entrant(grading.bench)
+        self._entrants = [*entrants, self._nothing]
+        self.samples = RoundSamples(grading.problem.names, entrants)
+        self.shares_of_forwards: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+        self._flush = make_flush(grading.bench)
+        self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
+
+    def prepare(self) -> None:
+        """Count the bytes that autograd keeps, and time some empty requests."""
+        _draw_round(self._grading, self._calls)
+        _note_kept_bytes(self._grading)
+        for _ in range(EMPTY_REQUESTS):
+            timed = _time_request(self._grading, self._nothing, self._calls)
+            self.samples.empties.append(timed.times.sample)
+        self._memory.begin()
+
+    def run(self) -> dict[str, StepSample]:
+        """Run a round; return the entrants' times by name."""
+        expected_steps = _draw_round(self._grading, self._calls)
+        times = {}
+        for entrant in in_random_order(self._entrants):
+            times[entrant.name] = self._take_turn(entrant, expected_steps)
+        self._memory.end_round()
+        self.samples.empties.append(times.pop("nothing").sample)
+        return times
+
+    def keep(self, times: dict[str, StepSample]) -> None:
+        """Keep the times of a timed round, which `run` has returned."""
+        self.samples.add({name: its_times.sample for name, its_times in times.items()})
+        for name, its_times in times.items():
+            self.shares_of_forwards[name].append(its_times.share_of_forwards)
+
+    def _take_turn(self, entrant: Entrant, expected_steps: list[list]) -> StepSample:
+        """Time a request; compare the results and gradients if they are the solution's."""
+        grading = self._grading
+        rewrite_small_memory(grading)
+        self._flush()
+        self._memory.begin_turn()
+        timed = _time_request(grading, entrant, self._calls)
+        if entrant.process is grading.solution:
+            calls = timed.reply["calls"]
+            _compare_steps(grading, self.quantities, calls, expected_steps, timed.early)
+        self._memory.end_turn(entrant.process)
+        return timed.times
+
+
+def _draw_round(grading: Grading, calls: int) -> list[list]:
+    """Draw inputs, outputs' gradients and parameters, and write them.
+
+    Returns:
+        The reference's results and gradients, a list for each step.
+    """
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
-    grading.new_state()
-    drawn = [problem.draw() for _ in range(calls)]
-    grading.inputs = drawn[0]
-    expected_steps, gradients = [], []
-    for inputs in drawn:
-        output_gradients = draw_output_gradients(grading, inputs)[1]
-        gradients.append(output_gradients)
+    grading.redraw_state()
+    inputs_of_steps = [problem.draw() for _ in range(calls)]
+    grading.inputs = inputs_of_steps[0]
+    parameters = grading.parameter_names()
+    expected_steps, gradients_of_steps = [], []
+    for inputs in inputs_of_steps:
+        output_gradients = draw_output_gradients(grading, inputs).gradients
+        gradients_of_steps.append(output_gradients)
         with restored_buffers(grading.module):
             expected_steps.append(
-                problem.derive(grading.module, inputs, output_gradients, grading.parameters())
+                problem.run_step(grading.module, inputs, output_gradients, parameters)
             )
-    grading.write_inputs(drawn)
-    write_all(bench.output_gradients, bench.pool, gradients)
-    values = list(grading.module.state_dict().values())
-    grading.state.write(values)
-    for eager in bench.eager:
-        eager.state.write(values)
-    if bench.copies:
-        grading.results = [x if x is not None else torch.empty(0) for x in expected_steps[0]]
+    grading.write_inputs(inputs_of_steps)
+    write_all(bench.output_gradients, bench.pool, gradients_of_steps)
+    write_state_for_all(grading)
+    if bench.are_results_copied:
+        no_gradient = torch.empty(0)
+        grading.result_templates = [no_gradient if x is None else x for x in expected_steps[0]]
     return expected_steps
 
 
-def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, dict, EarlyElements]:
-    """Time one request of an entrant's; return the sample, the reply, and what was read early."""
-    bench, names = grading.bench, grading.parameters()
+def _time_request(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
+    """Time one request of an entrant."""
+    bench, parameters = grading.bench, grading.parameter_names()
     if entrant.process is grading.solution:
-        names = [grading.state.names[name] for name in names]
-    is_copied = bench.copies and entrant.call == MODULE
+        parameters = [grading.state.names[name] for name in parameters]
+    is_copied = bench.are_results_copied and entrant.call == MODULE
     early = EarlyElements(bench, entrant.process)
     reply = entrant.process.ask(
         "step",
@@ -145,47 +232,25 @@ def _request(grading: Grading, entrant: Entrant, calls: int) -> tuple[Sample, di
         name=entrant.call,
         inputs=bench.forms(calls),
         output_gradients=_output_gradient_forms(bench, calls),
-        parameters=names,
-        outputs=bench.room_for(grading.results, calls) if is_copied else None,
+        parameters=parameters,
+        outputs=bench.room_for(grading.result_templates, calls) if is_copied else None,
     )
-    halves = _checked_halves(reply["seconds"], calls)
-    own = [forward + backward for forward, backward in zip(*halves, strict=True)]
-    reply["seconds"] = halves
-    return Sample(own, entrant.process.seconds), reply, early
+    forwards, backwards = _checked_halves(reply["seconds"], calls)
+    own = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
+    sample = Sample(own, entrant.process.seconds)
+    return TimedSteps(StepSample(sample, _share_of_forwards(forwards, backwards)), reply, early)
 
 
 def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
+    """Return the forms of the outputs' gradients of a request's calls."""
     return [region.form for region in bench.output_gradients[:calls]]
 
 
 def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of each forward and of each backward; zeros if the reply has none."""
     halves = seconds if isinstance(seconds, dict) else {}
-    forward, backward = halves.get("forward"), halves.get("backward")
-    return checked_seconds(forward, calls), checked_seconds(backward, calls)
-
-
-def _set_all(
-    step: Step,
-    every: dict[str, list[tuple[Sample, tuple]]],
-    overhead: Overhead,
-) -> None:
-    """Set all times so far: each step's seconds, divided between forward and backward.
-
-    The process's own clock gives the share of each half.
-
-    Args:
-        step: the times.
-        every: by name, for each round: the sample, and the seconds of its forwards and backwards.
-        overhead: of the requests.
-    """
-    for name, rounds in every.items():
-        wholes = overhead.seconds_of_calls([sample for sample, _ in rounds])
-        walls = [sample.wall / len(sample.own) for sample, _ in rounds]
-        parts = [_share_of_forwards(*halves) for _, halves in rounds]
-        for half, share_of_half in ((step.forward, parts), (step.backward, [1 - p for p in parts])):
-            seconds = [whole * part for whole, part in zip(wholes, share_of_half, strict=True)]
-            wall = [whole * part for whole, part in zip(walls, share_of_half, strict=True)]
-            half.set(name, seconds, wall)
+    forwards, backwards = halves.get("forward"), halves.get("backward")
+    return checked_seconds(forwards, calls), checked_seconds(backwards, calls)
 
 
 def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
@@ -194,7 +259,33 @@ def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _compare(
+def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]) -> None:
+    """Set the times of forwards and backwards in all rounds so far.
+
+    A step's seconds follow from both clocks, as a call's do. They are divided into those of the
+    forward and those of the backward by the process's own clock.
+
+    Args:
+        step: takes the times.
+        samples: the samples of the entrants.
+        shares: which part of the steps were forwards, by name, for each round.
+    """
+    overhead = samples.overhead()
+    for name, its_samples in samples.by_name.items():
+        seconds = overhead.seconds_of_calls(its_samples)
+        walls = [sample.wall / len(sample.own) for sample in its_samples]
+        of_forwards = shares[name]
+        of_backwards = [1 - share for share in of_forwards]
+        step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))
+        step.backward.set(name, _multiply(seconds, of_backwards), _multiply(walls, of_backwards))
+
+
+def _multiply(seconds: list[float], shares: list[float]) -> list[float]:
+    """Return the seconds of a half of each step."""
+    return [whole * share for whole, share in zip(seconds, shares, strict=True)]
+
+
+def _compare_steps(
     grading: Grading,
     quantities: list[Quantity],
     calls: list[dict],
@@ -205,41 +296,44 @@ def _compare(
 
     Args:
         grading: the file under grading.
-        quantities: results and gradients of a step; they take in what is found.
-        calls: the reply's, one for each step.
+        quantities: results and gradients of a step; they take in how far off the solution's are.
+        calls: the reply's descriptions of each step's results.
         expected_steps: the reference's results and gradients of each step.
-        early: what was read before the clock stopped.
+        early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
-    for call_index, (call, eager) in enumerate(zip(calls, expected_steps, strict=True)):
+    for call_index, (call, expected) in enumerate(zip(calls, expected_steps, strict=True)):
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
-        for result_index, (quantity, description, expected) in enumerate(
-            zip(quantities, descriptions, eager, strict=True)
+        for result_index, (quantity, description, eager) in enumerate(
+            zip(quantities, descriptions, expected, strict=True)
         ):
-            if not quantity.expected or expected is None:
+            if not quantity.expected or eager is None:
                 continue
-            check_description(
-                grading, description, quantity.expected, f"a timed step's {quantity.what}: "
-            )
-            got = read(grading, description, quantity.what, (call_index, result_index))
+            prefix = f"a timed step's {quantity.name}: "
+            check_description(grading, description, quantity.expected, prefix)
+            got = read_result(grading, description, quantity.name, (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(got, expected)
+            quantity.compare_timed(got, eager)
     for quantity in quantities:
         if quantity.is_wrong_at_once:
             raise FoundError(WRONG, f"a timed step's {quantity.mistake()}")
 
 
-def _note_kept(grading: Grading, step: Step) -> None:
-    """Note the bytes that autograd keeps, where a program admits hooks."""
+def _note_kept_bytes(grading: Grading) -> None:
+    """Set the bytes that autograd keeps from a forward to its backward.
+
+    They are counted by hooks. A program that raises because of these has none.
+    """
     names, bench = grading.problem.names, grading.bench
-    pairs = ((names.solution, grading.solution),)
-    pairs += ((names.eager, bench.eager[0].contestant),)
-    for name, process in pairs:
+    for name, process in (
+        (names.solution, grading.solution),
+        (names.eager, bench.eager[0].contestant),
+    ):
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
             if isinstance(reply["bytes"], int):
-                step.kept[name] = reply["bytes"]
+                grading.run.step.kept[name] = reply["bytes"]

@@ -1,109 +1,144 @@
 """Whole results at the timed size, for several sets of inputs and parameters."""
 
-from referee.budget import Found, accuracy_class
-from referee.forward import check, check_results, read
+from referee.budget import Comparison, accuracy_class
+from referee.case import Case
+from referee.forward import check_case, check_results, read_result
 from referee.grading import Grading
 from referee.names import MODULE
-from referee.problem import Case
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
-OWN_DRAWS = 2  # of a problem that has cases of its own
+DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
 METRICS = ("max", "mean", "relative")
-# Bytes of outputs of which the solution holds two.
-LARGEST_KEPT_TWICE = {"cpu": 1 << 30, "cuda": 1 << 33}
+# If outputs take more bytes, no second one is held to see whether a later call overwrites it.
+LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
 
 
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed, and with other parameters and inputs."""
+    last_comparisons = _compare_draws(grading)
+    _check_accuracy(grading)
+    eager_errors = grading.budgets[0].errors
+    if grading.problem.file.covers_all_values and any(eager_errors):
+        note_errors(grading, _label(grading), last_comparisons[0], eager_errors)
+    _check_results_stay(grading)
+
+
+def _compare_draws(grading: Grading) -> list[Comparison]:
+    """Compare results for several draws of inputs and parameters.
+
+    It sets `grading.largest_relative_error` and `grading.has_eagers_bits`.
+
+    Returns:
+        The comparison of each result in the last draw.
+    """
     problem = grading.problem
-    label = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
-    what = ", ".join(filter(None, [label, problem.setting]))
-    grading.relative, grading.is_equal = 0.0, True
-    if grading.is_whole:  # under the setting before
-        grading.new_state()
+    grading.largest_relative_error, grading.has_eagers_bits = 0.0, True
+    if grading.is_whole:  # it was constructed for the setting before
+        grading.redraw_state()
     else:
         grading.progress("constructing", "the module")
         grading.construct(compare=True)
-    draws = OWN_DRAWS if problem.file.covers_all_values else DRAWS
+    draws = DRAWS_AFTER_OWN_CASES if problem.file.covers_all_values else DRAWS
+    comparisons: list[Comparison] = []
     for index in range(draws):
-        # First other parameters for the same inputs: a result that is kept by its input is wrong.
-        is_state_alone = index == 1 and bool(grading.parameters())
-        inputs = grading.inputs if is_state_alone else grading.draw()
+        # The second draw has the inputs of the first with other parameters, if there are any: a
+        # solution that keeps a result for its input alone is wrong there.
+        has_first_inputs = index == 1 and bool(grading.parameter_names())
+        inputs = grading.inputs if has_first_inputs else grading.draw_inputs()
         if index > 0:
-            grading.new_state()
-        name = _name(what, index, bool(problem.parameter_bytes))
+            grading.redraw_state()
         is_last = index == draws - 1
-        found = check(grading, Case(name, inputs, fill=is_last))
-        for one in found:
-            grading.relative = max(grading.relative, one.relative)
-            grading.is_equal = grading.is_equal and one.equal
-    reached = problem.accuracy(grading.relative, grading.is_equal, accuracy_class(grading.relative))
+        comparisons = check_case(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
+        for comparison in comparisons:
+            grading.largest_relative_error = max(
+                grading.largest_relative_error, comparison.relative_error
+            )
+            grading.has_eagers_bits = grading.has_eagers_bits and comparison.has_eagers_bits
+    return comparisons
+
+
+def _label(grading: Grading) -> str:
+    """Return the shape, for problems with several sizes, and the precision setting; or ""."""
+    problem = grading.problem
+    shape = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
+    return ", ".join(filter(None, [shape, problem.setting]))
+
+
+def _draw_name(grading: Grading, index: int) -> str:
+    """Return the name of a draw for messages; the first has index 0."""
+    if index == 0:
+        name = "as constructed"
+    elif grading.problem.parameter_bytes:  # the parameters change from draw to draw
+        name = "other parameters"
+    else:
+        name = f"draw {index + 1}"
+    label = _label(grading)
+    return f"{label}, {name}" if label else name
+
+
+def _check_accuracy(grading: Grading) -> None:
+    """Set the verdict's accuracy class; check that it is good enough for the problem."""
+    problem, relative_error = grading.problem, grading.largest_relative_error
+    usual = accuracy_class(relative_error)
+    reached = problem.accuracy(relative_error, grading.has_eagers_bits, usual)
     grading.verdict.accuracy = grading.verdict.accuracy or reached
     least = problem.least_accuracy()
     if least and reached != least:
         reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
-        raise FoundError(WRONG, f"{reason}{grading.relative:.2g}")
-    if problem.file.covers_all_values and any(grading.budgets[0].errors):
-        note_errors(grading, what, found[0], grading.budgets[0].errors)
-    _check_kept(grading)
+        raise FoundError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def _name(what: str, index: int, has_parameters: bool) -> str:
-    """Return the name of a draw for messages.
+def note_errors(grading: Grading, name: str, comparison: Comparison, eager_errors: tuple) -> None:
+    """Add the solution's and eager's errors against float64 to the verdict's table.
 
     Args:
-        what: shape and precision setting, or "".
-        index: of the draw.
-        has_parameters: the problem has parameters, which change from draw to draw.
+        grading: the file under grading.
+        name: the name of the row.
+        comparison: the comparison of the solution's result.
+        eager_errors: eager's largest, mean and relative error.
     """
-    if index == 0:
-        how = "as constructed"
-    elif has_parameters:
-        how = "other parameters"
-    else:
-        how = f"draw {index + 1}"
-    return f"{what}, {how}" if what else how
-
-
-def note_errors(grading: Grading, name: str, found: Found, eagers: tuple) -> None:
-    """Add the solution's and eager's errors against float64 to the verdict's table."""
-    errors = {"solution": (found.max, found.mean, found.relative), "reference": eagers}
+    solution_errors = comparison.max_error, comparison.mean_error, comparison.relative_error
     row: dict[str, object] = {"name": name}
-    for whose, values in errors.items():
-        row |= {f"{whose}_{metric}": x for metric, x in zip(METRICS, values, strict=True)}
+    for owner, errors in (("solution", solution_errors), ("reference", eager_errors)):
+        row |= {f"{owner}_{metric}": x for metric, x in zip(METRICS, errors, strict=True)}
     grading.verdict.errors.append(row)
 
 
-def _check_kept(grading: Grading) -> None:
-    """Check that a result stays what it is when the module is called again, at the same address.
+def _check_results_stay(grading: Grading) -> None:
+    """Check that a result stays the same when the module is called again for other inputs.
 
-    A module that hands out the same memory each time saves what new memory costs, and overwrites
-    what its caller has.
+    Both calls have their inputs at the same address. A module that returns the same memory each
+    time saves the cost of new memory, and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    too_large = problem.output_bytes > LARGEST_KEPT_TWICE[grading.device.type]
-    if too_large or problem.shares or bench.copies:
+    is_too_large = problem.output_bytes > LARGEST_HELD_OUTPUT[grading.device.type]
+    if is_too_large or problem.shares or bench.are_results_copied:
         return
-    first, second = problem.draw(), problem.draw()
-    replies = []
-    grading.before = []
-    for inputs in (first, second):
-        grading.inputs = inputs
-        grading.write_inputs([inputs])
-        grading.write_state()
-        replies.append(grading.solution.ask("call", name=MODULE, inputs=bench.forms(1)))
-    expected = grading.run_reference(first)
-    descriptions = check_results(grading, "two calls", replies[0]["calls"][0], expected)
+    first_inputs, second_inputs = problem.draw(), problem.draw()
+    grading.previous_inputs = []
+    first_call = _call(grading, first_inputs)
+    _call(grading, second_inputs)
+    first_expected = grading.run_reference(first_inputs)
+    descriptions = check_results(grading, "two calls", first_call, first_expected)
     for result_index, (description, budget) in enumerate(
         zip(descriptions, grading.budgets, strict=True)
     ):
-        got = read(grading, description, "two calls", (0, result_index)).reshape(-1)
-        found = budget.compare_some(got, expected[result_index].reshape(-1))
-        if not found:
+        got = read_result(grading, description, "two calls", (0, result_index)).reshape(-1)
+        mistake = budget.mistake_in_other_draw(got, first_expected[result_index])
+        if not mistake:
             continue
-        other = grading.run_reference(second)[result_index].reshape(-1)
-        if len(other) == len(got) and budget.compare_some(got, other) is None:
+        second = grading.run_reference(second_inputs)[result_index]
+        if second.numel() == len(got) and budget.mistake_in_other_draw(got, second) is None:
             raise FoundError(WRONG, "a later call overwrites an earlier call's result")
-        raise FoundError(WRONG, f"two calls, the first result: {found}")
-    bench.release(grading.solution)
+        raise FoundError(WRONG, f"two calls, the first result: {mistake}")
+    bench.free_results(grading.solution)
+
+
+def _call(grading: Grading, inputs: list) -> dict:
+    """Call the solution once; return the description of the call's results."""
+    grading.inputs = inputs
+    grading.write_inputs([inputs])
+    grading.write_state()
+    reply = grading.solution.ask("call", name=MODULE, inputs=grading.bench.forms(1))
+    return reply["calls"][0]

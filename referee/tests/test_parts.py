@@ -12,7 +12,7 @@ import torch
 from referee import cuda_ipc, processes
 from referee.contestant import EndedError
 from referee.early_elements import EarlyElements
-from referee.problem import derive_or_none
+from referee.gradients import step_or_none
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.results import describe, flatten
 from referee.shared import Mapping, Pool, Region
@@ -105,9 +105,9 @@ def test_a_reference_without_memory_is_not_one_without_gradients():
     def raise_error(error):
         raise error
 
-    assert derive_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
+    assert step_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
     with pytest.raises(torch.OutOfMemoryError):
-        derive_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
+        step_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
 
 
 @pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
@@ -184,7 +184,7 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
 def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    bench = SimpleNamespace(problem=on_gpu, copies=False)
+    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False)
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
     assert not early.differs(0, 0, values)

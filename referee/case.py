@@ -1,0 +1,33 @@
+"""A case: one forward of the solution that is compared with the reference's."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Case:
+    """One forward of the solution that is compared with the reference's.
+
+    Attributes:
+        name: the case in messages. The part before the first comma is the kind of the inputs, by
+            which the report lists the inputs that a solution refuses.
+        inputs: the arguments of the forward.
+        arguments: the constructor's arguments of a new module; None for the previous case's module.
+        state: values for the module's parameters and buffers; None to leave them as they are,
+            "other" to draw new ones.
+        setting: the precision of float32 products, as in `Problem.settings`.
+        required: whether the solution must take the inputs; otherwise it may raise.
+        fill: whether torch fills new memory with NaN during the forward.
+        may_differ: whether the solution may compute another function of these inputs, because it
+            relies on how `get_inputs` draws.
+    """
+
+    name: str
+    inputs: list
+    arguments: list | None = None
+    state: list[torch.Tensor] | str | None = None
+    setting: str = ""
+    required: bool = True
+    fill: bool = False
+    may_differ: bool = False

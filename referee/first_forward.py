@@ -1,0 +1,95 @@
+"""The reference's first forwards: whether it can be graded, and what a forward is like."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from referee.compare import INTEGERS, first_mismatch, relative_difference, share_memory
+from referee.float64 import LARGEST_ROUNDING
+from referee.operators import Operators
+from referee.reference_file import ReferenceFile, generator_states
+from referee.results import flatten, plain
+from referee.shared import dtype_name
+
+
+@dataclass(frozen=True)
+class FirstForward:
+    """What the first forwards of the reference tell.
+
+    Attributes:
+        structure: the nesting of the results, as `results.flatten` says it.
+        output_bytes: the size of all results.
+        operators: the names of the operators that are called.
+        terms: the number of terms of the longest sum that gives one element of a result.
+        shares: whether results may share memory with inputs or with earlier results.
+    """
+
+    structure: str
+    output_bytes: int
+    operators: set[str]
+    terms: int
+    shares: bool
+
+
+def run_first_forward(
+    file: ReferenceFile, device: torch.device, module: nn.Module, inputs: list
+) -> FirstForward:
+    """Run the forward twice, and return what it is like.
+
+    Args:
+        file: the reference.
+        device: the device on which it computes.
+        module: its module.
+        inputs: the arguments of both forwards.
+
+    Raises:
+        BadReferenceError: the forward or its results cannot be graded.
+    """
+    generators_before = generator_states(device)
+    copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    with torch.no_grad(), Operators() as observed:
+        structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
+    if generator_states(device) != generators_before:
+        raise file.bad("Model draws random numbers in forward: no two runs agree")
+    _check_types(file, returned)
+    outputs = [plain(x) for x in returned]
+    tensors = []
+    for x, copy in zip(inputs, copies, strict=True):
+        if isinstance(x, torch.Tensor) and x.numel():
+            tensors.append(x)
+            if first_mismatch(x, copy, exact=True):
+                raise file.bad("Model changes its inputs")
+    second_outputs = file.run(module, inputs)
+    pairs = list(zip(second_outputs, outputs, strict=True))
+    if any(relative_difference(*pair) > LARGEST_ROUNDING for pair in pairs):
+        reason = "Model gives another result for the same inputs each time: it keeps some state"
+        raise file.bad(reason)
+    pairs += [(x, output) for x in tensors for output in outputs]
+    return FirstForward(
+        structure=structure,
+        output_bytes=sum(x.nbytes for x in outputs),
+        operators=observed.names,
+        terms=observed.most_terms,
+        shares=any(share_memory(*pair) for pair in pairs),
+    )
+
+
+def _check_types(file: ReferenceFile, returned: list) -> None:
+    """Raise BadReferenceError unless the forward returned dense tensors of gradable dtypes."""
+    if not returned:
+        raise file.bad("Model returns no tensor")
+    for x in returned:
+        if not isinstance(x, torch.Tensor):
+            raise file.bad(f"Model returns a {type(x).__name__}, not a tensor")
+        if x.layout != torch.strided:
+            raise file.bad("Model returns a sparse tensor")
+        if x.itemsize not in INTEGERS:
+            raise file.bad(f"Model returns a tensor of {dtype_name(x.dtype)}")
+
+
+def check_state(file: ReferenceFile, module: nn.Module) -> None:
+    """Raise BadReferenceError unless all parameters and buffers of the module are plain tensors."""
+    for name, x in module.state_dict().items():
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            raise file.bad(f"Model's state has {name}, which is no plain tensor")

@@ -1,0 +1,103 @@
+"""The reference in float64, which tells how far off eager's own results are.
+
+The error budget of a result follows from eager's error. Where torch may compute float32 products in
+TF32, the reference also runs in float64 with operands rounded to TF32: torch's settings allow that
+error, whichever algorithm a process happens to take.
+"""
+
+import copy
+
+import torch
+from torch import nn
+
+from referee.compare import relative_difference
+from referee.gradients_of import is_differentiable
+from referee.operators import RoundedOperands
+from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile
+
+# Two results whose relative difference is larger are different for another reason than rounding.
+LARGEST_ROUNDING = 1e-2
+# Why results are compared with eager's; the words are for messages.
+NO_FLOAT64 = "compared with eager, since the reference does not run in float64"
+NO_ROOM_FOR_FLOAT64 = "compared with eager, since there is no memory for float64"
+NO_FLOAT64_RESULT = "compared with eager, since the reference gives no float64 result"
+ANOTHER_FLOAT64_RESULT = "compared with eager, since its float64 result is a different one"
+# Parts of the names of operators that torch may compute in TF32: cuDNN's by default, products if
+# the precision setting says so.
+CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
+PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
+
+
+def module_in_float64(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in float64."""
+    return copy.deepcopy(module).double()
+
+
+def inputs_in_float64(inputs: list) -> list:
+    """Return the inputs; those that can have a gradient are converted to float64."""
+    return [x.double() if is_differentiable(x) else x for x in inputs]
+
+
+def run_in_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+    """Return the reference's results in float64.
+
+    Raises:
+        BadReferenceError, torch.OutOfMemoryError: there are no such results.
+    """
+    wide_module = file.call_or_refuse("float64", lambda: module_in_float64(module))
+    return file.run(wide_module, inputs_in_float64(inputs))
+
+
+def run_in_tf32(
+    file: ReferenceFile, module: nn.Module, inputs: list, operators: tuple[str, ...]
+) -> list[torch.Tensor]:
+    """Return the reference's results in float64, but with operands rounded to TF32.
+
+    Args:
+        file: the reference.
+        module: its module.
+        inputs: the arguments of the forward.
+        operators: parts of the names of the operators whose operands are rounded, as
+            `operators_in_tf32` returns them.
+    """
+    with RoundedOperands(operators):
+        return run_in_float64(file, module, inputs)
+
+
+def operators_in_tf32(
+    called: set[str], device: torch.device, dtype: torch.dtype
+) -> tuple[str, ...]:
+    """Return parts of the names of those operators that torch may compute in TF32.
+
+    Args:
+        called: the names of all operators that the reference calls.
+        device: the device on which they are called.
+        dtype: the dtype of their operands.
+    """
+    if device.type != "cuda" or dtype != torch.float32:
+        return ()
+    allowed: tuple[str, ...] = ()
+    if torch.backends.cudnn.allow_tf32:
+        allowed += CUDNN_OPERATORS
+    if torch.get_float32_matmul_precision() != "highest":
+        allowed += PRODUCTS
+    return tuple(part for part in allowed if any(part in name for name in called))
+
+
+def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
+    """Return why eager's results cannot be compared with results in float64; "" if they can be."""
+    eager_results = file.run(module, inputs)
+    try:
+        exact_results = run_in_float64(file, module, inputs)
+    except (NoRoomError, torch.OutOfMemoryError):
+        return NO_ROOM_FOR_FLOAT64
+    except BadReferenceError:
+        return NO_FLOAT64
+    for eager, exact in zip(eager_results, exact_results, strict=True):
+        is_alike = exact.dtype == torch.float64 and eager.shape == exact.shape
+        if eager.is_floating_point() and not is_alike:
+            return NO_FLOAT64_RESULT
+        # Eager may overflow where float64 does not.
+        if relative_difference(exact, eager, where_finite=True) > LARGEST_ROUNDING:
+            return ANOTHER_FLOAT64_RESULT
+    return ""

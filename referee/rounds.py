@@ -1,0 +1,137 @@
+"""What rounds of forwards and rounds of training steps have in common.
+
+In a round, all entrants take turns in random order: the solution, eager twice, the yardsticks and
+the empty call. The order is random so that nobody profits from who was timed before.
+"""
+
+import random
+from statistics import median
+
+from referee.grading import Grading
+from referee.names import COMPILED, MODULE
+from referee.timed_requests import Entrant
+from referee.timing import Names, Overhead, Sample, measure_overhead
+from referee.verdict import FASTER, compare_times
+
+# Inputs, and parameters, of at most so many bytes are written before every request, so that all
+# processes find the same part of them in the caches. Larger ones are written once a round.
+CACHED_BYTES = 1 << 26
+CHANGES_LATE = "result is not complete when its clock stops"
+FALSE_CLOCK = "its clock is false: the referee's counts"
+# If a clock can hide less than this part of a call's time, the line does not mention it.
+HIDDEN_PART = 0.1
+UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
+
+
+class RoundSamples:
+    """The samples that all entrants have in the rounds so far.
+
+    Args:
+        names: the names of the solution, of eager and of eager again.
+        entrants: all but the empty call.
+
+    Attributes:
+        by_name: each entrant's samples in the timed rounds.
+        empties: samples of empty requests; those before the timed rounds count, too.
+    """
+
+    def __init__(self, names: Names, entrants: list[Entrant]) -> None:
+        self._names = names
+        self.by_name: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
+        self.empties: list[Sample] = []
+
+    def add(self, samples: dict[str, Sample]) -> None:
+        """Add the samples of a timed round, by the entrants' names."""
+        for name, sample in samples.items():
+            self.by_name[name].append(sample)
+
+    def overhead(self) -> Overhead:
+        """Return the overhead of a request, as eager's and the empty requests tell it."""
+        eagers = self.by_name[self._names.eager] + self.by_name[self._names.again]
+        return measure_overhead(self.empties, eagers)
+
+
+def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
+    """Return the solution, eager, eager again, and the yardsticks."""
+    names, eager = grading.problem.names, grading.bench.eager
+    first, last = eager[0].contestant, eager[-1].contestant
+    entrants = [
+        Entrant(names.solution, grading.solution, MODULE),
+        Entrant(names.eager, first, MODULE),
+        Entrant(names.again, last, MODULE),
+    ]
+    return entrants + [Entrant(name, first, name) for name in yardsticks]
+
+
+def in_random_order(entrants: list[Entrant]) -> list[Entrant]:
+    """Return the entrants in the order of their turns."""
+    return random.sample(entrants, len(entrants))
+
+
+def with_setting(name: str, setting: str) -> str:
+    """Return a name with the precision setting, if there is one: "the forward at high"."""
+    return f"{name} at {setting}" if setting else name
+
+
+def only_compiled(yardsticks: list[str]) -> list[str]:
+    """Return the yardsticks that training steps have, too: torch.compile's program alone."""
+    return [name for name in yardsticks if name == COMPILED]
+
+
+def write_state_for_all(grading: Grading) -> None:
+    """Write the reference's parameters and buffers for the solution and for eager."""
+    values = list(grading.module.state_dict().values())
+    grading.state.write(values)
+    for eager in grading.bench.eager:
+        eager.state.write(values)
+
+
+def rewrite_small_memory(grading: Grading) -> None:
+    """Write small inputs and parameters again, so that all processes find them in the caches.
+
+    That also restores the buffers that the forward before has changed.
+    """
+    problem = grading.problem
+    if problem.input_bytes <= CACHED_BYTES:
+        for region in grading.bench.inputs:
+            region.rewrite()
+    if problem.parameter_bytes <= CACHED_BYTES:
+        grading.state.rewrite()
+        for eager in grading.bench.eager:
+            eager.state.rewrite()
+
+
+def note_clock(grading: Grading, samples: RoundSamples) -> None:
+    """Add a note if the solution's clock is false, or if it alone says "faster"."""
+    note = _clock_note(grading.problem.names, grading.device.type, samples)
+    if note and note not in grading.verdict.notes:
+        grading.verdict.notes.append(note)
+
+
+def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
+    """Return FALSE_CLOCK, UNCONFIRMED or "".
+
+    Short calls leave room for a false clock. It is UNCONFIRMED that the solution is faster if it
+    would not be, had its clock hidden as much as it can.
+
+    Args:
+        names: the contestants' names.
+        device: "cpu" or "cuda".
+        samples: the samples of all rounds.
+    """
+    overhead = samples.overhead()
+    of_solution = samples.by_name[names.solution]
+    if overhead.is_false(of_solution):
+        return FALSE_CLOCK
+    solution = overhead.seconds_of_calls(of_solution)
+    eager = overhead.seconds_of_calls(samples.by_name[names.eager])
+    again = overhead.seconds_of_calls(samples.by_name[names.again])
+    if compare_times(eager, again, solution, device) != FASTER:
+        return ""
+    calls = len(of_solution[0].own)
+    hideable = overhead.hideable_seconds(calls)
+    if hideable < HIDDEN_PART * median(solution):
+        return ""
+    longest = [seconds + hideable for seconds in solution]
+    is_confirmed = compare_times(eager, again, longest, device) == FASTER
+    return "" if is_confirmed else UNCONFIRMED

@@ -1,0 +1,62 @@
+"""Inputs that `get_inputs` would not draw.
+
+A solution is wrong there if it returns earlier results for inputs that look alike, or its input
+where that happens to be right for usual inputs.
+"""
+
+import random
+
+import torch
+
+from referee.problem import Problem
+from referee.shared import flat_bytes
+
+# The kinds of unusual inputs; the words are for messages.
+BOTH_SIGNS = "inputs of both signs"
+ALTERED = "inputs altered in part"
+ALTERED_SHARE = 16  # a sixteenth of an input is altered
+MOST_ALTERED_BYTES = 1 << 22
+ELEMENTS_AT_A_TIME = 1 << 24  # whose signs are drawn, to save memory
+
+
+def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
+    """Return unusual inputs, made from usual ones, which stay unchanged.
+
+    Args:
+        problem: the problem, which also draws fresh inputs.
+        kind: BOTH_SIGNS or ALTERED.
+        inputs: for ALTERED, inputs that the solution has seen, so that a result that it kept is
+            wrong for the altered ones.
+    """
+    unusual = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    if kind == BOTH_SIGNS:
+        for i in problem.float_indices:
+            _draw_signs(_elements(unusual[i]))
+        return unusual
+    fresh = problem.draw()
+    for i in problem.float_indices:
+        _copy_a_part(_elements(unusual[i]), _elements(fresh[i]))
+    return unusual
+
+
+def _elements(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a dense tensor in the order of its memory, without a copy."""
+    return flat_bytes(x).view(x.dtype)
+
+
+def _draw_signs(x: torch.Tensor) -> None:
+    """Give the elements of a flat tensor random signs; zeros become values between -1 and 1."""
+    for part in x.split(ELEMENTS_AT_A_TIME):
+        drawn = torch.empty_like(part).uniform_(-1, 1)
+        part.mul_(drawn.sign()).add_(drawn.mul_(part == 0))
+
+
+def _copy_a_part(x: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a random range of one flat tensor to the same place in another.
+
+    The range leaves out the tensor's beginning, at which a guess is most likely to look.
+    """
+    count = max(1, min(len(x) // ALTERED_SHARE, MOST_ALTERED_BYTES // x.element_size()))
+    last_start = len(x) - count
+    start = random.randrange(min(count, last_start), last_start + 1)
+    x[start : start + count] = source[start : start + count]
