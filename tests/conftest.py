@@ -106,8 +106,9 @@ def one_server(monkeypatch):
         environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = new_server(folder)
+            server = new_server(folder)
             server.close = lambda: None  # the next test uses it again
+            SERVERS[environment] = server
         server.adopt()
         return server
 

@@ -52,7 +52,8 @@ def worker(rank, check, device, rendezvous):
 def check_dtensor(device, mesh):
     """ReLU of a DTensor is computed by our operator, keeps the placement, and has gradients."""
     for shape in ((4, 6), (5, 7), (1, 3)):
-        values, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        values = torch.randn(shape, device=device)
+        grad_output = torch.randn(shape, device=device)
         want = values.clone().requires_grad_()
         torch.relu(want).backward(grad_output)
         for placement in (Replicate(), Shard(0), Shard(1)):
@@ -189,7 +190,8 @@ def check_compiled_dtensor(device, mesh):
         dist.broadcast(x, 0)
         sharded = distribute_tensor(x, mesh, [x_placement]).requires_grad_()
         compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
-        got, want = gradients(compiled, sharded), gradients(theirs, x.requires_grad_())
+        got = gradients(compiled, sharded)
+        want = gradients(theirs, x.requires_grad_())
         torch.testing.assert_close(tuple(map(whole, got)), want)
 
 
@@ -208,7 +210,8 @@ def check_tensor_parallel(device, mesh):
             call = torch.compile(mine, fullgraph=True, backend="aot_eager") if is_compiled else mine
             x = torch.randn(shape, device=device)
             dist.broadcast(x, 0)
-            got, want = call(x), theirs(x)
+            got = call(x)
+            want = theirs(x)
             torch.testing.assert_close(got, want)
             for module, out in ((mine, got), (theirs, want)):
                 module.zero_grad()

@@ -206,7 +206,8 @@ def test_hostile_files(tmp_path, monkeypatch, capfd):
 
 
 def test_an_interrupt_ends_the_solution(tmp_path):
-    file, held = tmp_path / "sleeps.py", tmp_path / "held"
+    file = tmp_path / "sleeps.py"
+    held = tmp_path / "held"
     lines = (
         "import fcntl, time",
         f"held = open({str(held)!r}, 'w')",

@@ -28,7 +28,8 @@ def hunt(
     relu(x weight^T + bias), or the same without relu. Each round tries every row of x with every
     row of weight; the best pairs stay, and changed copies of them take the places of the others.
     """
-    draw, largest = Draw(seed, device), 0.0
+    draw = Draw(seed, device)
+    largest = 0.0
     x, weight = _beginning(count, k, seed, device)
     bias = draw.zeros(count)
     for _ in range(rounds):
@@ -36,7 +37,8 @@ def hunt(
         best, partner = parts.max(1)
         largest = max(largest, best.max().item())
         kept = best.topk(count // 4).indices
-        x, weight = x[kept], weight[partner[kept]]
+        x = x[kept]
+        weight = weight[partner[kept]]
         one = _changed(draw, x, weight)
         other = _changed(draw, weight, x)[::-1]
         both = _changed(draw, *other)
@@ -91,6 +93,7 @@ def _changed(d: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         (x.roll(1, 0), weight),
     ]
     which = (d.uniform(rows) * len(changes)).long()
-    row, places = d.index(rows), _places(d, rows, k)
+    row = d.index(rows)
+    places = _places(d, rows, k)
     new_x, new_weight = (torch.stack(side)[which, row] for side in zip(*changes, strict=True))
     return torch.where(places, new_x, x), torch.where(places, new_weight, weight)

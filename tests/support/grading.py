@@ -45,7 +45,9 @@ def grade(
     Returns:
         The records by name.
     """
-    path, what, files = folder / "verdicts.json", [problem, "--rows", "3"], []
+    path = folder / "verdicts.json"
+    what = [problem, "--rows", "3"]
+    files = []
     if problem not in model.PROBLEMS:
         what = ["--reference", str(folder / "reference.py")]
         (folder / "reference.py").write_text(IMPORTS + problem)
