@@ -32,7 +32,8 @@ def command(*arguments: str, folder=ROOT) -> list[str]:
 def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
     """A finished process; variables that are None are unset."""
     full = {name: text for name, text in {**os.environ, **environment}.items() if text is not None}
-    line, streams = [*before, *command(*arguments, folder=folder)], {"stderr": subprocess.PIPE}
+    line = [*before, *command(*arguments, folder=folder)]
+    streams = {"stderr": subprocess.PIPE}
     return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, check=False, **streams)
 
 
@@ -122,6 +123,15 @@ def test_solution_that_does_not_build(tmp_path):
     assert ": BuildError: " in line and "no-such-compiler" in line
 
 
+def test_torch_that_is_missing():
+    """With -S and -E, Python sees its own library alone."""
+    line = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    [message] = said(done.stderr)
+    assert message.startswith("torch is not installed: pip install torch ninja")
+
+
 def test_solution_that_is_missing(tmp_path):
     copy_project(tmp_path)
     (tmp_path / "model_new.py").unlink()
@@ -202,7 +212,8 @@ def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
 
 def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
     """Interrupt run.py after a line with this mark; return all that it prints."""
-    process, lines = start(*arguments, **options), []
+    process = start(*arguments, **options)
+    lines = []
     try:
         while not lines or mark not in lines[-1]:
             lines.append(process.stdout.readline())
@@ -291,7 +302,8 @@ def test_both_problems(place, small, capsys, tmp_path):
     assert [row["name"] for row in linear["errors"]] == ["[5, 96], highest", *names]
     assert names[1] in output
     [timed] = linear["runs"]
-    forward, kept = timed["forward"], timed["step"]["kept_bytes"]
+    forward = timed["forward"]
+    kept = timed["step"]["kept_bytes"]
     assert (timed["setting"], forward["work"], forward["work_unit"]) == ("highest", 76800, "flops")
     assert [*forward["seconds"]] == [*kept, "eager (again)", "product alone"]
     assert (len(forward["seconds"]["eager"]), kept["eager"]) == (2, 5 * 80 * 4)
