@@ -95,7 +95,8 @@ def _quick_settings(
     quick = settings[:QUICK_SETTINGS]
     left = settings[QUICK_SETTINGS:]
     if left:
-        note = "; ".join(filter(None, [note, f"--full also measures {', '.join(left)}"]))
+        left_out = f"--full also measures {', '.join(left)}"
+        note = f"{note}; {left_out}" if note else left_out
     return quick, note
 
 

@@ -26,15 +26,31 @@ FULL = "No space left on device"
 
 
 def command(*arguments: str, folder=ROOT) -> list[str]:
+    """Return the command that runs the `run.py` of a folder."""
     return [sys.executable, str(folder / "run.py"), *arguments]
 
 
 def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
-    """A finished process; variables that are None are unset."""
-    full = {name: text for name, text in {**os.environ, **environment}.items() if text is not None}
-    line = [*before, *command(*arguments, folder=folder)]
-    streams = {"stderr": subprocess.PIPE}
-    return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, check=False, **streams)
+    """Run `run.py` to its end, and return the process with its output.
+
+    Args:
+        *arguments: the options of `run.py`.
+        before: the words of the command before Python.
+        folder: where `run.py` is.
+        cwd: the folder in which it starts.
+        out: its stdout.
+        **environment: environment variables to set, or to unset if the value is None.
+    """
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        [*before, *command(*arguments, folder=folder)],
+        env={name: value for name, value in variables.items() if value is not None},
+        cwd=cwd,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
 
 
 def said(stderr: str) -> list[str]:
@@ -111,6 +127,7 @@ def test_solution_that_cannot_be_imported(text, reason, place, small, capsys):
 
 
 def why_not_imported(**options) -> str:
+    """Run `run.py`, whose solution cannot be imported, and return the message."""
     done = run_it("relu", *CPU, **options)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = said(done.stderr)
@@ -197,7 +214,14 @@ def test_streams_that_are_not_there(streams, options, status):
 
 
 def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
-    """A process of a session of its own, in which SIGINT is handled so; nohup switches it off."""
+    """Start `run.py` in a session of its own, and return the process.
+
+    Args:
+        *arguments: the options of `run.py`.
+        flags: the options of Python.
+        number: how SIGINT is handled when the program starts; nohup and `&` in a script ignore it.
+        **environment: environment variables to set.
+    """
     program, *rest = command(*arguments)
     return subprocess.Popen(
         [program, *flags, *rest],
@@ -211,7 +235,14 @@ def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
 
 
 def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
-    """Interrupt run.py after a line with this mark; return all that it prints."""
+    """Interrupt `run.py` after a line with this mark; return all that it prints.
+
+    Args:
+        mark: a part of the line.
+        *arguments: the options of `run.py`.
+        wait: how many seconds after the line the interrupt comes.
+        **options: those of `start`.
+    """
     process = start(*arguments, **options)
     lines = []
     try:
@@ -223,7 +254,7 @@ def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str
         lines += process.communicate(timeout=60)[0]
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a compiler, say
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, a compiler for example
     text = "".join(lines)
     assert (process.returncode, said(text)) == (130, ["interrupted"])
     return text
