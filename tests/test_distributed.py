@@ -25,6 +25,13 @@ from model_new import ModelNew, namespaces
 pytestmark = pytest.mark.slow
 
 WORLD = 2
+# Imported once, by the server that forks the processes of all checks. model_new is not among them:
+# its import asks CUDA for the GPUs, after which a process must not be forked.
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.testing",
+]
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 OPERATOR = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
 
@@ -33,7 +40,9 @@ def spawn(check, device, folder):
     """Run a check in WORLD processes."""
     if device == "cuda" and torch.cuda.device_count() < WORLD:
         pytest.skip(f"needs {WORLD} CUDA devices")
-    mp.spawn(worker, (check, device, f"file://{folder}/rendezvous"), nprocs=WORLD)
+    mp.set_forkserver_preload(PRELOADED)
+    arguments = (check, device, f"file://{folder}/rendezvous")
+    mp.start_processes(worker, arguments, nprocs=WORLD, start_method="forkserver")
 
 
 def worker(rank, check, device, rendezvous):
