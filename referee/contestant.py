@@ -40,7 +40,7 @@ from referee.shared import Pool
 PACKAGE = Path(__file__).resolve().parent
 BOOT = (  # files of the current folder are not taken for Python's own modules
     "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
-    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]))"
+    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]), sys.argv[3:])"
 )
 LONGEST_REPLY = 1 << 22  # bytes
 KEPT_OUTPUT = 1 << 16  # bytes, of the end of what the process prints
@@ -82,17 +82,19 @@ class Server:
 
     Args:
         folder: in which graded files build extensions; "" for the user's own.
+        imports: modules that it imports, so that no contestant has to.
 
     Attributes:
         walls: whether processes get namespaces of their own, where the system allows it.
     """
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
         self.walls = True
+        self._imports = imports
         self._environment = THREADS | os.environ
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._process, self._socket = _start_server(self._environment)
+        self._process, self._socket = _start_server(self._environment, imports)
 
     def fork(self, about: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Return the id of a new process, within `processes.reaping`.
@@ -112,7 +114,7 @@ class Server:
                     return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
-            self._process, self._socket = _start_server(self._environment)
+            self._process, self._socket = _start_server(self._environment, self._imports)
         raise EndedError(status, "")
 
     def is_there(self) -> bool:
@@ -131,12 +133,14 @@ class Server:
         processes.known.add(self._process.pid)
 
 
-def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
+def _start_server(
+    environment: dict[str, str], imports: tuple[str, ...]
+) -> tuple[subprocess.Popen, socket.socket]:
     """Start a server's process; return it, and the socket on which it takes requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno())],
+            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

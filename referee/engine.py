@@ -35,6 +35,7 @@ from referee.verdict import (
 
 Progress = Callable[..., None]
 PACKAGE = Path(__file__).resolve().parent
+COMPILER = "torch._inductor.compile_fx"  # takes many seconds to import
 LONGEST_DETAILS = 1 << 14  # characters of a traceback
 
 
@@ -44,16 +45,17 @@ def read_files(paths: list[Path]) -> list[GradedFile]:
 
 
 @contextmanager
-def referee_at_work(own_builds: bool) -> Iterator[Server]:
+def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server]:
     """Yield the server that forks all processes; end all of them afterwards.
 
     Args:
         own_builds: graded files build extensions in a temporary folder of this run. A killed build
             leaves its lock there, where no other run waits for it.
+        compiled: torch.compile's programs will be timed.
     """
     before = torch.get_float32_matmul_precision()
     with processes.reaping(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
-        server = Server(folder if own_builds else "")
+        server = Server(folder if own_builds else "", (COMPILER,) if compiled else ())
         # The server takes some seconds to start, which are enough for what a first backward needs.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:

@@ -16,7 +16,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -234,7 +234,7 @@ def _graded(
             process.start()
             theirs.close()
             workers[ours] = process
-        yield from _collect(list(workers), list(work), progress)
+        yield from _collect(list(workers), shared_out(work, len(devices)), progress)
     finally:
         for connection, process in workers.items():
             connection.close()
@@ -242,6 +242,21 @@ def _graded(
         for process in workers.values():
             process.join(timeout=LONGEST_END)
             process.kill()
+
+
+def shared_out(work: list[Work], devices: int) -> list[Work]:
+    """Return the work so divided that all devices have about as many problems.
+
+    The last problems, which would leave some devices idle, are divided among all devices: of five
+    problems, two devices grade two each, and half of the fifth's solutions. Each device times eager
+    itself.
+    """
+    last = len(work) - len(work) % devices
+    divided = work[:last]
+    for one in work[last:]:
+        parts = [one.solutions[device::devices] for device in range(devices)]
+        divided += [replace(one, solutions=part) for part in parts if part]
+    return divided
 
 
 def _collect(

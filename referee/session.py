@@ -67,7 +67,8 @@ class Session:
         found = self.document["records"]
         started = monotonic()
         try:
-            with referee_at_work(own_builds=not self._is_ours) as server:
+            compiled = self.options.compiled
+            with referee_at_work(own_builds=not self._is_ours, compiled=compiled) as server:
                 if self.args.sweep:
                     console.show(self.headline)
                 if self.options.is_quick:

@@ -100,13 +100,14 @@ def one_server(monkeypatch):
 
     new_server = engine.Server
 
-    def shared_server(folder=""):
+    def shared_server(folder="", imports=()):
         if folder:  # graded files build there; one folder is enough for all tests
             folder = folder_of_builds()
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
+        started_with = (folder, imports)
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "with": started_with})
         server = SERVERS.get(environment)
         if server is None:
-            server = new_server(folder)
+            server = new_server(*started_with)
             server.close = lambda: None  # the next test uses it again
             SERVERS[environment] = server
         server.adopt()

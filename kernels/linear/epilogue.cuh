@@ -66,8 +66,8 @@ struct Divisor {
 // so that x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The float nearest to
 // x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
 //
-//   q = x * reciprocal                       off by about one unit in its last place
-//   remainder = x - q * mantissa             exact, by one fma
+//   q = x * reciprocal                       off by up to 1.5 units in its last place
+//   remainder = x - q * mantissa             nearly always exact, by one fma
 //   quotient = q + remainder * reciprocal    rounded once, by one fma
 //
 // The multiplication by scale is exact, unless the result is subnormal. So the result has the bits

@@ -5,6 +5,7 @@ and its memory holds nothing but code.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -28,8 +29,8 @@ LONGEST_ERROR = 1 << 14  # characters of a message; the whole of a compiler's fi
 LARGEST_FILE = 16 << 30  # bytes of a file that a solution may write
 
 
-def start(descriptor: int) -> None:
-    """Answer requests for processes on a socket until it is closed.
+def start(descriptor: int, imports: list[str]) -> None:
+    """Answer requests for processes on a socket until it is closed; first import some modules.
 
     A request has the device and the most bytes of memory of a process, whether it gets walls, and
     its descriptors: requests, replies, the shared memory, output. The referee adopts the process,
@@ -39,6 +40,9 @@ def start(descriptor: int) -> None:
     into its memory.
     """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+    for name in imports:
+        with suppress(ImportError):  # who needs the module says so
+            importlib.import_module(name)
     with socket.socket(fileno=descriptor) as requests:
         while True:
             text, descriptors, *_ = socket.recv_fds(requests, LONGEST_REQUEST, 4)

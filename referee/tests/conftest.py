@@ -30,13 +30,13 @@ def one_server(monkeypatch):
     """Gradings in this process share a server for each environment: it imports torch."""
     from referee import engine
 
-    def start(folder="", start_one=engine.Server):
+    def start(folder="", imports=(), start_one=engine.Server):
         if folder:  # graded files build there
             folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder, "imports": imports})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = start_one(folder)
+            server = SERVERS[environment] = start_one(folder, imports)
             server.close = lambda: None
         server.adopt()
         server.walls = True

@@ -141,6 +141,19 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
     assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
 
 
+def test_the_last_problems_are_divided_among_devices():
+    names = [str(index) for index in range(5)]
+    work = [folders.Work(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names]
+    divided = folders.shared_out(work, 2)
+    assert divided[:4] == work[:4]
+    assert [(one.name, one.solutions) for one in divided[4:]] == [
+        ("4", ["4a", "4c"]),
+        ("4", ["4b", "4d"]),
+    ]
+    few = folders.shared_out([folders.Work("0", Path("0"), ["a", "b"])], 3)
+    assert [one.solutions for one in few] == [["a"], ["b"]]
+
+
 def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
