@@ -4,16 +4,21 @@ The referee has the command (referee/command.py). This file adds the project's p
 solution to it.
 """
 
-# This import is first, so that an interrupt ends the process at once while the others take seconds.
+# These imports are first, so that an interrupt ends the process at once while the others take
+# seconds.
+import importlib.util
+import sys
+
 from referee import console
 
 if __name__ == "__main__":
     console.end_on_interrupt()
+    if importlib.util.find_spec("torch") is None:
+        console.say("torch is not installed: pip install torch ninja (README.md, Start)")
+        sys.exit(1)
 
 # isort: split
 import argparse
-import importlib
-import sys
 from pathlib import Path
 
 import torch
@@ -87,9 +92,11 @@ def _quick_settings(
 ) -> tuple[tuple[str, ...], str]:
     """Return the precision settings of a quick check, and the note with those that are left out."""
     settings = sizes.precision_settings(name, DTYPES[dtype], device)
-    quick, left = settings[:QUICK_SETTINGS], settings[QUICK_SETTINGS:]
+    quick = settings[:QUICK_SETTINGS]
+    left = settings[QUICK_SETTINGS:]
     if left:
-        note = "; ".join(filter(None, [note, f"--full also measures {', '.join(left)}"]))
+        left_out = f"--full also measures {', '.join(left)}"
+        note = f"{note}; {left_out}" if note else left_out
     return quick, note
 
 

@@ -191,8 +191,12 @@ def operands_rows(device: str, dtype: torch.dtype) -> Rows:
     yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
     m, k, n = OPERANDS_SIZE[device]
     modules = make_modules("linear_relu_divide", device, dtype, [k, n, 2.0])
-    is_highest = torch.get_float32_matmul_precision() == "highest"
-    for name in OPERANDS + (OPERANDS_AT_HIGHEST if is_highest else OPERANDS_BELOW_HIGHEST):
+    names = list(OPERANDS)
+    if torch.get_float32_matmul_precision() == "highest":
+        names += OPERANDS_AT_HIGHEST
+    else:
+        names += OPERANDS_BELOW_HIGHEST
+    for name in names:
         x, weight, bias = (tensor.to(dtype) for tensor in draw_case(name, m, k, n, device))
         for module in modules.values():
             module.load_state_dict({"linear.weight": weight, "linear.bias": bias})

@@ -154,30 +154,29 @@ class LinearReluDivideProblem(Problem):
             exact: the exact results relu(z) / divisor.
         """
         divisor = abs(module.divisor)
-        terms = x.shape[-1]
-        eps = torch.finfo(x.dtype).eps
-        # How far a sum may be off, divided by the sum of its terms' magnitudes.
-        if x.dtype == torch.float64:
-            relative_limit = (
-                4 * (terms + 4) * eps
-            )  # the exact result, in float64, may be this far off itself
-        elif self._may_be_tf32:
-            relative_limit = 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
-        elif x.dtype == torch.float32:
-            # The errors of a plain sum of K terms add up as random signs do, to about sqrt(K). The
-            # factor allows six standard deviations.
-            relative_limit = (4 + 8 * math.sqrt(terms)) * U32
-        else:
-            relative_limit = (16 + 4 * math.sqrt(terms)) * U32
-        limit = (
-            magnitude * (relative_limit / divisor) + 2 * torch.finfo(x.dtype).smallest_normal * eps
-        )
+        info = torch.finfo(x.dtype)
+        smallest_subnormal = info.smallest_normal * info.eps
+        relative_limit = self._relative_limit(x.dtype, terms=x.shape[-1])
+        limit = magnitude * (relative_limit / divisor) + 2 * smallest_subnormal
         if x.dtype.itemsize == 2:
             # The result is rounded to a half type, and the product too may be rounded, before the
             # bias is added.
             product = z - module.linear.bias.detach().double()
-            limit += (2 * exact.abs() + product.abs() / divisor) * eps
+            limit += (2 * exact.abs() + product.abs() / divisor) * info.eps
         return limit
+
+    def _relative_limit(self, dtype: torch.dtype, terms: int) -> float:
+        """Return how far a sum may be off, divided by the sum of its terms' magnitudes."""
+        if dtype == torch.float64:
+            # The exact result, which is in float64, may be this far off itself.
+            return 4 * (terms + 4) * torch.finfo(dtype).eps
+        if self._may_be_tf32:
+            return 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
+        if dtype == torch.float32:
+            # The errors of a plain sum of K terms add up as random signs do, to about sqrt(K). The
+            # factor allows six standard deviations.
+            return (4 + 8 * math.sqrt(terms)) * U32
+        return (16 + 4 * math.sqrt(terms)) * U32
 
     @property
     def _may_be_tf32(self) -> bool:

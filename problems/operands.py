@@ -200,7 +200,8 @@ def block_diagonal(draw: Draw, rows: int, k: int) -> Tensor:
 def zeros_in_first_columns(draw: Draw, rows: int, k: int, *, eighths: int) -> Tensor:
     """Return uniform values, of which so many eighths of the columns, the first ones, are zeros."""
     first_nonzero = eighths * k // 8
-    return draw.uniform(rows, k) * (draw.index(k) >= first_nonzero)
+    mask = draw.index(k) >= first_nonzero
+    return draw.uniform(rows, k) * mask
 
 
 # ---------------------------------------------------------------- matrices of unequal magnitudes

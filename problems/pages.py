@@ -294,7 +294,8 @@ def view_errors(results: list[dict], problem: str) -> str:
         gradients |= dict.fromkeys(setting.errors)
         row = [setting.label]
         for cells in setting.errors.values():
-            ours, eager = cells[-4], cells[-1]
+            ours = cells[-4]
+            eager = cells[-1]
             row.append(f"{ours} / {eager}")
         rows.append(row)
     titles = [f"gradient of {name}" if name else "output" for name in gradients]

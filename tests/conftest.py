@@ -103,12 +103,13 @@ def one_server(monkeypatch):
     def shared_server(folder="", imports=()):
         if folder:  # graded files build there; one folder is enough for all tests
             folder = folder_of_builds()
-        started_with = folder, imports
+        started_with = (folder, imports)
         environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "with": started_with})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = new_server(*started_with)
+            server = new_server(*started_with)
             server.close = lambda: None  # the next test uses it again
+            SERVERS[environment] = server
         server.count_as_own()
         return server
 

@@ -47,7 +47,8 @@ class Network(nn.Module):
 
 def networks(device="cpu"):
     """Return networks of the replacements and of the references, with the same parameters."""
-    mine, theirs = Network(ModelNew, LinearReluDivideNew), Network(Model, LinearReluDivide)
+    mine = Network(ModelNew, LinearReluDivideNew)
+    theirs = Network(Model, LinearReluDivide)
     theirs.load_state_dict(mine.state_dict())
     return mine.to(device), theirs.to(device)
 
@@ -110,7 +111,8 @@ def test_x_may_have_any_strides(compile, device, view):
 def test_the_number_of_rows_may_depend_on_data(compile, device):
     """The compiler then cannot assume anything about this number."""
     mine, theirs = linear_modules(6, 8, 3.0, device=device)
-    x, keep = torch.randn(8, 4, 6, device=device), torch.arange(8, device=device) > 2
+    x = torch.randn(8, 4, 6, device=device)
+    keep = torch.arange(8, device=device) > 2
 
     def of_kept_rows(module):
         return lambda x: module(x[keep].transpose(0, 1))
@@ -143,7 +145,8 @@ def test_training_with_reduce_overhead_gives_the_references_results(device):
 def test_activation_checkpointing_gives_the_references_gradients(device, is_module_compiled):
     """If a compiled function contains the checkpoint, the backward's graph repeats the forward."""
     mine, theirs = networks(device)
-    x, graphs = torch.randn(4, 6, device=device), []
+    x = torch.randn(4, 6, device=device)
+    graphs = []
     compile = partial(torch.compile, fullgraph=True, backend=graph_recorder(graphs))
 
     def run(module):

@@ -25,6 +25,13 @@ from model_new import ModelNew, namespaces
 pytestmark = pytest.mark.slow
 
 WORLD = 2
+# Imported once, by the server that forks the processes of all checks. model_new is not among them:
+# its import asks CUDA for the GPUs, after which a process must not be forked.
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.testing",
+]
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 OPERATOR = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
 
@@ -33,7 +40,9 @@ def spawn(check, device, folder):
     """Run a check in WORLD processes."""
     if device == "cuda" and torch.cuda.device_count() < WORLD:
         pytest.skip(f"needs {WORLD} CUDA devices")
-    mp.spawn(worker, (check, device, f"file://{folder}/rendezvous"), nprocs=WORLD)
+    mp.set_forkserver_preload(PRELOADED)
+    arguments = (check, device, f"file://{folder}/rendezvous")
+    mp.start_processes(worker, arguments, nprocs=WORLD, start_method="forkserver")
 
 
 def worker(rank, check, device, rendezvous):
@@ -52,7 +61,8 @@ def worker(rank, check, device, rendezvous):
 def check_dtensor(device, mesh):
     """ReLU of a DTensor is computed by our operator, keeps the placement, and has gradients."""
     for shape in ((4, 6), (5, 7), (1, 3)):
-        values, grad_output = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        values = torch.randn(shape, device=device)
+        grad_output = torch.randn(shape, device=device)
         want = values.clone().requires_grad_()
         torch.relu(want).backward(grad_output)
         for placement in (Replicate(), Shard(0), Shard(1)):
@@ -189,7 +199,8 @@ def check_compiled_dtensor(device, mesh):
         dist.broadcast(x, 0)
         sharded = distribute_tensor(x, mesh, [x_placement]).requires_grad_()
         compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
-        got, want = gradients(compiled, sharded), gradients(theirs, x.requires_grad_())
+        got = gradients(compiled, sharded)
+        want = gradients(theirs, x.requires_grad_())
         torch.testing.assert_close(tuple(map(whole, got)), want)
 
 
@@ -208,7 +219,8 @@ def check_tensor_parallel(device, mesh):
             call = torch.compile(mine, fullgraph=True, backend="aot_eager") if is_compiled else mine
             x = torch.randn(shape, device=device)
             dist.broadcast(x, 0)
-            got, want = call(x), theirs(x)
+            got = call(x)
+            want = theirs(x)
             torch.testing.assert_close(got, want)
             for module, out in ((mine, got), (theirs, want)):
                 module.zero_grad()

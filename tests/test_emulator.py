@@ -19,7 +19,8 @@ PROGRAMS = {
 
 def build(name, folder):
     """Compile a program of `emulator/` into a folder; return its path."""
-    compiler, nvcc = shutil.which("c++"), shutil.which("nvcc")
+    compiler = shutil.which("c++")
+    nvcc = shutil.which("nvcc")
     if compiler is None or nvcc is None:
         pytest.skip("needs a C++ compiler and the CUDA toolkit's headers")
     dryrun = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True, check=True)

@@ -90,7 +90,9 @@ def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override,
 
 def check_cpu():
     """Assert that a step has the bits of the reference's after any two settings."""
-    modules, x, grad_output = linear_modules(64, 72), torch.randn(80, 64), torch.randn(80, 72)
+    modules = linear_modules(64, 72)
+    x = torch.randn(80, 64)
+    grad_output = torch.randn(80, 72)
     for names in combinations(settings(on_cpu=True), 2):
         got, want = (outcome(step, module, x, grad_output) for module in modules)
         if isinstance(want[0], torch.Tensor):
@@ -135,7 +137,8 @@ def assert_same_arithmetic(ours, eager, context):
 
 def draw_forward():
     """Return both modules, x, and the exact result of their forward."""
-    modules, x = linear_modules(K, N, device="cuda"), torch.randn(M, K, device="cuda")
+    modules = linear_modules(K, N, device="cuda")
+    x = torch.randn(M, K, device="cuda")
     weight, bias = (p.detach().double() for p in modules[0].linear.parameters())
     return modules, x, torch.relu(x.double() @ weight.t() + bias) / 3.0
 
@@ -162,8 +165,10 @@ def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp
 
 def check_backward():
     """Assert the same for the gradients, where the second setting comes after the forward."""
-    modules, x = linear_modules(K, N, 2.0, device="cuda"), torch.randn(M, K, device="cuda")
-    grad_output, calls = torch.randn(M, N, device="cuda"), settings()
+    modules = linear_modules(K, N, 2.0, device="cuda")
+    x = torch.randn(M, K, device="cuda")
+    grad_output = torch.randn(M, N, device="cuda")
+    calls = settings()
 
     def kinds(module, change):
         rows = x.detach().requires_grad_()

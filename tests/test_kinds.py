@@ -143,7 +143,8 @@ def test_changes_of_linear_change_the_result(device, modules, change, is_compile
 
 def test_an_object_whose_class_was_replaced_uses_the_new_class(device, modules):
     """A `Model` may become a ModelNew, and a subclass may define its own `linear`."""
-    x, module = samples(device), Model()
+    x = samples(device)
+    module = Model()
     module.__class__ = ModelNew
     assert_same_bits(module(x), torch.relu(x))
     own = property(lambda self: lambda x: self._modules["linear"](x) + 9)
@@ -235,7 +236,8 @@ class Wrapper(torch.Tensor):
 
 def test_a_wrapper_subclass_has_gradients():
     inner = samples()
-    x, grad_output = Wrapper(inner).requires_grad_(), Wrapper(samples())
+    x = Wrapper(inner).requires_grad_()
+    grad_output = Wrapper(samples())
     out = ModelNew()(x)
     (grad,) = torch.autograd.grad(out, x, grad_output)
     assert type(out) is Wrapper

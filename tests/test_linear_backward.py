@@ -24,7 +24,8 @@ def assert_right(mine, theirs, x, grad_output):
     On a GPU rounding decides whether an output near 0 is positive. There, torch's gradients are
     computed from our mask.
     """
-    got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
+    got = step(mine, x, grad_output)
+    want = step(theirs, x, grad_output)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     # On a GPU torch multiplies by the reciprocal of a number; it divides by a tensor.
     divisor = torch.tensor(float(mine.divisor), dtype=wide, device=x.device)
@@ -32,7 +33,8 @@ def assert_right(mine, theirs, x, grad_output):
     quotient = (grad_output.to(wide) / divisor).to(x.dtype)
     grad_z = torch.where(keep, quotient, torch.zeros_like(quotient))
     if x.is_cuda:
-        leaf, weight = x.detach().requires_grad_(), mine.linear.weight
+        leaf = x.detach().requires_grad_()
+        weight = mine.linear.weight
         own = torch.autograd.grad(linear(leaf, weight), [leaf, weight], grad_z)
     else:
         assert torch.equal(keep, want[0] != 0)
@@ -70,7 +72,8 @@ def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradie
         x = draw((m, 2), dtype)
         random = torch.rand(m, n) if gradients == "uniform" else torch.randn(m, n)
         grad_output = random.to(dtype)
-        got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
+        got = step(mine, x, grad_output)
+        want = step(theirs, x, grad_output)
         assert_same_bits(got[0], want[0])
         quotient = grad_output / 3.0
         exact = torch.where(got[0] > 0, quotient, torch.zeros_like(quotient)).double().sum(0)
@@ -135,7 +138,8 @@ def test_special_values(device, divisor):
         nn.init.ones_(module.linear.weight)
     for grad in values:
         grad_output = torch.full_like(x, grad)
-        got, want = step(mine, x, grad_output)[1], step(theirs, x, grad_output)[1]
+        got = step(mine, x, grad_output)[1]
+        want = step(theirs, x, grad_output)[1]
         if device == "cuda" and divisor in (2.0, -0.3):  # torch multiplies by the reciprocal
             want = torch.where(x <= 0, 0.0, grad_output / torch.tensor(divisor, device=device))
         assert_same_bits(got + 0, want + 0)
@@ -157,7 +161,8 @@ def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight
         module.linear.weight = nn.Parameter(weight)
     grad_output = draw((16, 40), dtype, device)
     assert_right(mine, theirs, x, grad_output)
-    got, want = step(mine, x, grad_output), step(theirs, x, grad_output)
+    got = step(mine, x, grad_output)
+    want = step(theirs, x, grad_output)
     assert device == "cuda" or [a.stride() for a in got] == [a.stride() for a in want]
 
 
@@ -189,8 +194,11 @@ def saved_by(run):
 def test_only_the_mask_and_needed_operands_are_saved(device):
     """Backward needs x for the gradient of weight, and weight for the gradient of x."""
     mine, _ = linear_modules(6, 17, device=device)
-    x, leaf = torch.randn(4, 6, device=device), torch.randn(4, 6, device=device).requires_grad_()
-    bits, inputs, weight = ((4, 3), torch.uint8), ((4, 6), x.dtype), ((17, 6), x.dtype)
+    x = torch.randn(4, 6, device=device)
+    leaf = torch.randn(4, 6, device=device).requires_grad_()
+    bits = ((4, 3), torch.uint8)
+    inputs = ((4, 6), x.dtype)
+    weight = ((17, 6), x.dtype)
     assert saved_by(lambda: mine(leaf)) == sorted([bits, inputs, weight], key=str)
     assert saved_by(lambda: mine(x)) == [bits, inputs]
     mine.linear.weight.requires_grad = False

@@ -4,12 +4,16 @@ import pytest
 from processes import compiled
 
 MIB = 1 << 20
-MAX_WORKSPACE, MIN_FOR_ROWS = 254 * MIB, 64 * MIB  # as in chunks.h
+# As in chunks.h.
+MAX_WORKSPACE = 254 * MIB
+MIN_FOR_ROWS = 64 * MIB
 
 TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
-X, OUT, MASK = 1 << 40, 1 << 41, 1 << 42
+X = 1 << 40
+OUT = 1 << 41
+MASK = 1 << 42
 
 # Prints the rows of a chunk; then for each chunk where its x, out and mask begin, its rows, and
 # whether it is the first. A workspace has `fixed` bytes, and `per_row` bytes for each row of x, in

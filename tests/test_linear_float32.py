@@ -78,10 +78,12 @@ def test_chunks_of_x_meet(path, precision):
     assert_integers_are_exact(*CHUNKED)
     mine, theirs, x, _ = draw_step(*CHUNKED)
     with torch.no_grad():
-        out, last = mine(x), mine(x[-70_000:])
+        out = mine(x)
+        last = mine(x[-70_000:])
         # The number of rows decides which tiles the clusters of Hopper share along K.
         torch.testing.assert_close(last, out[-70_000:], rtol=1e-5, atol=1e-6)
-        x[:1000], x[-1000:] = spoil(x[:1000]), spoil(x[-1000:])
+        x[:1000] = spoil(x[:1000])
+        x[-1000:] = spoil(x[-1000:])
         assert_special_values(mine(x), theirs(x))
 
 
@@ -239,7 +241,8 @@ def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
 def test_the_host_never_waits(path):
     """A step returns while the GPU still works, also if special values are computed again."""
     mine, _, x, grad_output = draw_step(65, 1001, 1030)
-    x, grad_output = spoil(x), spoil(grad_output)
+    x = spoil(x)
+    grad_output = spoil(grad_output)
     step(mine, x, grad_output)  # later steps find memory in torch's cache
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

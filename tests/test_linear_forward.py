@@ -14,7 +14,8 @@ from torch.nn.functional import linear
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
 HALF = (torch.float16, torch.bfloat16)
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 # Powers of two and others, integers, a bool, zeros, infinities and NaN. Then numbers that are
 # subnormal, very small or very large, in float32 or even in float64.
 DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
@@ -52,7 +53,8 @@ def odd_shapes(count):
 
 def exact_result(module, x):
     """Return the exact result in float64, for the divisor as torch rounds it before it divides."""
-    weight, bias = module.linear.weight.double(), module.linear.bias
+    weight = module.linear.weight.double()
+    bias = module.linear.bias
     z = linear(x.double(), weight, None if bias is None else bias.double())
     divisor = torch.tensor(float(module.divisor), device=x.device)
     divisor = divisor.to(torch.float64 if x.dtype == torch.float64 else torch.float32).double()
@@ -79,7 +81,8 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
     """
     before = x.clone()
     with torch.no_grad():
-        got, want = mine(x), torchs_own(theirs, x)
+        got = mine(x)
+        want = torchs_own(theirs, x)
     assert got.is_contiguous()
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
@@ -156,7 +159,8 @@ def test_divisors(case, divisor):
         x[0] = 0
         mine.linear.bias.data[:2] = theirs.linear.bias.data[:2] = torch.tensor([0.0, -1.0])
         with torch.no_grad():
-            got, want = mine(x), theirs(x)
+            got = mine(x)
+            want = theirs(x)
         if device == "cpu" or not 2.0**-126 <= abs(divisor) <= 2.0**126:
             assert_same_bits(got, want)
         else:  # torch multiplies by the reciprocal, so only special values are the same
@@ -182,7 +186,8 @@ def test_special_values(case):
         some = x.view(-1)[::7]
         some.copy_(torch.tensor([NAN, INF, -INF, 0.0]).repeat(m * k)[: len(some)])
         with torch.no_grad():
-            got, want = mine(x), theirs(x)
+            got = mine(x)
+            want = theirs(x)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.isinf(), want.isinf())
         x = torch.zeros(m, k, dtype=dtype, device=device)
@@ -220,7 +225,8 @@ def test_parameters_and_divisor_are_read_in_each_call(device):
     assert_right(mine, theirs, x)
     weight = nn.Parameter(torch.randn(8, 6, device=device))
     for module in (mine, theirs):
-        module.linear.weight, module.linear.bias = weight, None
+        module.linear.weight = weight
+        module.linear.bias = None
     assert_right(mine, theirs, x)
     with torch.no_grad():
         weight.mul_(2)
@@ -299,7 +305,9 @@ def test_a_path_that_does_not_support_a_problem_raises():
 @pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4), (2, 0, 4), (0,)])
 def test_the_forward_with_a_mask_takes_empty_tensors_of_any_dimensions(shape):
     """Compiled programs that train call this operator."""
-    x, weight, bias = torch.ones(shape), torch.ones(5, shape[-1]), torch.ones(5)
+    x = torch.ones(shape)
+    weight = torch.ones(5, shape[-1])
+    bias = torch.ones(5)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, 2.0)
     assert torch.equal(out, torch.relu(linear(x, weight, bias)) / 2.0)
     assert mask.shape == (*shape[:-1], 1)

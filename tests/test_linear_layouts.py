@@ -79,7 +79,9 @@ def module_of(weight, bias, divisor):
 
 def exact_step(x, weight, grad_output):
     """Return the output for a divisor of 2, and the gradients of x and weight, in float64."""
-    x, weight, grad_output = x.double(), weight.double(), grad_output.double()
+    x = x.double()
+    weight = weight.double()
+    grad_output = grad_output.double()
     z = x @ weight.t()
     grad_z = grad_output / 2 * (z > 0)
     return z.relu() / 2, grad_z @ weight, grad_z.t() @ x
@@ -98,7 +100,8 @@ def test_sums_of_integers_are_exact(dtype, transposed, shape, divisor):
     x, weight, bias = (integers(s, dtype) for s in ((m, k), (n, k), (n,)))
     z = x.double() @ weight.double().t() + bias.double()
     want = (z.relu().float() / torch.tensor(divisor, device="cuda")).to(dtype)
-    x, weight = laid_out(x, transposed[0]), laid_out(weight, transposed[1])
+    x = laid_out(x, transposed[0])
+    weight = laid_out(weight, transposed[1])
     arguments = (x, weight, bias, divisor)
     out, mask = OPERATORS.linear_relu_divide_with_mask(*arguments)
     assert_same_but_for_zeros([out, OPERATORS.linear_relu_divide(*arguments)], [want, want])
@@ -129,7 +132,8 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
     module = module_of(laid_out(weight, transposed[1]), bias, 2.0)
     out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed[0]), grad_output)
-    wide_x, wide_weight = x.double(), weight.double()
+    wide_x = x.double()
+    wide_weight = weight.double()
     own = nn.functional.linear(x, weight, bias).relu() / 2
     assert_as_accurate(out, own, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
     grad_z = torch.where(out != 0, grad_output / 2, 0)
@@ -140,7 +144,8 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
 
 def test_operands_that_are_not_aligned(dtype, transposed):
     """The forward copies such operands, and torch's products compute the gradients."""
-    x, weight = integers((130, 257), dtype, 1), integers((261, 257), dtype, 1)
+    x = integers((130, 257), dtype, 1)
+    weight = integers((261, 257), dtype, 1)
     grad_output = 2 * integers((130, 261), dtype, 1)
     module = module_of(laid_out(weight, transposed[1], 1), None, 2.0)
     got = step(module, laid_out(x, transposed[0], 1), grad_output)
@@ -148,7 +153,8 @@ def test_operands_that_are_not_aligned(dtype, transposed):
 
 
 def test_x_may_have_three_dimensions_and_be_stored_by_columns(dtype):
-    x, weight = integers((200, 5, 16), dtype), integers((72, 200), dtype)
+    x = integers((200, 5, 16), dtype)
+    weight = integers((72, 200), dtype)
     with torch.no_grad():
         got = module_of(weight, None, 2.0)(x.permute(1, 2, 0))
     rows = x.permute(1, 2, 0).reshape(80, 200).double()
@@ -159,7 +165,8 @@ def test_x_may_have_three_dimensions_and_be_stored_by_columns(dtype):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_stay_in_their_row(dtype, transposed, value):
     """The other rows have no error."""
-    x, weight = integers((300, 200), dtype), integers((264, 200), dtype)
+    x = integers((300, 200), dtype)
+    weight = integers((264, 200), dtype)
     want = (x.double() @ weight.double().t()).relu() / 2
     x[7, 199] = value
     want[7] = (x[7].double() @ weight.double().t()).relu() / 2
@@ -171,7 +178,8 @@ def test_values_that_are_not_finite_stay_in_their_row(dtype, transposed, value):
 def test_no_operand_is_copied(dtype, transposed):
     """A step allocates its results, the gradient of the product, the mask, and at most 256 KiB."""
     m, n, k = 512, 1024, 4096
-    x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    x = torch.randn(m, k, device="cuda")
+    weight = torch.randn(n, k, device="cuda")
     x_is_transposed, weight_is_transposed = transposed
     x = laid_out(x.to(dtype), x_is_transposed)
     weight = laid_out(weight.to(dtype), weight_is_transposed)
@@ -194,7 +202,8 @@ def test_the_kernels_compute_large_aligned_products_and_torch_all_others(dtype):
     with linear_path("auto"):
         for (m, n, k), is_ours in ((large, True), (small, False), (unaligned, False)):
             module = module_of(integers((n, k), dtype), None, 2.0)
-            x, grad_output = integers((m, k), dtype), integers((m, n), dtype)
+            x = integers((m, k), dtype)
+            grad_output = integers((m, n), dtype)
             with torch.profiler.profile() as profile:
                 step(module, x, grad_output)
             ops = {event.key for event in profile.key_averages()}
@@ -210,7 +219,8 @@ SM90_PRODUCTS = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [
 @pytest.mark.parametrize(("dtype", "precision"), SM90_PRODUCTS, indirect=["precision"], ids=str)
 def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
     """Our kernels start before the kernel in front of them has ended, but wait for its results."""
-    x, weight = laid_out(integers((520, 1024), dtype), transposed[0]), integers((776, 1024), dtype)
+    x = laid_out(integers((520, 1024), dtype), transposed[0])
+    weight = integers((776, 1024), dtype)
     weight = laid_out(weight, transposed[1])
     module = module_of(weight, None, 2.0)
     grad_output = torch.zeros(520, 776, device="cuda", dtype=dtype)

@@ -63,8 +63,10 @@ def problem(
     return bits, highest, m, n, k, relu, vectors, transposed, capability, sms
 
 
-HIGH, HALF = {"highest": False}, {"bits": 16}
-GRADIENT, COLUMNS = {"relu": False}, {"vectors": False}
+HIGH = {"highest": False}
+HALF = {"bits": 16}
+GRADIENT = {"relu": False}
+COLUMNS = {"vectors": False}
 LARGE = (4096, 8192, 8192)
 # Sizes, options, and the expected path. The sizes are far from the limits, so that these can change
 # in choose_path.h alone.

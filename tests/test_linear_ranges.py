@@ -66,7 +66,8 @@ def forward(module_class, x, weight, bias, divisor=DIVISOR):
 
 def gradient_of_x(module_class, x, weight, bias):
     """Return x weight^T as the gradient of a module's input."""
-    k, device = x.shape[1], x.device
+    k = x.shape[1]
+    device = x.device
     module = module_of(module_class, weight.t().contiguous(), torch.ones(k, device=device), 1.0)
     leaf = torch.zeros(len(x), len(weight), device=device, requires_grad=True)
     return torch.autograd.grad(module(leaf), leaf, x)[0]
@@ -74,8 +75,11 @@ def gradient_of_x(module_class, x, weight, bias):
 
 def gradient_of_weight(module_class, x, weight, bias):
     """Return x weight^T as the gradient of a module's weight."""
-    m, n, device = len(x), len(weight), x.device
-    zeros, ones = torch.zeros(m, n, device=device), torch.ones(m, device=device)
+    m = len(x)
+    n = len(weight)
+    device = x.device
+    zeros = torch.zeros(m, n, device=device)
+    ones = torch.ones(m, device=device)
     module = module_of(module_class, zeros, ones, 1.0)
     out = module(weight.t().contiguous())
     return torch.autograd.grad(out, module.linear.weight, x.t().contiguous())[0]
@@ -157,7 +161,9 @@ def test_random_compositions_keep_the_promises_of_highest(path):
     The test prints for each K how many do, of how many, and the largest of their errors.
     """
     broken = []
-    tried, exceeding, largest = Counter(), Counter(), Counter()
+    tried = Counter()
+    exceeding = Counter()
+    largest = Counter()
     for seed in range(int(os.environ.get("SEEDS", "64"))):
         k = COMPOSED_K[seed % len(COMPOSED_K)]
         name, *drawn = operands(seed, 1024, k, 1024, "cuda")

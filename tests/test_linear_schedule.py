@@ -11,12 +11,17 @@ from itertools import pairwise
 import pytest
 from processes import compiled
 
-WIDE, NARROW = 176, 160  # rows of x in a tile
+# The rows of x in a tile.
+WIDE = 176
+NARROW = 160
 
 # As in StreamKConfig, linear/sm90/stream_k.cuh. The first three are in k-groups, the others in
 # row-groups: the time in which a cluster multiplies one row of x over one k-group.
-MIN_RANGE, MIN_PART, MIN_SAVING = 2, 2, 3
-GROUP_OVERHEAD, ADDING_PER_ROW = 80, 2
+MIN_RANGE = 2
+MIN_PART = 2
+MIN_SAVING = 3
+GROUP_OVERHEAD = 80
+ADDING_PER_ROW = 2
 
 # Prints how many clusters have work, the whole waves, and where each cluster's range begins.
 PLAN = r"""
@@ -86,7 +91,8 @@ class Plan:
 
     def sharers(self, tile):
         """Return how many clusters have k-groups of a tile; tile 0 is the last wave's first one."""
-        first, end = tile * self.k_groups, (tile + 1) * self.k_groups
+        first = tile * self.k_groups
+        end = (tile + 1) * self.k_groups
         return sum(a < end and b > first for a, b in pairwise(self.begin))
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow  # each fault needs a build
 
 # From these numbers of rows on, kernels work as at the headline's size.
 ROWS = {"cpu": "24", "cuda": "1024"}
+BUNDLE = "solution.py"  # the name of each copy's bundle
 
 
 @dataclass(frozen=True)
@@ -142,19 +144,32 @@ def copy_finished_builds(target):
         shutil.copytree(build, target / build.relative_to(folder))
 
 
+def problem_and_device(name):
+    """Return the problem that has a fault, and the kind of device on which it shows."""
+    problem = "relu" if FAULTS[name].file.startswith("relu") else "linear_relu_divide"
+    device = "cuda" if name.startswith("gpu_") else "cpu"
+    return problem, device
+
+
 def plant(root, name):
-    """Make a copy of the project with a fault, and build its kernels."""
-    folder = root / name
+    """Make a copy of the project with a fault, build its kernels, and write its bundle."""
     fault = FAULTS[name]
+    folder = root / name
     copy_project(folder)
     path = folder / "kernels" / fault.file
     text = path.read_text()
     count = text.count(fault.old)
     assert count == 1, f"{fault.file} has {fault.old!r} {count} times"
     path.write_text(text.replace(fault.old, fault.new))
-    code = "import model_new"
-    if fault.file.startswith("linear"):
-        code += "; model_new.LinearReluDivideNew"
+    problem, _ = problem_and_device(name)
+    code = f"""
+        from pathlib import Path
+
+        import model_new
+        from kernels.build.bundle import bundle
+
+        Path({BUNDLE!r}).write_text(bundle({problem!r}))
+    """
     printed(code, folder, path=(), **environment(folder))
     return folder
 
@@ -170,24 +185,44 @@ def planted(request, tmp_path_factory):
         return dict(zip(names, pool.map(partial(plant, root), names), strict=True))
 
 
+def lines_of_run(folder, problem, device, *options):
+    """Return the lines that a copy's `run.py` prints when it finds a fault."""
+    options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device, *options]
+    done = run_it(*options, folder=folder, cwd=folder, **environment(folder))
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def lines_of_files(planted):
+    """Return what `run.py --solution` says of each copy's bundle, by the copy's name.
+
+    `--solution` builds a file's kernels anew. A bundle has those of one problem; `model_new.py`
+    would build both. One call grades the bundles of all copies with a fault in the same problem.
+    """
+    names_by_target = defaultdict(list)
+    for name in planted:
+        names_by_target[problem_and_device(name)].append(name)
+    found = {}
+    for target, names in names_by_target.items():
+        files = {name: str(planted[name] / BUNDLE) for name in names}
+        lines = lines_of_run(planted[names[0]], *target, "--solution", *files.values())
+        for name, file in files.items():
+            start = f"{file}: "
+            found[name] = [line.removeprefix(start) for line in lines if line.startswith(start)]
+    return found
+
+
 CPU_FAULTS = [name for name in FAULTS if not name.startswith("gpu_")]
 GPU_FAULTS = [pytest.param(n, marks=pytest.mark.gpu) for n in FAULTS if n.startswith("gpu_")]
 
 
 @pytest.mark.parametrize("name", [*CPU_FAULTS, *GPU_FAULTS])
-def test_faults_are_found_and_named(name, planted):
+def test_faults_are_found_and_named(name, planted, lines_of_files):
     """A line of output has verdict and reason, for our own solution and for a file."""
-    device = "cuda" if name.startswith("gpu_") else "cpu"
     fault = FAULTS[name]
-    problem = "relu" if fault.file.startswith("relu") else "linear_relu_divide"
-    options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device]
-    folder = planted[name]
-    starts_of_line = {
-        f"{fault.verdict.upper()}  ": [],
-        rf"model_new.py: {fault.verdict} \(": ["--solution", "model_new.py"],
-    }
-    for start, more in starts_of_line.items():
-        done = run_it(*options, *more, folder=folder, cwd=folder, **environment(folder))
-        assert done.returncode == 1, done.stdout + done.stderr
-        lines = done.stdout.splitlines()
-        assert any(re.match(start + fault.reason, line) for line in lines), done.stdout
+    own = lines_of_run(planted[name], *problem_and_device(name))
+    start = f"{fault.verdict.upper()}  "
+    assert any(re.match(start + fault.reason, line) for line in own), own
+    [line] = lines_of_files[name]
+    assert re.match(rf"{fault.verdict} \({fault.reason}", line), line

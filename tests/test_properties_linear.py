@@ -71,7 +71,8 @@ class Operands:
 def operands(draw, device, values, divisors, dtypes=FLOATING):
     """Draw operands that fit together, in any layouts; now and then K or N is 0."""
     limits = {"sizes": SIZES[device], "max_dims": 3}
-    k, n = draw(choice_of(SIZES[device])), draw(choice_of(SIZES[device]))
+    k = draw(choice_of(SIZES[device]))
+    n = draw(choice_of(SIZES[device]))
     rows = properties.draw_shape(
         draw, max_elements=max(MAX_PRODUCTS[device] // (n * k), 1), **limits
     )
@@ -155,7 +156,8 @@ def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
         is_expanded: whether an operand is expanded. A sum may then have equal terms, whose
             roundings all have one sign.
     """
-    (wrong_elements, errors_of_ours), (_, errors_of_eager) = ours, eager
+    wrong_elements, errors_of_ours = ours
+    _, errors_of_eager = eager
     is_alike = all(
         our_error < math.inf and our_error <= factor * eagers_error
         for our_error, eagers_error, factor in zip(
@@ -192,7 +194,8 @@ def check_forward(device, data, values, divisors):
     """Draw operands of these kinds of values, and compare our forward with the reference's."""
     case = data.draw(operands(device, values, divisors))
     mine, theirs = case.modules(device)
-    x, n = case.x.make(device), len(mine.linear.weight)
+    x = case.x.make(device)
+    n = len(mine.linear.weight)
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
     setting = data.draw(choice_of(PRECISIONS[device]))
     with torch.no_grad(), float32_precision(setting):
@@ -250,7 +253,8 @@ def test_gradients(device, data):
     n, k = case.weight.layout.shape
     assume(n > 0)  # otherwise there is nothing to compare
     mine, theirs = case.modules(device)
-    x, (weight, *bias) = case.x.make(device), (p.detach() for p in theirs.parameters())
+    x = case.x.make(device)
+    weight, *bias = (p.detach() for p in theirs.parameters())
     setting = data.draw(choice_of(PRECISIONS[device]))
     z, magnitude = exact_sums(theirs.linear, x)
     if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
@@ -328,6 +332,7 @@ def test_misfits_give_torchs_error_or_result(device, operands):
     for module in linear_modules(1, 1, 2.0):
         x, weight, bias = (t.make(device) for t in operands)
         del module.linear.weight, module.linear.bias
-        module.linear.weight, module.linear.bias = weight, bias
+        module.linear.weight = weight
+        module.linear.bias = bias
         results.append(outcome(module, x))
     assert_same(*results)

@@ -9,7 +9,8 @@ from tensors import DTYPES, FLOATING, step
 from model import Model
 from model_new import ModelNew
 
-DTYPES, FLOATING = tuple(DTYPES), tuple(FLOATING)
+DTYPES = tuple(DTYPES)
+FLOATING = tuple(FLOATING)
 VALUES = ("integers", "special", "bits")
 REFUSED = (torch.bool, torch.complex64, torch.uint16, torch.uint32, torch.uint64)
 REFUSED += (torch.float8_e4m3fn,)

@@ -175,7 +175,8 @@ def test_traced_modules_give_the_references_results(kind):
 @pytest.mark.parametrize("inplace", [False, True])
 def test_scripted_relu_gives_torchs_results_and_gradients(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
-    x, layer = samples(), scripted[0]
+    x = samples()
+    layer = scripted[0]
     got = torch.autograd.grad(scripted(x).sum(), layer.weight)
     want = nn.functional.linear(x, layer.weight, layer.bias).relu()
     assert_same_bits(*got, *torch.autograd.grad(want.sum(), layer.weight))
@@ -203,7 +204,8 @@ def test_meta_and_fake_tensors_have_the_right_shapes_and_devices(kind):
 
     mine, theirs = modules_of(kind, "meta")
     x = torch.empty(3, 5, 6, device="meta").transpose(0, 1)
-    got, want = mine(x), theirs(x)
+    got = mine(x)
+    want = theirs(x)
     assert got.is_meta
     assert (got.shape, got.stride()) == (want.shape, want.stride())
     with FakeTensorMode():
@@ -297,7 +299,9 @@ def test_a_dispatch_mode_may_call_the_modules(kind):
 )
 def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatch, device):
     """Libraries for low-rank adapters or other precisions change all modules in this way."""
-    modules, x, torchs = modules_of(kind, device), samples(device), getattr(owner, name)
+    modules = modules_of(kind, device)
+    x = samples(device)
+    torchs = getattr(owner, name)
     plain = modules[1](x)
     monkeypatch.setattr(owner, name, lambda *args: torchs(*args) + 1)
     changed = assert_same_results(modules, lambda module: module(x))
@@ -403,7 +407,8 @@ def test_construction_is_the_references(kind):
     assert issubclass(*kinds)
     arguments_of = {"relu": [()], "linear": [(6, 5, 2.0), (1, 1, -3)]}
     for arguments in arguments_of[kind]:
-        states, divisors = [], []
+        states = []
+        divisors = []
         for module_class in kinds:
             torch.manual_seed(3)
             module = module_class(*arguments)

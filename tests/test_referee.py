@@ -9,7 +9,9 @@ from referee import budget, cases, compare
 from referee.reference_file import first_error_line
 
 CPU = torch.device("cpu")
-INF, NAN, LARGEST = math.inf, math.nan, torch.finfo(torch.float32).max
+INF = math.inf
+NAN = math.nan
+LARGEST = torch.finfo(torch.float32).max
 
 
 def test_other_values_have_the_same_signs():
@@ -63,7 +65,8 @@ def test_what_counts_as_equal(dtype):
     def differ(got: float, expected: float) -> object:
         return compare.first_mismatch(*(torch.tensor([v], dtype=dtype) for v in (got, expected)))
 
-    largest, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal / 4
+    largest = torch.finfo(dtype).max
+    smallest = torch.finfo(dtype).smallest_normal / 4
     for got, expected in [(0.0, -0.0), (NAN, -NAN), (INF, INF)]:
         assert differ(got, expected) is None
     for got, expected in [(NAN, INF), (0.0, NAN), (INF, -INF), (largest, INF), (smallest, 0.0)]:
@@ -78,7 +81,8 @@ def test_one_wrong_bit_in_the_last_element(shape):
     y = x.clone()
     y.view(torch.int32).view(-1)[-1] ^= 1
     mismatch = compare.first_mismatch(y, x)
-    place, values = [size - 1 for size in shape], [t.view(-1)[-1].item() for t in (y, x)]
+    place = [size - 1 for size in shape]
+    values = [t.view(-1)[-1].item() for t in (y, x)]
     want = "1 of 707 elements differ, the first at {}: got {}, expected {}"
     assert mismatch == want.format(place, *values)
     y.view(-1)[[50, 250]] = -1
@@ -124,7 +128,8 @@ BAD = [(NAN, 1.0), (1.0, NAN), (0.0, INF), (-INF, INF), (INF, NAN), (INF, 1.0), 
 def test_errors_at_infinity_and_nan(got, exact):
     assert errors([got, 1.5], [exact, 1.0]) == [INF, 0.5]
     assert errors([exact, 1.5], [exact, 1.0]) == [0.0, 0.5]
-    limit, right = torch.full((2,), 0.1), torch.tensor([exact, 1.0])
+    limit = torch.full((2,), 0.1)
+    right = torch.tensor([exact, 1.0])
     wrong = torch.tensor([got, 1.0])
     for eager in (right, wrong):  # where either is not finite, eager is right
         output = budget.ReferenceTensor(eager, right.double(), limit=limit)
@@ -134,7 +139,8 @@ def test_errors_at_infinity_and_nan(got, exact):
 
 
 def test_a_limit_or_errors_as_large_as_eagers():
-    exact, limit = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64), torch.full((3,), 0.25)
+    exact = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    limit = torch.full((3,), 0.25)
     for off, is_right in ((0.25, True), (0.5, False)):
         for eager_off in (0.0, 0.4, 0.5):
             output = budget.ReferenceTensor(exact.float() + eager_off, exact, limit=limit)

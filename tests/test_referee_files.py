@@ -49,7 +49,8 @@ def test_a_file_is_replaced(tmp_path):
 @pytest.mark.parametrize("bits", [0o600, 0o666, 0o751, None])
 def test_modes(tmp_path, bits):
     """An old file keeps its mode; a new one gets that of the umask."""
-    path, before = tmp_path / "file", os.umask(0o027)
+    path = tmp_path / "file"
+    before = os.umask(0o027)
     try:
         if bits:
             path.touch()
@@ -76,7 +77,8 @@ def test_links_are_followed(tmp_path, target):
     (tmp_path / "folder").mkdir()
     for there in ("there", "folder/there"):
         (tmp_path / there).touch(0o600)
-    first, second = tmp_path / "first", tmp_path / "folder" / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "folder" / "second"
     first.symlink_to("folder/second")
     second.symlink_to(tmp_path / target)
     files.check_writable(first)
@@ -144,7 +146,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
 
 def test_a_mounted_file_is_refused_early(tmp_path):
     """As containers have single files of the host. It cannot be renamed over."""
-    outside, inside = tmp_path / "outside", tmp_path / "in side"
+    outside = tmp_path / "outside"
+    inside = tmp_path / "in side"
     outside.write_text("old")
     inside.touch()
     with mounted("--bind", outside, inside):

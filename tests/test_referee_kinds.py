@@ -1,21 +1,22 @@
-"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them."""
+"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them.
+
+Each table of files is graded against one reference. In the texts, `x` is the first input of a
+forward and `inputs` are all of them.
+"""
 
 import pytest
 from grading import ONLY, grade, linear
-from texts import correct, module, reference, wrong
+from texts import Table, correct, module, reference, wrong
 
 pytestmark = ONLY
 
-IN_COLUMNS = """
-product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
-return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
-"""
+# By a name, a reference and the files that are graded against it.
+KINDS: dict[str, tuple[str, Table]] = {}
+
+# --------------------------------------------------------------------------- forms of the outputs
+
 FC = "self.fc = nn.Linear(256, 192)\nself.x = None\n"
-OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
-OF_ROWS = "return x @ self.w"
-ROWS = "self.w = nn.Parameter(torch.randn(48, 64)"
-ROOT = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
-TWO = reference("y = torch.relu(self.fc(x))\nreturn y, y.sum(1)", "[torch.rand(64, 256)]", FC)
+TWO_OUTPUTS = "y = torch.relu(self.fc(x))\nreturn y, y.sum(1)"
 CLASSES = """
 from collections import namedtuple
 
@@ -32,11 +33,39 @@ class Late(list):
 
 
 def two(result: str) -> str:
+    """Return the text of a module with two outputs, which the lines `result` return."""
     return CLASSES + module(f"y = self.fc(x).relu()\n{result}", FC)
 
 
-DETACH = two("y.detach = lambda: y\nreturn y, y.sum(1)")
-NEGATIVE = two("return torch._neg_view(-y), y.sum(1)")
+# Containers and tensors that could compute their values only when somebody reads them.
+KINDS["late values"] = (
+    reference(TWO_OUTPUTS, "[torch.rand(64, 256)]", FC),
+    {
+        "attribute": (two("y.detach = lambda: y\nreturn y, y.sum(1)"), "correct|wrong", ""),
+        "tuple": correct(two("return Pair((y, y.sum(1)))")),
+        "list": correct(two("return Late((y, y.sum(1)))")),
+        "negative": correct(two("return torch._neg_view(-y), y.sum(1)")),
+        "named": correct(two("return Both(y, y.sum(1))")),
+    },
+)
+
+# An output of 36 MiB that nobody writes. The C library maps fresh memory for it, which is zeros and
+# not what the referee left in free blocks.
+KINDS["new memory"] = (
+    reference("return torch.relu(x)", "[torch.rand(9, 1 << 20)]"),
+    {"unwritten": wrong(module("return torch.empty_like(x)"), "not written|returns zeros")},
+)
+
+# The right values with other strides than the reference's.
+OF_FC = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+KINDS["the order of dimensions"] = (
+    OF_FC,
+    {"columns": correct(module("return torch.relu(self.fc(x)).mT.contiguous().mT", FC))},
+)
+
+# ------------------------------------------------------------------- values kept for a later call
+
+# Computes the rows of x that have changed since the call before, and keeps all others.
 CHANGED_ROWS = """
 if self.x is None:
     self.x, self.out = x.clone(), torch.relu(self.fc(x))
@@ -45,14 +74,24 @@ self.x[rows] = x[rows]
 self.out[rows] = torch.relu(self.fc(x[rows]))
 return self.out.clone()
 """
+# Computes only if one of some elements of x has changed.
 SOME_CHANGED = """
 some = x[::7, ::5].clone()
 if self.x is None or not torch.equal(some, self.x):
     self.x, self.out = some, torch.relu(self.fc(x))
 return self.out.clone()
 """
+KINDS["kept rows"] = (
+    OF_FC,
+    {
+        "changed": wrong(module(CHANGED_ROWS, FC), "old parameters|beyond the error budget"),
+        "some": wrong(module(SOME_CHANGED, FC), "old parameters|beyond the error budget"),
+    },
+)
+
+# The product of two parameters, which is kept: until one of them changes, in their place, or beside
+# them.
 SQUARES = "self.a, self.b = (nn.Parameter(torch.randn(n, 160 - n)) for n in (96, 64))\nself.key = 0"
-SQUARED = reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES)
 FOLDED = """
 key = self.a._version, self.b._version
 if self.key != key:
@@ -61,31 +100,118 @@ return x @ self.w
 """
 IN_ONE = f"{SQUARES}\nself.w = nn.Parameter(self.a @ self.b)"
 UNKNOWN = "its state is not the reference's"
-TABLE = "self.w, self.key = nn.Parameter(torch.randn(99, 64)), 0"
-PICKED = reference(
-    "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]", TABLE
+KINDS["folded weights"] = (
+    reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES),
+    {
+        "later": wrong(module(FOLDED, SQUARES), "old parameters|beyond the error budget"),
+        "at once": wrong(module("return x @ self.w", f"{IN_ONE}\ndel self.a, self.b"), UNKNOWN),
+        "beside them": wrong(module("return x @ self.w", IN_ONE), "old parameters|beyond"),
+    },
 )
+
+# The rows that an input of integers picks; they are kept as long as that input seems the same.
+TABLE = "self.w, self.key = nn.Parameter(torch.randn(99, 64)), 0"
 KEPT_PICKS = """
 key = inputs[1].data_ptr(), inputs[1]._version, inputs[1].shape
 if self.key != key:
     self.picked, self.key = self.w[inputs[1]], key
 return self.picked * x
 """
+KINDS["kept integers"] = (
+    reference(
+        "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]", TABLE
+    ),
+    {"keeps": wrong(module(KEPT_PICKS, TABLE), "")},
+)
+
+# ----------------------------------------------------- inputs and parameters of a certain structure
+#
+# The files are right only for such values, so the referee must not draw others.
+
+# Sorted knots: the reference searches by bisection, and the file counts the smaller knots.
 KNOTS = "i = torch.searchsorted(x, inputs[1]).clamp(1, 255)\nreturn inputs[1] - x[i - 1], i"
 COUNTED = KNOTS.replace("torch.searchsorted(x, inputs[1])", "(inputs[1][:, None] > x).sum(1)")
-PERMUTED = "[torch.rand(512, 16), torch.randperm(512)]"
-PERMUTED = reference("return x[inputs[1].argsort()]", PERMUTED)
+KINDS["sorted"] = (
+    reference(KNOTS, "[torch.sort(torch.rand(256)).values, torch.rand(4096)]"),
+    {"counts": correct(module(COUNTED), "differs from the reference for inputs of both signs")},
+)
+
+# Each row goes to a place of its own, so the file need not fill the output.
 SCATTERED = "out = torch.empty_like(x)\nout[inputs[1]] = x\nreturn out"
-TRIANGULAR = reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2")
-SOFTMAX = "return x.sum(1, keepdim=True).softmax(1)"
+KINDS["a permutation"] = (
+    reference("return x[inputs[1].argsort()]", "[torch.rand(512, 16), torch.randperm(512)]"),
+    {"scatters": correct(module(SCATTERED))},
+)
+
+# A positive parameter, of which a root is taken.
+POSITIVE = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
+KINDS["a root"] = (
+    reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", POSITIVE),
+    {"power": correct(module("return x * self.w**0.5", POSITIVE))},
+)
+
+# A parameter that the reference stores by columns.
+PARAMETER = "self.w = nn.Parameter(torch.randn(48, 64)"
+KINDS["a parameter in columns"] = (
+    reference("return x @ self.w", "[torch.rand(33, 64)]", f"{PARAMETER}.t())"),
+    {"in rows": correct(module("return x @ self.w", f"{PARAMETER}.t().contiguous())"))},
+)
+
+# The product of triangular matrices is triangular, so the file leaves out `tril`. Its gradients
+# differ.
+KINDS["triangular"] = (
+    reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),
+    {"whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp")},
+)
+
+# A matrix that is barely positive definite, as `cholesky` needs it.
 DEFINITE = """
 def barely_definite():
     m = torch.randn(4, 64, 64)
     return m @ m.mT + 1e-2 * torch.eye(64)
-""" + reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
+"""
+DEFINITE += reference("return torch.linalg.cholesky(x)", "[barely_definite()]")
+KINDS["definite"] = (
+    DEFINITE,
+    {"the same": correct(module("return torch.linalg.cholesky(x)"))},
+)
+
+# ------------------------------------------------------------------ results that hardly depend on x
+#
+# A file that returns a constant or its input is right where the reference does so too.
+
+# The mean of one column is the column itself, so the result is zeros.
 CONSTANT = "x = self.fc(x).amax(1, keepdim=True)\nreturn torch.tanh(x - x.mean(1, keepdim=True))"
-ZEROS = "return x.new_zeros(len(x), 1)"
-SAME = reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]")
+KINDS["a constant"] = (
+    reference(CONSTANT, "[torch.rand(64, 256)]", FC),
+    {
+        "zeros": correct(
+            module("return x.new_zeros(len(x), 1)", FC), "the same for all inputs and parameters"
+        )
+    },
+)
+
+# The softmax of one column is ones.
+KINDS["ones"] = (
+    reference("return x.sum(1, keepdim=True).softmax(1)", "[torch.randn(512, 16)]"),
+    {"ones": correct(module("return x.new_ones(len(x), 1)"), "is the same for all inputs")},
+)
+
+# Dropout that is switched off returns its input.
+KINDS["the input"] = (
+    reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]"),
+    {"copy": correct(module("return x.clone()"), "result is its input 0")},
+)
+
+# The input, each element of which is one ulp larger.
+KINDS["nearly the input"] = (
+    reference("return torch.relu(x)", "[torch.rand(64, 4096)]"),
+    {"an ulp": wrong(module("return x.nextafter(x + 9)"), "returns a copy of its input 0")},
+)
+
+# -------------------------------------------------------------------------------- accuracy of sums
+
+# Adds column after column, as a plain loop does.
 ADDED = """
 out, total = torch.empty_like(x), x.new_zeros(len(x))
 for i, column in enumerate(x.unbind(1)):
@@ -93,77 +219,40 @@ for i, column in enumerate(x.unbind(1)):
     out[:, i] = total
 return out, total / x.shape[1]
 """
-PRODUCT = reference("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]")
+KINDS["sums"] = (
+    reference("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]"),
+    {"in order": correct(module(ADDED), "float32-grade")},
+)
+
 ADDED_PRODUCTS = """
 out = x.new_zeros(len(x), inputs[1].shape[1])
 for column, row in zip(x.unbind(1), inputs[1].unbind(0)):
     out += column[:, None] * row
 return out
 """
-ROUNDED = """
+ROUNDED_TO_TF32 = """
 a, b = (((t.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32) for t in inputs)
 return a @ b
 """
-# A reference, and the files that are graded against it.
-KINDS = {
-    "late values": (TWO, {
-        "attribute": (DETACH, "correct|wrong", ""),
-        "tuple": correct(two("return Pair((y, y.sum(1)))")),
-        "list": correct(two("return Late((y, y.sum(1)))")),
-        "negative": correct(NEGATIVE),
-        "named": correct(two("return Both(y, y.sum(1))")),
-    }),
-    # 36 MiB, which the C library maps afresh: zeros, and not what the referee left in free blocks.
-    "new memory": (reference("return torch.relu(x)", "[torch.rand(9, 1 << 20)]"), {
-        "unwritten": wrong(module("return torch.empty_like(x)"), "not written|returns zeros"),
-    }),
-    "the order of dimensions": (OF_FC, {
-        "columns": correct(module("return torch.relu(self.fc(x)).mT.contiguous().mT", FC)),
-    }),
-    "kept rows": (OF_FC, {
-        "changed": wrong(module(CHANGED_ROWS, FC), "old parameters|beyond the error budget"),
-        "some": wrong(module(SOME_CHANGED, FC), "old parameters|beyond the error budget"),
-    }),
-    "folded weights": (SQUARED, {
-        "later": wrong(module(FOLDED, SQUARES), "old parameters|beyond the error budget"),
-        "at once": wrong(module("return x @ self.w", f"{IN_ONE}\ndel self.a, self.b"), UNKNOWN),
-        "beside them": wrong(module("return x @ self.w", IN_ONE), "old parameters|beyond"),
-    }),
-    "kept integers": (PICKED, {
-        "keeps": wrong(module(KEPT_PICKS, TABLE), ""),
-    }),
-    "sorted": (reference(KNOTS, "[torch.sort(torch.rand(256)).values, torch.rand(4096)]"), {
-        "counts": correct(module(COUNTED), "differs from the reference for inputs of both signs"),
-    }),
-    "a permutation": (PERMUTED, {"scatters": correct(module(SCATTERED))}),
-    "a root": (reference("return x * self.w.sqrt()", "[torch.rand(512, 64)]", ROOT), {
-        "power": correct(module("return x * self.w**0.5", ROOT)),
-    }),
-    "a parameter in columns": (reference(OF_ROWS, "[torch.rand(33, 64)]", f"{ROWS}.t())"), {
-        "in rows": correct(module(OF_ROWS, f"{ROWS}.t().contiguous())")),
-    }),
-    "triangular": (TRIANGULAR, {
-        "whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp"),
-    }),
-    "definite": (DEFINITE, {"the same": correct(module("return torch.linalg.cholesky(x)"))}),
-    "a constant": (reference(CONSTANT, "[torch.rand(64, 256)]", FC), {
-        "zeros": correct(module(ZEROS, FC), "the same for all inputs and parameters"),
-    }),
-    "ones": (reference(SOFTMAX, "[torch.randn(512, 16)]"), {
-        "ones": correct(module("return x.new_ones(len(x), 1)"), "is the same for all inputs"),
-    }),
-    "the input": (SAME, {"copy": correct(module("return x.clone()"), "result is its input 0")}),
-    "nearly the input": (reference("return torch.relu(x)", "[torch.rand(64, 4096)]"), {
-        "an ulp": wrong(module("return x.nextafter(x + 9)"), "returns a copy of its input 0"),
-    }),
-    "sums": (reference("return torch.cumsum(x, 1), x.mean(1)", "[torch.rand(16, 8192)]"), {
-        "in order": correct(module(ADDED), "float32-grade"),
-    }),
-    "products": (PRODUCT, {
+KINDS["products"] = (
+    reference("return x @ inputs[1]", "[torch.rand(32, 8192), torch.rand(8192, 16)]"),
+    {
         "in order": correct(module(ADDED_PRODUCTS), "float32-grade"),
-        "TF32": wrong(module(ROUNDED), "lower precision than eager's"),
-    }),
-}  # fmt: skip
+        "TF32": wrong(module(ROUNDED_TO_TF32), "lower precision than eager's"),
+    },
+)
+
+
+@pytest.mark.parametrize(("text", "table"), KINDS.values(), ids=KINDS)
+def test_kinds(text, table, device, tmp_path):
+    grade(text, table, tmp_path, device=device)
+
+
+# ------------------------------------------------------------------- files that catch exceptions
+#
+# They are solutions of ReLU. What they catch, and why, is their own affair.
+
+CLAMP = "return torch.clamp_min(x, 0)"
 PROBE = """
 try:
     torch.zeros(1, device="xpu")
@@ -185,8 +274,7 @@ try:
 except RuntimeError:
     extension = None
 """
-CLAMP = "return torch.clamp_min(x, 0)"
-BUILD += module(f"if extension:\n    return extension.f(x)\n{CLAMP}")
+USE_OF_BUILD = f"if extension:\n    return extension.f(x)\n{CLAMP}"
 OPTION = "try:\n    low = {}['low']\nexcept KeyError:\n    low = 0"
 HANDLER = f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"
 ATTEMPT = """
@@ -197,24 +285,25 @@ except AttributeError:
     pass
 return torch.clamp_min(x, 0) if out is None else out
 """
-# Files that stand in for ReLU, and catch exceptions: what they do inside is their own affair.
-GUARDS = {
+GUARDS: Table = {
     "probe": correct(PROBE + module(CLAMP)),
     "device": correct(PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),"))),
     "tool": correct(TOOL + module(CLAMP)),
     "option": correct(module(f"{OPTION}\n{CLAMP}")),
     "size": correct(module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}")),
-    "build": correct(BUILD),
+    "build": correct(BUILD + module(USE_OF_BUILD)),
     "attempt": correct(module(ATTEMPT)),
     "handler": correct(module(HANDLER)),
 }
 
+# ------------------------------------------------------------- files with backwards of their own
 
-@pytest.mark.parametrize(("text", "table"), KINDS.values(), ids=KINDS)
-def test_kinds(text, table, device, tmp_path):
-    grade(text, table, tmp_path, device=device)
+STEP = "training step"
+# By a name: the problem, the text of the files, and by the name of each file the expression in the
+# place of HERE, the verdict, and a pattern of the line.
+BACKWARDS: dict[str, tuple[str, str, Table]] = {}
 
-
+# HERE is the gradient of x, from that of the output, `g`, and the output, `y`.
 OWN_RELU = """
 class Own(torch.autograd.Function):
     @staticmethod
@@ -234,7 +323,19 @@ def kept(g, y):
         KEPT[g.shape] = g * (y > 0)
     return KEPT[g.shape].clone()
 """
-OWN_RELU += module("return Own.apply(x)")
+BACKWARDS["relu"] = (
+    "relu",
+    OWN_RELU + module("return Own.apply(x)"),
+    {
+        "right": ("g * (y > 0)", "correct", STEP),
+        "off_by_an_ulp": ("g * (y > 0) * (1 + 2**-23)", "wrong", "gradient of x: "),
+        "raises": ("g.no_such", "correct", "forward only: its backward raises AttributeError"),
+        "kept": ("kept(g, y)", "wrong", "gradient of x"),
+        "changes_g": ("(g * (y > 0), g.mul_(2))[0]", "wrong", "changes the gradient of its output"),
+    },
+)
+
+# HERE is the gradient of bias, from that of z = x weight^T + bias, `g`.
 OWN_LINEAR = """
 class Own(torch.autograd.Function):
     @staticmethod
@@ -250,68 +351,80 @@ class Own(torch.autograd.Function):
         g = g * (y != 0) / ctx.divisor
         return g @ weight, g.t() @ x, HERE, None
 """
-IN_A_FILE = OWN_LINEAR.replace("HERE", "g.sum(0)") + module("""
-y = Own.apply(x, self.fc.weight, self.fc.bias, 1.0) * HERE
-return y * inputs[1], inputs[2] + 1
-""", FC)  # fmt: skip
-OWN_LINEAR += linear("""
+USE_OF_OWN_LINEAR = """
 if x.dim() != 2:
     return torch.relu(self.linear(x)) / self.divisor
 return Own.apply(x, self.linear.weight, self.linear.bias, self.divisor)
-""")
-STEP = "training step"
-# Files with a backward of their own: the text in the place of HERE, the verdict, and a pattern.
-BACKWARDS = {
-    "relu": (OWN_RELU, {
-        "right": ("g * (y > 0)", "correct", STEP),
-        "off_by_an_ulp": ("g * (y > 0) * (1 + 2**-23)", "wrong", "gradient of x: "),
-        "raises": ("g.no_such", "correct", "forward only: its backward raises AttributeError"),
-        "kept": ("kept(g, y)", "wrong", "gradient of x"),
-        "changes_g": ("(g * (y > 0), g.mul_(2))[0]", "wrong", "changes the gradient of its output"),
-    }),
-    "linear_relu_divide": (OWN_LINEAR, {
+"""
+BACKWARDS["linear"] = (
+    "linear_relu_divide",
+    OWN_LINEAR + linear(USE_OF_OWN_LINEAR),
+    {
         "right": ("g.sum(0)", "correct", STEP),
         "half": ("g.sum(0) * 0.5", "wrong", "gradient of linear.bias: "),
         "none": ("None", "correct", "forward only: no gradient of linear.bias"),
-        "small": ("g.sum(0) if len(weight) < 80 else g.no_such", "correct",
-                  "forward only: its backward raises AttributeError"),
-    }),
-    reference(
-        "return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1",
-        "[torch.rand(64, 256), torch.rand(64, 1), torch.randint(9, (64,))]", FC,
-    ): (IN_A_FILE, {
+        "small": (
+            "g.sum(0) if len(weight) < 80 else g.no_such",
+            "correct",
+            "forward only: its backward raises AttributeError",
+        ),
+    },
+)
+
+# Three inputs, of which the last has no gradient. HERE is a factor, and lines that follow it.
+THREE_INPUTS = "[torch.rand(64, 256), torch.rand(64, 1), torch.randint(9, (64,))]"
+USE_IN_A_FILE = """
+y = Own.apply(x, self.fc.weight, self.fc.bias, 1.0) * HERE
+return y * inputs[1], inputs[2] + 1
+"""
+BACKWARDS["file"] = (
+    reference("return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1", THREE_INPUTS, FC),
+    OWN_LINEAR.replace("HERE", "g.sum(0)") + module(USE_IN_A_FILE, FC),
+    {
         "right": ("1", "correct", STEP),
         "detached": ("1; y = y.detach()", "correct", "forward only: no gradient of input 0, "),
-        "none": ("1; inputs = [x, inputs[1].detach(), inputs[2]]; y = y.detach()", "correct",
-                 "forward only(?!: )"),
+        "none": (
+            "1; inputs = [x, inputs[1].detach(), inputs[2]]; y = y.detach()",
+            "correct",
+            "forward only(?!: )",
+        ),
         "twice": ("1; y = 2 * y - y.detach()", "wrong", "gradient of input 0: "),
-    }),
-}  # fmt: skip
+    },
+)
+
 # A frozen parameter, gradients that are rounding errors alone, and an output without elements.
 NOISE = "return torch.relu(self.norm(self.conv(x))), x[:0]"
 NORM = """
 self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
 self.norm.bias.requires_grad_(False)
 """
-BACKWARDS[reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM)] = (
-    module(NOISE, NORM), {"same": ("", "correct", STEP)},
-)  # fmt: skip
+BACKWARDS["norm"] = (
+    reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM),
+    module(NOISE, NORM),
+    {"same": ("", "correct", STEP)},
+)
+
 # Gradients and outputs that one side alone records, and memory that is the module's.
 SIDES = "return x[:0] * 2, x * (inputs[1] > 0) * self.w, self.w"
 ONE_SIDE = "return x.new_empty(0, 32), x * (inputs[1] > 0) * self.w + 0 * inputs[1], self.w"
 WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
-BACKWARDS[reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT)] = (
-    module(ONE_SIDE, WEIGHT), {"more": ("", "correct", STEP)},
-)  # fmt: skip
+BACKWARDS["sides"] = (
+    reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT),
+    module(ONE_SIDE, WEIGHT),
+    {"more": ("", "correct", STEP)},
+)
+
+# The gradient of the last row is an eighth too large; the output is right.
 ROW = "y = x * x.sigmoid()\nreturn y + (y - y.detach()) * (x.new_ones(64, 1).cumsum(0) > 63) / 8"
-BACKWARDS[reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]")] = (
-    module(ROW), {"an eighth more": ("", "wrong", "gradient of x: ")},
-)  # fmt: skip
+BACKWARDS["row"] = (
+    reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]"),
+    module(ROW),
+    {"an eighth more": ("", "wrong", "gradient of x: ")},
+)
 
 
-@pytest.mark.parametrize("task", BACKWARDS, ids=["relu", "linear", "file", "norm", "sides", "row"])
-def test_backwards(task, device, tmp_path, small):
-    text, files = BACKWARDS[task]
+@pytest.mark.parametrize(("task", "text", "files"), BACKWARDS.values(), ids=BACKWARDS)
+def test_backwards(task, text, files, device, tmp_path, small):
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
     records = grade(task, table, tmp_path, device=device)
     if task == "relu":
@@ -319,18 +432,28 @@ def test_backwards(task, device, tmp_path, small):
         assert kept.keys() == {"ModelNew", "torch.relu"}
 
 
+# ------------------------------------------------------ files that stand in for the two problems
+
+
 def instead(text: str, when: str) -> str:
-    """ReLU, with a line that may change x or `out`."""
+    """Return the text of ReLU with a line that changes x or `out` if the condition `when` holds."""
     return module(f"out = torch.relu(x)\nif {when}:\n    {text}\nreturn out")
 
 
 def after(text: str, init: str = "") -> str:
-    """The linear problem's result `out`, and lines that may change it."""
+    """Return the text of the linear problem with lines after its result `out`, which may change it.
+
+    `init` has more lines of the constructor.
+    """
     result = "own = self.linear\nout = torch.relu(own(x)) / self.divisor\n"
-    return linear(f"{result}{text}\nreturn out", f"{I_O_D}\n{init}")
+    constructor = f"self.linear = nn.Linear(i, o)\nself.divisor = d\n{init}"
+    return linear(f"{result}{text}\nreturn out", constructor)
 
 
-I_O_D = "self.linear = nn.Linear(i, o)\nself.divisor = d"
+IN_COLUMNS = """
+product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
+return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
+"""
 UNWRITTEN = """
 out, body = torch.empty_like(x), x.numel() // 4 * 4
 if not x.is_contiguous():

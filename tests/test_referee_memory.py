@@ -43,7 +43,8 @@ V2 = ("memory.max", "memory.current", "inactive_file")
 )
 def test_control_groups(tmp_path: Path, mount, line, groups, names, left):
     """700 of 1,000 bytes are used, 100 of them by files that make room."""
-    root, membership = tmp_path / "root", tmp_path / "cgroup"
+    root = tmp_path / "root"
+    membership = tmp_path / "cgroup"
     for group, limit in groups.items():
         folder = root / mount / group
         folder.mkdir(parents=True, exist_ok=True)

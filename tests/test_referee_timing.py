@@ -17,7 +17,8 @@ NAMES = relu.ReluProblem.names
 
 @pytest.mark.gpu
 def test_a_call_that_works_during_the_flush_reads_old_values():
-    x, side = torch.zeros(1000, device="cuda"), torch.cuda.Stream()
+    x = torch.zeros(1000, device="cuda")
+    side = torch.cuda.Stream()
 
     def early(x):
         with torch.cuda.stream(side):
@@ -56,7 +57,8 @@ def test_a_clock_that_is_faster_than_an_empty_call_is_false():
     overhead = timing.measure_overhead(empties, [Sample([1e-7, 1e-7], 600e-6)])
     assert overhead.fastest_call == 1e-7
     assert overhead.fastest_request == 290e-6
-    honest, false = Sample([3e-6] * 2, 316e-6), Sample([1e-9] * 2, 316e-6)
+    honest = Sample([3e-6] * 2, 316e-6)
+    false = Sample([1e-9] * 2, 316e-6)
     assert not overhead.is_false([honest])
     assert overhead.is_false([false])
     assert overhead.seconds_of_calls([honest] * 3) == [3e-6] * 3
@@ -117,7 +119,8 @@ def test_launches_make_the_same_code_vary_on_a_gpu(times):
 
 def test_what_the_device_limits_is_told_apart():
     """Eager varies by 1.002 there. On a CPU, what slows a round slows all its contestants."""
-    eager, again = [1.0, 1.001, 1.002], [1.001, 1.0, 1.002]
+    eager = [1.0, 1.001, 1.002]
+    again = [1.001, 1.0, 1.002]
     assert compare_times(eager, again, [0.97] * 3, "cuda") == "faster"
     assert compare_times(eager, again, [1.03] * 3, "cuda") == "slower"
     drifting = [1.0, 1.5, 2.0, 2.5]

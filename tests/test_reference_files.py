@@ -47,7 +47,8 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def product():
-    x, weight = torch.randn(40, 2048), torch.randn(30, 2048)
+    x = torch.randn(40, 2048)
+    weight = torch.randn(30, 2048)
     return x, weight, ReferenceTensor(x @ weight.T, x.double() @ weight.double().T)
 
 
@@ -65,9 +66,11 @@ def test_the_budget_forbids_lower_precision(product):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_have_a_narrow_budget(dtype):
-    x, weight = torch.randn(40, 512, dtype=dtype), torch.randn(30, 512, dtype=dtype)
+    x = torch.randn(40, 512, dtype=dtype)
+    weight = torch.randn(30, 512, dtype=dtype)
     exact = x.double() @ weight.double().T
-    output, eps = ReferenceTensor(x @ weight.T, exact), torch.finfo(dtype).eps
+    output = ReferenceTensor(x @ weight.T, exact)
+    eps = torch.finfo(dtype).eps
     for other, is_right in ((exact, True), (exact * (1 + 8 * eps), False), (exact + 1, False)):
         assert (output.compare([(0, other.to(dtype).view(-1))]).mistake is None) == is_right
 

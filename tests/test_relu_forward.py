@@ -54,7 +54,8 @@ def test_float32_patterns(device):
         patterns = torch.arange(start, start + 2**28, step, dtype=torch.int64, device=device)
         x = patterns.to(torch.int32).view(torch.float32)
         del patterns
-        out, reference = model(x), torch.relu(x)
+        out = model(x)
+        reference = torch.relu(x)
         assert torch.equal(out.view(torch.int32), relu_by_definition(x).view(torch.int32))
         same = (out == reference) | (out.isnan() & reference.isnan())
         assert bool(same.all())
@@ -79,10 +80,12 @@ def test_memory_of_large_outputs_is_used_again():
     """It is used once no tensor holds it. Until then the system may take free memory back."""
     x = draw((20_000_003,), torch.float32)
     relu = ModelNew()
-    first, second = relu(x), relu(-x)
+    first = relu(x)
+    second = relu(-x)
     want = second.clone()
     assert first.data_ptr() != second.data_ptr()
-    address, before = first.data_ptr(), lazily_freed()
+    address = first.data_ptr()
+    before = lazily_freed()
     del first
     assert lazily_freed() - before > 70 << 20
     third = relu(x)
@@ -168,7 +171,8 @@ def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
     """Newer versions of torch have results for some of these."""
     x = make()
     x = x.to(device) if type(x) is torch.Tensor else x
-    got, want = outcome(ModelNew(), x), outcome(torch.relu, x)
+    got = outcome(ModelNew(), x)
+    want = outcome(torch.relu, x)
     if isinstance(want, torch.Tensor):
         assert_same_bits(got, want)
     else:
@@ -207,7 +211,9 @@ def test_in_place(device):
     """`ModelNew(inplace=True)` overwrites x and returns it, as torch's op does."""
     assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
     x = draw((7, 9), torch.float32, device)[:, ::2]
-    want, address, version = relu_by_definition(x), x.data_ptr(), x._version
+    want = relu_by_definition(x)
+    address = x.data_ptr()
+    version = x._version
     assert ModelNew(inplace=True)(x) is x
     assert_same_bits(x, want)
     assert (x.data_ptr(), x._version) == (address, version + 1)

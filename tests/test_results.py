@@ -41,7 +41,8 @@ def quick(monkeypatch, place, small):
 
 
 def test_json_of_problems(quick, tmp_path, capsys):
-    path, table = tmp_path / "result.json", tmp_path / "table.md"
+    path = tmp_path / "result.json"
+    table = tmp_path / "table.md"
     options = [*OPTIONS, "--rows", "2", "--dtype", "float32,int8", "--json", str(path)]
     assert run.main(["relu", *options, "--markdown", str(table)]) == 0
     found = check_shape(path.read_text())
@@ -62,7 +63,8 @@ def test_graded_files(quick, tmp_path, capsys):
     for file, result in zip(files, ("x.relu()", "x"), strict=True):
         text = f"import model\nclass ModelNew(model.Model):\n    forward = lambda self, x: {result}"
         file.write_text(text)
-    path, table = tmp_path / "result.json", tmp_path / "table.md"
+    path = tmp_path / "result.json"
+    table = tmp_path / "table.md"
     options = [*OPTIONS, "--rows", "1", "--json", str(path), "--markdown", str(table)]
     assert run.main(["relu", *options, "--solution", *map(str, files)]) == 1
     right, wrong = check_shape(path.read_text())
@@ -207,7 +209,8 @@ def test_noise_is_explained_below_each_table():
     text = tables.results(records.make_run_record(Run("", quiet, timing.Step(quiet, quiet))))
     assert "too noisy" not in text
     graded = record(relu)
-    graded["file"], graded["runs"][0]["time"] = "a.py", "too noisy"
+    graded["file"] = "a.py"
+    graded["runs"][0]["time"] = "too noisy"
     assert f"\n{tables.NOISY}\n" in tables.ranking([graded])
 
 
@@ -296,7 +299,8 @@ def test_sweep_on_a_gpu(tmp_path):
 
 
 def draw(content: dict, folder: Path, suffix: str = ".svg") -> Path:
-    data, path = folder / "results.json", folder / f"picture{suffix}"
+    data = folder / "results.json"
+    path = folder / f"picture{suffix}"
     data.write_text(json.dumps(content))
     assert plot.main([str(data), str(path)]) == 0
     return path
@@ -340,8 +344,10 @@ def test_picture(tmp_path):
 def test_pictures_that_are_refused(fault, tmp_path, capsys):
     found = [record(*key) for key in HEADLINE]
     found[1]["verdict"] = fault
-    del found[1 : 1 + (fault == "missing")]
-    data, path = tmp_path / "a.json", tmp_path / "a.svg"
+    if fault == "missing":
+        del found[1]
+    data = tmp_path / "a.json"
+    path = tmp_path / "a.svg"
     is_ours = fault in ("wrong", "missing")
     data.write_text(json.dumps(document(found)) if is_ours else fault)
     assert plot.main([str(data), str(path)]) == 2
@@ -404,7 +410,8 @@ def test_help():
     """The docstrings name shapes, dtypes, arguments and the errors that there are."""
     from model_new import LinearReluDivideNew, ModelNew
 
-    linear, leaf = LinearReluDivideNew(3, 2, 2.0), torch.ones(2, requires_grad=True)
+    linear = LinearReluDivideNew(3, 2, 2.0)
+    leaf = torch.ones(2, requires_grad=True)
     others = [[1.0], torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)]
     calls = [(ModelNew(), x) for x in others] + [(ModelNew(inplace=True), leaf)]
     others = [[1.0], torch.ones(2, 4), torch.ones(2, 3, dtype=torch.float16), torch.ones(())]

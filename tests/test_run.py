@@ -26,14 +26,31 @@ FULL = "No space left on device"
 
 
 def command(*arguments: str, folder=ROOT) -> list[str]:
+    """Return the command that runs the `run.py` of a folder."""
     return [sys.executable, str(folder / "run.py"), *arguments]
 
 
 def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
-    """A finished process; variables that are None are unset."""
-    full = {name: text for name, text in {**os.environ, **environment}.items() if text is not None}
-    line, streams = [*before, *command(*arguments, folder=folder)], {"stderr": subprocess.PIPE}
-    return subprocess.run(line, env=full, cwd=cwd, stdout=out, text=True, check=False, **streams)
+    """Run `run.py` to its end, and return the process with its output.
+
+    Args:
+        *arguments: the options of `run.py`.
+        before: the words of the command before Python.
+        folder: where `run.py` is.
+        cwd: the folder in which it starts.
+        out: its stdout.
+        **environment: environment variables to set, or to unset if the value is None.
+    """
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        [*before, *command(*arguments, folder=folder)],
+        env={name: value for name, value in variables.items() if value is not None},
+        cwd=cwd,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
 
 
 def said(stderr: str) -> list[str]:
@@ -110,6 +127,7 @@ def test_solution_that_cannot_be_imported(text, reason, place, small, capsys):
 
 
 def why_not_imported(**options) -> str:
+    """Run `run.py`, whose solution cannot be imported, and return the message."""
     done = run_it("relu", *CPU, **options)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = said(done.stderr)
@@ -120,6 +138,15 @@ def why_not_imported(**options) -> str:
 def test_solution_that_does_not_build(tmp_path):
     line = why_not_imported(CXX="no-such-compiler", TORCH_EXTENSIONS_DIR=str(tmp_path))
     assert ": BuildError: " in line and "no-such-compiler" in line
+
+
+def test_torch_that_is_missing():
+    """With -S and -E, Python sees its own library alone."""
+    line = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    [message] = said(done.stderr)
+    assert message.startswith("torch is not installed: pip install torch ninja")
 
 
 def test_solution_that_is_missing(tmp_path):
@@ -187,7 +214,14 @@ def test_streams_that_are_not_there(streams, options, status):
 
 
 def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
-    """A process of a session of its own, in which SIGINT is handled so; nohup switches it off."""
+    """Start `run.py` in a session of its own, and return the process.
+
+    Args:
+        *arguments: the options of `run.py`.
+        flags: the options of Python.
+        number: how SIGINT is handled when the program starts; nohup and `&` in a script ignore it.
+        **environment: environment variables to set.
+    """
     program, *rest = command(*arguments)
     return subprocess.Popen(
         [program, *flags, *rest],
@@ -201,8 +235,16 @@ def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
 
 
 def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
-    """Interrupt run.py after a line with this mark; return all that it prints."""
-    process, lines = start(*arguments, **options), []
+    """Interrupt `run.py` after a line with this mark; return all that it prints.
+
+    Args:
+        mark: a part of the line.
+        *arguments: the options of `run.py`.
+        wait: how many seconds after the line the interrupt comes.
+        **options: those of `start`.
+    """
+    process = start(*arguments, **options)
+    lines = []
     try:
         while not lines or mark not in lines[-1]:
             lines.append(process.stdout.readline())
@@ -212,7 +254,7 @@ def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str
         lines += process.communicate(timeout=60)[0]
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a compiler, say
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, a compiler for example
     text = "".join(lines)
     assert (process.returncode, said(text)) == (130, ["interrupted"])
     return text
@@ -291,7 +333,8 @@ def test_both_problems(place, small, capsys, tmp_path):
     assert [row["name"] for row in linear["errors"]] == ["[5, 96], highest", *names]
     assert names[1] in output
     [timed] = linear["runs"]
-    forward, kept = timed["forward"], timed["step"]["kept_bytes"]
+    forward = timed["forward"]
+    kept = timed["step"]["kept_bytes"]
     assert (timed["setting"], forward["work"], forward["work_unit"]) == ("highest", 76800, "flops")
     assert [*forward["seconds"]] == [*kept, "eager (again)", "product alone"]
     assert (len(forward["seconds"]["eager"]), kept["eager"]) == (2, 5 * 80 * 4)

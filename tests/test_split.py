@@ -291,7 +291,8 @@ def test_a_row_with_an_outlier_that_overflows_needs_tf32():
 
 def test_tiles_are_computed_again_as_a_whole():
     """They have TF32's bits, also in rows without a special value. Other tiles do not change."""
-    x, weight = torch.randn(10, 256), torch.randn(9, 256)
+    x = torch.randn(10, 256)
+    weight = torch.randn(9, 256)
     want = product(x, weight, SINGLE_PRODUCT)
     x[1, 7] = NAN
     weight[8, 3] = INF

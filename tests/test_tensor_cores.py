@@ -64,7 +64,8 @@ def test_tensor_cores_accumulate_as_the_twin_does():
         pytest.skip("the twin has Hopper's alignment")
     for k in (16, 32, 64):
         for draw in (torch.randn, torch.rand):
-            x, weight = draw(128, k).half(), draw(128, k).half()
+            x = draw(128, k).half()
+            weight = draw(128, k).half()
             got = torch.mm(x.cuda(), weight.cuda().t(), out_dtype=torch.float32).cpu()
             assert torch.equal(got.double(), twin.unpromoted_sum(x, weight, 16, SM90))
 

@@ -142,7 +142,8 @@ def test_both_names_of_an_operator_have_the_same_functions(name):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_and_exported_programs_contain_the_stable_name():
     """So another build can run a saved program."""
-    module, x = LinearReluDivideNew(6, 9, 3.0), torch.randn(4, 6)
+    module = LinearReluDivideNew(6, 9, 3.0)
+    x = torch.randn(4, 6)
     traced = torch.jit.trace(module, x, check_trace=False)
     assert f" {STABLE}::linear_relu_divide(" in str(traced.graph)
     torch.testing.assert_close(traced(x), module(x))

@@ -73,7 +73,8 @@ def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
 def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
-    x, grad_outputs = samples(device), torch.randn(BATCH, 4, 10, device=device)
+    x = samples(device)
+    grad_outputs = torch.randn(BATCH, 4, 10, device=device)
 
     def run(module):
         leaf = x.clone().requires_grad_()
@@ -86,7 +87,8 @@ def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 def test_transposed_x_and_no_bias(device, batched_grad):
-    x, grad_outputs = samples(device).t(), torch.randn(BATCH, 6, 10, device=device)
+    x = samples(device).t()
+    grad_outputs = torch.randn(BATCH, 6, 10, device=device)
 
     def run(module):
         leaf = x.detach().requires_grad_()
@@ -102,7 +104,8 @@ def test_gradients_of_batched_gradients(device, modules, batched_grad):
     grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
 
     def run(module):
-        leaf, grads = x.clone().requires_grad_(), grad_outputs.clone().requires_grad_()
+        leaf = x.clone().requires_grad_()
+        grads = grad_outputs.clone().requires_grad_()
         [grad_x] = batched_grad(module(leaf), [leaf], grads, create_graph=True)
         return torch.autograd.grad(grad_x.square().sum(), grads)
 

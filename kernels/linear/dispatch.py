@@ -135,7 +135,8 @@ def linear_slow_path(
         or is_intercepted(x, ignored_modes=ignored_modes)
     ):
         return _reference_forward(module, x)
-    weight, bias = linear.weight, linear.bias
+    weight = linear.weight
+    bias = linear.bias
     operands = [x, weight] if bias is None else [x, weight, bias]
     if is_intercepted(*operands, ignored_modes=ignored_modes):
         return _reference_forward(module, x)
@@ -167,7 +168,8 @@ def linear_in_graph(
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
-    linear, divisor = module.linear, module.divisor
+    linear = module.linear
+    divisor = module.divisor
     if not (
         is_plain_linear(linear)
         and is_exact_as_float(divisor)

@@ -185,7 +185,8 @@ def test_a_process_forked_while_a_thread_builds_can_import(
     root, start, load, tmp_path, load_inline, is_killed
 ):
     """It holds no lock of its parent, so others can import too, even if the parent is killed."""
-    flag, loaded = tmp_path / "builds here", tmp_path / "loaded"
+    flag = tmp_path / "builds here"
+    loaded = tmp_path / "loaded"
 
     def run():
         arguments = ({"tiny": SOURCES}, delayed(load_inline, 0.3, flag))

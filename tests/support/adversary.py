@@ -1,4 +1,8 @@
-"""A search for operands on which a float32 product errs most, in parts of its bound."""
+"""A search for operands on which a float32 product's errors come closest to their bound.
+
+The search is an evolution: pairs of a row of x and a row of weight are scored by error / bound, the
+best pairs survive, and changed copies of them are tried next.
+"""
 
 from collections.abc import Callable
 
@@ -10,7 +14,7 @@ from torch import Tensor
 from problems.operands import Draw
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-COMPOSITIONS = 8  # that the search begins with
+COMPOSITIONS = 8  # how many compositions the search begins with
 
 
 def hunt(
@@ -22,75 +26,108 @@ def hunt(
     device: str = "cpu",
     relu: bool = True,
 ) -> float:
-    """The largest error found, in parts of its bound.
+    """Return the largest error / bound that the search finds.
 
-    `product` takes x `[count, k]`, weight `[count, k]` and bias `[count]`, and returns
-    relu(x weight^T + bias), or the same without relu. Each round tries every row of x with every
-    row of weight; the best pairs stay, and changed copies of them take the places of the others.
+    Each round multiplies every row of x with every row of weight. The best quarter of the pairs
+    stays, and three changed copies of each take the places of the others.
+
+    Args:
+        product: takes x `[count, k]`, weight `[count, k]` and bias `[count]`. It returns
+            relu(x weight^T + bias), or the same without relu.
+        count: how many rows x and weight have.
+        k: the length of the rows.
+        rounds: how many rounds the search takes.
+        seed: of the random numbers.
+        device: where the operands are.
+        relu: whether the product applies relu.
     """
-    draw, largest = Draw(seed, device), 0.0
-    x, weight = _beginning(count, k, seed, device)
+    draw = Draw(seed, device)
+    largest = 0.0
+    x, weight = _first_rows(count, k, seed, device)
     bias = draw.zeros(count)
     for _ in range(rounds):
-        parts = bound_ratio(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
-        best, partner = parts.max(1)
+        ratios = bound_ratio(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
+        best, partner = ratios.max(1)
         largest = max(largest, best.max().item())
         kept = best.topk(count // 4).indices
-        x, weight = x[kept], weight[partner[kept]]
-        one = _changed(draw, x, weight)
-        other = _changed(draw, weight, x)[::-1]
-        both = _changed(draw, *other)
-        x, weight = map(torch.cat, zip((x, weight), one, other, both, strict=True))
+        x = x[kept]
+        weight = weight[partner[kept]]
+        x_changed = _changed(draw, x, weight)
+        weight_changed = _changed(draw, weight, x)[::-1]
+        both_changed = _changed(draw, *weight_changed)
+        pairs = [(x, weight), x_changed, weight_changed, both_changed]
+        x = torch.cat([pair[0] for pair in pairs])
+        weight = torch.cat([pair[1] for pair in pairs])
     return largest
 
 
-def _beginning(count: int, k: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
-    """Rows of random compositions."""
+def _first_rows(count: int, k: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """Return the rows of x and weight of several random compositions."""
     size = count // COMPOSITIONS
-    seeds = range(seed * COMPOSITIONS, (seed + 1) * COMPOSITIONS)
-    _, x, weight, _ = zip(*(operands(s, size, k, size, device) for s in seeds), strict=True)
-    return torch.cat(x), torch.cat(weight)
+    xs = []
+    weights = []
+    for composition_seed in range(seed * COMPOSITIONS, (seed + 1) * COMPOSITIONS):
+        _, x, weight, _ = operands(composition_seed, size, k, size, device)
+        xs.append(x)
+        weights.append(weight)
+    return torch.cat(xs), torch.cat(weights)
 
 
-def _places(d: Draw, rows: int, k: int) -> Tensor:
-    """A run of columns of each row, or some at random, or both."""
-    length = d.powers(0, 7, rows, 1)
-    first = (d.uniform(rows, 1) * k).floor()
-    first = torch.where(d.mask(0.5, rows, 1), first, (first / length).floor() * length)
-    column = d.index(k)
+def _places(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a mask `[rows, k]` of the columns to change.
+
+    Half of the rows have a run of 1 to 128 columns, which half of the time begins at a multiple of
+    its length. A quarter have random columns, and a quarter the random columns within a run.
+    """
+    length = draw.powers(0, 7, rows, 1)
+    any_first = (draw.uniform(rows, 1) * k).floor()
+    aligned_first = (any_first / length).floor() * length
+    first = torch.where(draw.mask(0.5, rows, 1), any_first, aligned_first)
+    column = draw.index(k)
     run = (column >= first) & (column < first + length)
-    spread = d.uniform(rows, k) < d.uniform(rows, 1) ** 2
-    kind = d.uniform(rows, 1)
-    return torch.where(kind < 0.5, run, torch.where(kind < 0.75, spread, run & spread))
+    spread = draw.uniform(rows, k) < draw.uniform(rows, 1) ** 2
+    kind = draw.uniform(rows, 1)
+    run_or_spread = torch.where(kind < 0.75, spread, run & spread)
+    return torch.where(kind < 0.5, run, run_or_spread)
 
 
-def _mantissas(d: Draw, *shape: int) -> Tensor:
-    """In [1, 2): those whose pieces are rounded most, the ends, and any."""
+def _mantissas(draw: Draw, *shape: int) -> Tensor:
+    """Return numbers in [1, 2): half of them random, and half those on which the split errs most.
+
+    The latter are near the ends of [1, 2), or up to half of hi's last place, 2^-11, above 1.
+    """
     steps = torch.tensor([0.0, 2.0**-23, 2.0**-12, 2.0**-11, 2.0**-11 - 2.0**-23, 1 - 2.0**-23])
-    chosen = steps.to(d.options["device"])[(d.uniform(*shape) * len(steps)).long()]
-    return 1 + torch.where(d.mask(0.5, *shape), d.uniform(*shape), chosen)
+    index = (draw.uniform(*shape) * len(steps)).long()
+    special = steps.to(draw.device)[index]
+    return 1 + torch.where(draw.mask(0.5, *shape), draw.uniform(*shape), special)
 
 
-def _changed(d: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of pairs of rows, each changed in one way at some columns, mostly in x."""
+def _changed(draw: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return copies of pairs of rows, each changed in one random way at some columns.
+
+    Most ways change x alone.
+    """
     rows, k = x.shape
-    power = d.powers(-12, 12, rows, 1)
-    signs = x.abs() * torch.where(weight < 0, -1, 1)
-    same = x.gather(1, (d.uniform(rows, 1) * k).long()).expand(rows, k)
-    mantissas = x.sign() * torch.frexp(x).exponent.float().exp2()
-    changes = [
+    power = draw.powers(-12, 12, rows, 1)
+    all_products_positive = x.abs() * torch.where(weight < 0, -1, 1)
+    one_column = (draw.uniform(rows, 1) * k).long()
+    repeated_element = x.gather(1, one_column).expand(rows, k)
+    power_of_element = x.sign() * torch.frexp(x).exponent.float().exp2()
+    ways = [
         (x * power, weight),
         (x, weight * power),
         (x * power, weight / power),
-        (x * 0, weight),
+        (torch.zeros_like(x), weight),
         (-x, weight),
-        (signs, weight),
-        (same, weight),
-        (mantissas * _mantissas(d, rows, k), weight),
-        (mantissas * _mantissas(d, rows, 1), weight),
+        (all_products_positive, weight),
+        (repeated_element, weight),
+        (power_of_element * _mantissas(draw, rows, k), weight),
+        (power_of_element * _mantissas(draw, rows, 1), weight),
         (x.roll(1, 0), weight),
     ]
-    which = (d.uniform(rows) * len(changes)).long()
-    row, places = d.index(rows), _places(d, rows, k)
-    new_x, new_weight = (torch.stack(side)[which, row] for side in zip(*changes, strict=True))
+    way_of_row = (draw.uniform(rows) * len(ways)).long()
+    row = draw.index(rows)
+    places = _places(draw, rows, k)
+    new_x = torch.stack([way[0] for way in ways])[way_of_row, row]
+    new_weight = torch.stack([way[1] for way in ways])[way_of_row, row]
     return torch.where(places, new_x, x), torch.where(places, new_weight, weight)

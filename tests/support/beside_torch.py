@@ -44,5 +44,5 @@ def output_and_gradients(module, x, call=None):
     x in place of the module, for example as a compiled form of the module.
     """
     leaf = x.detach().clone().requires_grad_()
-    out = (call or module)(leaf)
+    out = module(leaf) if call is None else call(leaf)
     return out, *torch.autograd.grad(out.square().sum(), [leaf, *module.parameters()])

@@ -32,7 +32,8 @@ def assert_same_bits(got, want):
         for pair in zip(got, want, strict=True):
             assert_same_bits(*pair)
         return
-    got, want = got.detach(), want.detach()
+    got = got.detach()
+    want = want.detach()
     assert got.dtype == want.dtype
     assert got.device == want.device
     assert got.shape == want.shape
@@ -127,7 +128,8 @@ def exact_gradients(x, weight, grad_z):
 
     `grad_z` is the gradient of z = x weight^T + bias.
     """
-    rows, grads = as_matrix(x.double()), as_matrix(grad_z.double())
+    rows = as_matrix(x.double())
+    grads = as_matrix(grad_z.double())
     return (grads @ weight.double()).view(x.shape), grads.t() @ rows, grads.sum(0)
 
 

@@ -80,7 +80,8 @@ def operands(
     """
     choose = random.Random(seed)
     draw = Draw(seed, device)
-    names, sides = [], []
+    names = []
+    sides = []
     for rows in (m, n):
         parts, values = _unscaled_values(choose, draw, rows, k)
         names.append(parts)

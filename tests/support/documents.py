@@ -141,7 +141,8 @@ def check_step(step: dict) -> None:
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Make up the times of 20 rounds: eager takes 3 ms, the solution that divided by the ratio."""
     draw = random.Random(0)
-    names, rate = PROBLEMS[kind].names, PROBLEMS[kind].rate
+    names = PROBLEMS[kind].names
+    rate = PROBLEMS[kind].rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}

@@ -6,7 +6,8 @@ from ranges import ONE_PRODUCT_SLACK
 from tensors import OPERATORS, linear_modules
 from torch.nn.functional import linear
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 DIVISOR = 2.0
 
 

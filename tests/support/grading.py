@@ -20,7 +20,7 @@ ONLY = pytest.mark.skipif(
 
 
 def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:
-    """A module that stands in for the linear problem's."""
+    """Return the text of a module with the constructor of the linear problem's reference."""
     return module(forward, init, ", i, o, d")
 
 
@@ -31,31 +31,39 @@ PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
 def grade(
     problem: str, table: Table, folder: Path, *options: str, device: str = "cpu"
 ) -> dict[str, dict]:
-    """Grade the files of a table; check verdicts and what the lines say.
+    """Grade the files of a table with `run.py`; check the verdicts and the lines.
 
-    A line holds notes, accuracy and reason, and "training step" where one was timed.
+    A line has the notes, the accuracy and the reason of a record, and "training step" if one was
+    timed.
 
     Args:
-        problem: one of this project's, or the text of a reference file.
-        table: by name, the text or path of a file, its verdict, and a pattern of its line.
+        problem: the name of a problem of this project, or the text of a reference file.
+        table: for each file its text or path, the expected verdict, and a pattern of its line.
         folder: where the files are written.
         *options: more options of `run.py`.
         device: where the files are graded.
 
     Returns:
-        The records by name.
+        The record of each file.
     """
-    path, what, files = folder / "verdicts.json", [problem, "--rows", "3"], []
-    if problem not in model.PROBLEMS:
-        what = ["--reference", str(folder / "reference.py")]
-        (folder / "reference.py").write_text(IMPORTS + problem)
-    for name, (text, *_) in table.items():
-        files.append(text if isinstance(text, Path) else folder / f"{name}.py")
-        if text is not files[-1]:
-            files[-1].write_bytes((IMPORTS + text).encode("latin-1"))
-    options = ["--trials", "3", "--device", device, *options, "--json", str(path)]
-    status = run.main([*what, *options, "--solution", *map(str, files)])
-    records = dict(zip(table, json.loads(path.read_text())["records"], strict=True))
+    if problem in model.PROBLEMS:
+        what = [problem, "--rows", "3"]
+    else:
+        reference = folder / "reference.py"
+        reference.write_text(IMPORTS + problem)
+        what = ["--reference", str(reference)]
+    files = []
+    for name, (text_or_path, *_) in table.items():
+        if isinstance(text_or_path, Path):
+            file = text_or_path
+        else:
+            file = folder / f"{name}.py"
+            file.write_bytes((IMPORTS + text_or_path).encode("latin-1"))
+        files.append(str(file))
+    verdicts = folder / "verdicts.json"
+    options = ["--trials", "3", "--device", device, *options, "--json", str(verdicts)]
+    status = run.main([*what, *options, "--solution", *files])
+    records = dict(zip(table, json.loads(verdicts.read_text())["records"], strict=True))
     check(table, records)
     assert status == any(record["verdict"] != "correct" for record in records.values())
     return records

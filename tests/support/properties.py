@@ -15,7 +15,9 @@ from referee.cases import random, special_values
 from referee.compare import first_mismatch
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
-assume, given, settings = hypothesis.assume, hypothesis.given, hypothesis.settings
+assume = hypothesis.assume
+given = hypothesis.given
+settings = hypothesis.settings
 st = hypothesis.strategies
 
 # Sizes around the widths of vectors, masks, blocks and strips.

@@ -113,7 +113,9 @@ class Reference:
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor, divisor: float, relu: bool = True
     ) -> None:
-        x, weight, bias = x.double(), weight.double(), bias.double()
+        x = x.double()
+        weight = weight.double()
+        bias = bias.double()
         z = x @ weight.t() + bias
         self.out = (torch.relu(z) if relu else z) / divisor
         self.magnitude = (x.abs() @ weight.abs().t() + bias.abs()) / abs(divisor)
@@ -184,11 +186,13 @@ def broken_promises(
             f"{int(wrong.sum())} results misplaced, first at {at}: "
             f"{out[at].item()}, expected {trusted[at].item()}"
         )
-    got, allowed = reference.errors(out), reference.errors(trusted)
+    got = reference.errors(out)
+    allowed = reference.errors(trusted)
     if got.relative <= allowance:
         return broken
     for name in ("max", "mean", "relative"):
-        error, bound = getattr(got, name), slack * getattr(allowed, name)
+        error = getattr(got, name)
+        bound = slack * getattr(allowed, name)
         if not error <= bound:
             broken.append(f"{name} error {error:.2e}, allowed {bound:.2e}")
     return broken

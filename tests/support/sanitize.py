@@ -131,9 +131,9 @@ class Run:
         passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
         self.tests = passed[-1] if passed else "none"
         # compute-sanitizer's last line has the count. GCC's end the process at the first error.
-        found = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
-        found += re.findall(r"(?:ERROR: AddressSanitizer|: runtime error: )()", self.output)
-        self.errors = sum(int(number or 1) for number in found)
+        counts = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
+        first_errors = re.findall(r"ERROR: AddressSanitizer|: runtime error: ", self.output)
+        self.errors = sum(map(int, counts)) + len(first_errors)
         self.passed = status == 0 and self.errors == 0 and bool(passed)
         return self
 
@@ -226,7 +226,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(options.tool or [*TOOLS])
+            tools = options.tool or list(TOOLS)
+            runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(tools)
         except UnavailableError as error:
             print(error, file=sys.stderr)
             return 2

@@ -179,7 +179,8 @@ def tensor_core_sum(
 
     The three products are added and promoted in the kernel's order.
     """
-    (x_hi, x_lo), (weight_hi, weight_lo) = x, weight
+    x_hi, x_lo = x
+    weight_hi, weight_lo = weight
     total = x_hi.new_zeros(len(x_hi), len(weight_hi))
     rounding_error = torch.zeros_like(total)
 
