@@ -160,18 +160,18 @@ def _start_server(
         environment: its environment variables.
         imports: names of modules that it imports.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with servers_end:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(theirs.fileno()), *imports],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(servers_end.fileno()), *imports],
+            pass_fds=[servers_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env=environment,
         )
     processes.own_pids.add(process.pid)
-    return process, ours
+    return process, referees_end
 
 
 @dataclass(frozen=True)

@@ -47,19 +47,19 @@ class Subject(NamedTuple):
     elements: int = 0
 
 
-def document(command: str, kind: str, about: dict) -> dict:
+def document(command: str, kind: str, environment: dict) -> dict:
     """Return the JSON file's content, without records yet.
 
     Args:
         command: the command line.
         kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
-        about: the environment, see `environment`.
+        environment: what the function `environment` returns.
     """
     return {
         "schema": SCHEMA,
         "command": command,
         "kind": kind,
-        "environment": about,
+        "environment": environment,
         "records": [],
         "complete": True,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

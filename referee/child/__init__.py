@@ -3,7 +3,7 @@
     main         forks contestants' processes; receives requests and sends replies
     worker       the methods that requests name
     clock        times calls
-    yardsticks   calls that eager's process is timed on beside its module
+    yardsticks   other calls that eager's process times, to show what the device can do
 
 The referee's process and this one both use the modules `shared`, `results`, `cuda_ipc`, `names`,
 `execute` and `gradients_of`. This process holds no expected result and no object of the referee's.

@@ -26,10 +26,10 @@ def load(path: Path) -> dict:
     return content
 
 
-def machine(about: dict) -> str:
+def machine(environment: dict) -> str:
     """Return the device of an environment in words, with the number of a CPU's threads."""
-    threads = f" ({about['threads']} threads)" if about["threads"] else ""
-    return about["device"] + threads
+    threads = f" ({environment['threads']} threads)" if environment["threads"] else ""
+    return environment["device"] + threads
 
 
 def by_role(summary: list[dict], role: str) -> dict:

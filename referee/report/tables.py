@@ -32,16 +32,16 @@ LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the resu
 # ------------------------------------------------------------------------- parts of all reports
 
 
-def headline(about: dict, device: object, why_no_gpu: str) -> str:
+def headline(environment: dict, device: object, why_no_gpu: str) -> str:
     """Return the line on the device and the versions.
 
     Args:
-        about: the environment, see `records.environment`.
+        environment: of the run, see `records.environment`.
         device: its name, "cuda:0" for example.
         why_no_gpu: "; no GPU: ..." or "".
     """
-    cuda = f"CUDA {about['cuda']}" if about["cuda"] else "no CUDA"
-    return f"{device}: {machine(about)}{why_no_gpu}; torch {about['torch']}, {cuda}"
+    cuda = f"CUDA {environment['cuda']}" if environment["cuda"] else "no CUDA"
+    return f"{device}: {machine(environment)}{why_no_gpu}; torch {environment['torch']}, {cuda}"
 
 
 def table(rows: list[list[str]]) -> str:
@@ -413,10 +413,10 @@ def markdown(content: dict) -> str:
     Args:
         content: of the JSON file, see `records.document`.
     """
-    about = content["environment"]
-    cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
+    environment = content["environment"]
+    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
-    origin = f"{machine(about)}, torch {about['torch']}{cuda}; `{content['command']}`"
+    origin = f"{machine(environment)}, torch {environment['torch']}{cuda}; `{content['command']}`"
     if content["kind"] == "grading":
         titles, *rows = _ranking_rows(content["records"])
     else:
