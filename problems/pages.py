@@ -9,6 +9,9 @@ A file of results holds what one command printed, cell by cell:
 A block of the page begins with a comment that names a view and one or more of these files,
 `<!-- table: host.json -->`, and ends with `<!-- end -->`. `fill` puts the view's Markdown between
 the two. The views are the functions of `VIEWS`.
+
+The columns of all views have the same names and order: this project's time, eager's time, the
+speedup, which is eager's time / this project's, and then the rest.
 """
 
 import json
@@ -16,6 +19,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from problems.linear_yardsticks import THREE_PRODUCTS
+from referee.names import COMPILED
 
 # A block: its comment, whose groups are the view with its arguments and the names of the files, and
 # the text below the comment.
@@ -82,10 +88,11 @@ def fill(page: str, folder: Path) -> str:
     return BLOCK.sub(make_block, page)
 
 
-def as_markdown(heading: str, columns: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table below a line of text."""
+def as_markdown(columns: list[str], rows: list[list[str]], heading: str = "") -> str:
+    """Return a Markdown table, below a line of text if there is a heading."""
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    return "\n".join([heading, "", *lines, ""])
+    above = [heading, ""] if heading else []
+    return "\n".join([*above, *lines, ""])
 
 
 def heading_of(results: dict) -> str:
@@ -108,23 +115,71 @@ def tables_of(results: dict) -> list[Table]:
     return [part for part in results["output"] if isinstance(part, dict)]
 
 
+def view_heading(results: list[dict]) -> str:
+    """Show the machine, the versions and the command, for the tables of a file that lack them."""
+    [only] = results
+    return heading_of(only) + "\n"
+
+
 def view_table(results: list[dict]) -> str:
     """Show the one table that a command printed."""
     [only] = results
     [table] = tables_of(only)
-    return as_markdown(heading_of(only), table["columns"], table["rows"])
+    return as_markdown(table["columns"], table["rows"], heading_of(only))
+
+
+def view_host(results: list[dict]) -> str:
+    """Show a row for each call: the host's nanoseconds, and the speedup."""
+    return _view_comparison(
+        results,
+        {
+            "call": "host time",
+            "this, ns": "ours ns",
+            "eager, ns": "eager ns",
+            "speedup": "eager / ours",
+        },
+    )
+
+
+def view_operands(results: list[dict]) -> str:
+    """Show a row for each kind of operands: microseconds, the speedup, and the largest errors."""
+    return _view_comparison(
+        results,
+        {
+            "operands": "operands",
+            "this, us": "ours us",
+            "eager, us": "eager us",
+            "speedup": "ratio",
+            "error of this, u": "u",
+            "eager's error, u": "eager's u",
+        },
+    )
+
+
+def _view_comparison(results: list[dict], printed_names: dict[str, str]) -> str:
+    """Show the one table that a command printed, with other names and another order of its columns.
+
+    `printed_names` has the name of each shown column, in order, and the name that was printed.
+    """
+    [only] = results
+    [table] = tables_of(only)
+    rows = [
+        [cells[printed] for printed in printed_names.values()]
+        for cells in _rows_by_name(table).values()
+    ]
+    return as_markdown([*printed_names], rows, heading_of(only))
 
 
 def view_range(results: list[dict]) -> str:
-    """Show the smallest and the largest ratio of each column, in a row for each file.
+    """Show the smallest and the largest speedup of each column, in a row for each file.
 
-    A cell of a file's table is a ratio, and ours in microseconds in parentheses: `1.318 (9)`.
+    A cell of a file's table is a speedup, and ours in microseconds in parentheses: `1.318 (9)`.
     """
     rows = []
     columns: list[str] = []
     for file in results:
         [table] = tables_of(file)
-        columns = ["", *table["columns"][1:]]
+        columns = ["dtype (GPU)", *table["columns"][1:]]
         device = machine_of(file).partition(", ")[0]
         dtype_and_precision = file["output"][1]
         row = [f"{dtype_and_precision} ({device})"]
@@ -134,7 +189,7 @@ def view_range(results: list[dict]) -> str:
         rows.append(row)
     versions = machine_of(results[0]).partition(", ")[2]
     commands = ", ".join(f"`{file['command']}`" for file in results)
-    return as_markdown(f"{versions}; {commands}", columns, rows)
+    return as_markdown(columns, rows, f"{versions}; {commands}")
 
 
 # ---------------------------------------------------------------------------- the views of run.py
@@ -238,31 +293,47 @@ def _names_of_modules(settings: list[Setting]) -> tuple[str, str]:
 
 
 def view_forward(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: milliseconds of the forward, and eager's time / this."""
+    """Show a row for each setting: milliseconds of the forward, and the speedup.
+
+    The columns after eager's control are torch.compile and the yardsticks.
+    """
     [only] = results
     settings = settings_of(only, problem)
     ours, eager = _names_of_modules(settings)
     eager_again = f"{eager} (again)"
     ratio = f"{eager} / this"
-    yardsticks: list[str] = []
+    others: list[str] = []
     for setting in settings:
         for name in setting.forward:
-            if name not in (ours, eager, eager_again, *yardsticks):
-                yardsticks.append(name)
+            if name not in (ours, eager, eager_again, *others):
+                others.append(name)
+    if COMPILED in others:
+        others.remove(COMPILED)
+        others.insert(0, COMPILED)
     rows = []
     for setting in settings:
         times = setting.forward
         row = [setting.label, times[ours]["median ms"], times[eager]["median ms"]]
         row += [times[ours][ratio], times[eager_again][ratio]]
-        row += [times[name]["median ms"] if name in times else "" for name in yardsticks]
+        for name in others:
+            is_shown = name in times and _is_yardstick_for(name, setting)
+            row.append(times[name]["median ms"] if is_shown else "")
         rows.append(row)
-    columns = ["forward", "this, ms", f"{eager}, ms", ratio, f"{eager}, timed again"]
-    columns += [f"{name}, ms" for name in yardsticks]
-    return as_markdown(heading_of(only), columns, rows)
+    columns = ["forward", "this, ms", "eager, ms", "speedup", "eager, timed again"]
+    columns += [f"{name}, ms" for name in others]
+    return as_markdown(columns, rows)
+
+
+def _is_yardstick_for(name: str, setting: Setting) -> bool:
+    """Return whether a yardstick does no more than the module does in this setting.
+
+    Three float16 products are timed in float32 at any precision, but only `highest` needs three.
+    """
+    return name != THREE_PRODUCTS or setting.label.endswith(", highest")
 
 
 def view_step(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: a training step's milliseconds, ratios and bytes kept."""
+    """Show a row for each setting: a training step's milliseconds, speedups and bytes kept."""
     [only] = results
     settings = settings_of(only, problem)
     ours, eager = _names_of_modules(settings)
@@ -271,19 +342,19 @@ def view_step(results: list[dict], problem: str) -> str:
     for setting in settings:
         step = setting.step
         row = [setting.label]
-        for name in (ours, eager, "torch.compile"):
-            row.append(step[f"step, {name}"]["median ms"])
-        for part in ("forward", "backward", "step"):
-            row.append(step[f"{part}, {ours}"][ratio])
-        row.append(" / ".join(setting.kept_bytes))
+        row += [step[f"step, {name}"]["median ms"] for name in (ours, eager)]
+        row += [step[f"{part}, {ours}"][ratio] for part in ("step", "forward", "backward")]
+        row.append(step[f"step, {COMPILED}"]["median ms"])
+        row += setting.kept_bytes
         rows.append(row)
-    columns = ["training step", "this, ms", f"{eager}, ms", "torch.compile, ms"]
-    columns += [f"forward: {ratio}", "backward", "step", f"bytes kept: this / {eager}"]
-    return as_markdown(heading_of(only), columns, rows)
+    columns = ["training step", "this, ms", "eager, ms", "speedup"]
+    columns += ["speedup of its forward", "speedup of its backward", f"{COMPILED}, ms"]
+    columns += ["this keeps, bytes", "eager keeps, bytes"]
+    return as_markdown(columns, rows)
 
 
 def view_errors(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: relative errors in the Frobenius norm, ours / eager's.
+    """Show a row for each setting: relative errors in the Frobenius norm, ours and eager's.
 
     A row of run.py's table ends with max, mean and relative errors of ours, and then of eager's.
     """
@@ -296,14 +367,17 @@ def view_errors(results: list[dict], problem: str) -> str:
         for cells in setting.errors.values():
             ours = cells[-4]
             eager = cells[-1]
-            row.append(f"{ours} / {eager}")
+            row.append(f"{ours}, {eager}")
         rows.append(row)
     titles = [f"gradient of {name}" if name else "output" for name in gradients]
-    return as_markdown(heading_of(only), ["relF, this / eager", *titles], rows)
+    return as_markdown(["relF: this, eager", *titles], rows)
 
 
 VIEWS: dict[str, Callable[..., str]] = {
+    "heading": view_heading,
     "table": view_table,
+    "host": view_host,
+    "operands": view_operands,
     "range": view_range,
     "forward": view_forward,
     "step": view_step,

@@ -134,11 +134,35 @@ def test_the_pages_understand_the_tables_that_run_prints(kind, dtype):
     about = f"{made['problem']}: {tables.headline(ABOUT, 'cpu', '')}; {made['shape']} {dtype}"
     output = pages.parse(f"{about}\n{tables.details(made)}")
     results = {"device": "cpu", "command": "python run.py", "output": output}
+    heading = pages.view_heading([results])
+    assert heading == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`\n"
     lines = pages.view_forward([results], made["problem"]).splitlines()
-    assert lines[0] == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`"
-    for line, run in zip(lines[4:], made["runs"], strict=True):
+    for line, run in zip(lines[2:], made["runs"], strict=True):
         label = f"{dtype}, {run['setting']}".removesuffix(", ")
         assert line.startswith(f"| {label} | 1.500 | 3.000 | 2.000 [2.000, 2.000] | 1.000 ")
+
+
+@pytest.mark.parametrize(
+    "view, printed, shown",
+    [
+        (
+            "host",
+            "host time  ours ns  eager ns  eager / ours\nReLU  2  3  1.5",
+            "ReLU | 2 | 3 | 1.5",
+        ),
+        (
+            "operands",
+            "operands  eager us  ours us  ratio  u  eager's u\nones  3  2  1.5  0.1  0.2",
+            "ones | 2 | 3 | 1.5 | 0.1 | 0.2",
+        ),
+    ],
+)
+def test_the_pages_show_ours_before_eagers(view, printed, shown):
+    """The cells that a command printed come in the order of all tables: ours, eager's, speedup."""
+    results = {"command": "python", "output": pages.parse(f"a CPU, torch 2\n\n{printed}")}
+    columns, _, row = pages.VIEWS[view]([results]).splitlines()[2:]
+    assert row == f"| {shown} |"
+    assert columns.split(" | ")[3].strip(" |") == "speedup"
 
 
 @pytest.mark.parametrize("name", RAW)
