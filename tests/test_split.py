@@ -6,6 +6,7 @@ one accumulator along all of K. The CPU's own product is not used for that: it a
 sums and errs up to five times less.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -116,7 +117,7 @@ def test_compositions_are_reproducible_finite_and_have_24_bits_of_range():
 def derived_bound(k, kernel):
     """Return the sum of the rows of docs/SPLIT.md's table, in units of 2^-24."""
     interval = twin.promotion_interval(k, kernel)
-    promotions = 2 if kernel.compensates else k / interval
+    promotions = 2 if kernel.compensates else math.ceil(k / interval)
     return 8 + 10 * interval / kernel.cores.terms + 0.2 + promotions + 3
 
 
