@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import traceback
 from contextlib import suppress
 from typing import NoReturn
@@ -29,6 +30,7 @@ from referee.shared import Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch's variable: how it looks for GPUs
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
 MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
@@ -55,9 +57,8 @@ def start(descriptor: int, imports: list[str]) -> None:
         imports: names of modules that the server imports first, so that contestants have them.
     """
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
-    for name in imports:
-        with suppress(ImportError):  # the contestant that needs the module will raise it
-            importlib.import_module(name)
+    if imports:
+        _import(imports)
     with socket.socket(fileno=descriptor) as referee:
         while True:
             text, descriptors, *_ = socket.recv_fds(referee, MAX_REQUEST_BYTES, 4)
@@ -72,6 +73,35 @@ def start(descriptor: int, imports: list[str]) -> None:
                 referee.send(f"{pid} {init_pid}".encode())
             for contestants_descriptor in descriptors:
                 os.close(contestants_descriptor)
+
+
+def _import(names: list[str]) -> None:
+    """Import modules; start the server anew without them if its forks could not use CUDA then.
+
+    A process that has asked CUDA for its devices may not fork: torch refuses to use CUDA in the
+    fork. Some of torch's modules ask whether there is a GPU while they are imported. They ask NVML,
+    which does no harm, if the environment says so and NVML is there.
+    """
+    before = os.environ.get(ASK_NVML)
+    os.environ[ASK_NVML] = "1"
+    for name in names:
+        with suppress(ImportError):  # the contestant that needs the module will raise it
+            importlib.import_module(name)
+    if before is None:
+        del os.environ[ASK_NVML]
+    else:
+        os.environ[ASK_NVML] = before
+    if not _can_forks_use_cuda():
+        without_names = sys.orig_argv[1 : -len(names)]
+        os.execv(sys.executable, [sys.executable, *without_names])
+
+
+def _can_forks_use_cuda() -> bool:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    _, status = os.waitpid(pid, 0)
+    return status == 0
 
 
 def _become_contestant(
