@@ -2,15 +2,13 @@
 
 import os
 import re
-import shutil
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
-from processes import copy_project, printed
+from processes import copy_finished_builds, copy_project, printed
 from test_run import run_it
 
 pytestmark = pytest.mark.slow  # each fault needs a build
@@ -135,15 +133,6 @@ def environment(folder):
     return {"TORCH_EXTENSIONS_DIR": str(folder.parent / "built"), "NVCC_APPEND_FLAGS": flags}
 
 
-def copy_finished_builds(target):
-    """Copy the project's finished builds, so that a copy builds only the problem with a fault."""
-    if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        return
-    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    for build in folder.glob("kernels-*/kernels_*-0"):
-        shutil.copytree(build, target / build.relative_to(folder))
-
-
 def problem_and_device(name):
     """Return the problem that has a fault, and the kind of device on which it shows."""
     problem = "relu" if FAULTS[name].file.startswith("relu") else "linear_relu_divide"
@@ -180,7 +169,7 @@ def planted(request, tmp_path_factory):
     items = [item for item in request.session.items if item.module is request.module]
     names = [item.callspec.params["name"] for item in items]
     root = tmp_path_factory.mktemp("all")
-    copy_finished_builds(root / "built")
+    copy_finished_builds(root / "built")  # so a copy builds only the problem with a fault
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(partial(plant, root), names), strict=True))
 

@@ -23,6 +23,18 @@ def copy_project(folder):
         shutil.copy(ROOT / name, folder)
 
 
+def copy_finished_builds(folder):
+    """Copy the project's finished builds to another folder of builds, where imports find them.
+
+    This does nothing if TORCH_EXTENSIONS_DIR is not set.
+    """
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        return
+    builds = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    for build in builds.glob("kernels-*/kernels_*-0"):
+        shutil.copytree(build, folder / build.relative_to(builds))
+
+
 def python(code, folder, path=(ROOT,), **environment):
     """Run Python code in a new process, and return the completed process with its output.
 
