@@ -155,9 +155,8 @@ def test_an_import_of_a_finished_build_needs_no_tools(tmp_path):
 
 @pytest.mark.slow
 def test_spawned_and_forked_workers_can_import(tmp_path):
-    (tmp_path / "worker.py").write_text("def relu(x):\n    import model_new\n")
-    with (tmp_path / "worker.py").open("a") as file:
-        file.write("    return model_new.ModelNew()(x)\n")
+    worker = "def relu(x):\n    import model_new\n    return model_new.ModelNew()(x)\n"
+    (tmp_path / "worker.py").write_text(worker)
     code = """
         import multiprocessing, model_new, torch, worker
         if __name__ == "__main__":

@@ -129,7 +129,7 @@ def test_training_with_reduce_overhead_gives_the_references_results(device):
     compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (mine, theirs)]
     for _ in range(6):
-        x = torch.randn(8, 6, device=device)
+        x = torch.randn(4, 6, device=device)  # a shape for which earlier tests compiled kernels
         torch.compiler.cudagraph_mark_step_begin()
         assert_same_step(
             [t.clone() for t in output_and_gradients(compiled, x)], output_and_gradients(theirs, x)

@@ -229,10 +229,13 @@ def check_tensor_parallel(device, mesh):
 
 
 def networks(device):
-    """Yield a network of our modules, then one of the references with the same parameters."""
-    pairs = linear_modules(6, 8, 2.0, device=device), linear_modules(8, 4, -3.0, device=device)
-    for i, relu in enumerate((ModelNew(), Model())):
-        yield nn.Sequential(pairs[0][i], nn.Linear(8, 8), relu, pairs[1][i]).to(device)
+    """Return a network of our modules and one of the references, with the same parameters."""
+    first = linear_modules(6, 8, 2.0, device=device)
+    plain = nn.Linear(8, 8)
+    last = linear_modules(8, 4, -3.0, device=device)
+    mine = nn.Sequential(first[0], plain, ModelNew(), last[0])
+    theirs = nn.Sequential(first[1], copy.deepcopy(plain), Model(), last[1])
+    return mine.to(device), theirs.to(device)
 
 
 def check_wrapped(device, mesh):
@@ -245,9 +248,7 @@ def check_wrapped(device, mesh):
         return fully_shard(module, mesh=mesh)
 
     for wrap in (lambda module: DistributedDataParallel(module, device_ids=ids), shard_fully):
-        modules = list(networks(device))
-        modules[1][1].load_state_dict(modules[0][1].state_dict())
-        mine, theirs = map(wrap, modules)
+        mine, theirs = map(wrap, networks(device))
         x = torch.randn(5, 6, device=device) + dist.get_rank()
         for module in (mine, theirs):
             module(x).pow(2).sum().backward()

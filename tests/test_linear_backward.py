@@ -70,8 +70,8 @@ def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradie
     for m, n in [*sizes, (4097, 33), (65_536, 1), (65_536, 7), (65_536, 130)]:
         mine, theirs = linear_modules(2, n, 3.0, dtype)
         x = draw((m, 2), dtype)
-        random = torch.rand(m, n) if gradients == "uniform" else torch.randn(m, n)
-        grad_output = random.to(dtype)
+        make = torch.rand if gradients == "uniform" else torch.randn
+        grad_output = make(m, n).to(dtype)
         got = step(mine, x, grad_output)
         want = step(theirs, x, grad_output)
         assert_same_bits(got[0], want[0])
@@ -98,7 +98,7 @@ def test_shapes(device, dtype):
         if m * n * k <= 2**20:
             shapes.append(((m, k), n))
     for shape, n in shapes:
-        print(shape, n)
+        print(shape, n)  # pytest shows it if the test fails
         has_bias = (sum(shape) + n) % 4 > 0
         mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, device, bias=has_bias)
         grad_output = draw((*shape[:-1], n), dtype, device)

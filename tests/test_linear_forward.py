@@ -104,7 +104,7 @@ def test_shapes(case):
         shapes += [((0, 7), 9), ((3, 0, 7), 9), ((0,), 9), ((5, 0), 9), ((0, 0), 9), ((5, 7), 0)]
         shapes += [((1, 3), 70_007), ((70_001, 3), 5), ((513, 3), 1024), ((40_001, 3), 8)]
     for shape, n in shapes:
-        print(shape, n)
+        print(shape, n)  # pytest shows it if the test fails
         has_bias = (sum(shape) + n) % 4 > 0
         mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
         x = draw(shape, dtype, device)
@@ -252,28 +252,26 @@ def rows():
     return torch.randn(3, 6)
 
 
-# Each pair: a change of the modules that makes a call fail, or None, and a function that makes x.
+# Calls that fail. Each pair: a change of the modules, or None, and a function that makes x.
+FAILING_CALLS = [
+    (None, lambda: torch.tensor(1.0)),
+    (None, lambda: torch.randn(5)),
+    (None, lambda: torch.randn(3, 6, dtype=torch.float64)),
+    (None, lambda: torch.ones(3, 6, dtype=torch.complex64)),
+    (None, lambda: torch.empty(3, 6, device="meta")),
+    (None, lambda: [1.0] * 6),
+    (None, lambda: None),
+    (lambda m: m.to(torch.complex64), lambda: torch.ones(3, 6, dtype=torch.complex64)),
+    (set_attributes(bias=torch.randn(4)), rows),
+    (set_attributes(bias=torch.randn(5).double()), rows),
+    (set_attributes(weight=torch.randn(5, 7)), rows),
+    (set_attributes(divisor="two"), rows),
+    (set_attributes(divisor=2**70), rows),
+    (set_attributes(divisor=None), rows),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "make"),
-    [
-        (None, lambda: torch.tensor(1.0)),
-        (None, lambda: torch.randn(5)),
-        (None, lambda: torch.randn(3, 6, dtype=torch.float64)),
-        (None, lambda: torch.ones(3, 6, dtype=torch.complex64)),
-        (None, lambda: torch.empty(3, 6, device="meta")),
-        (None, lambda: [1.0] * 6),
-        (None, lambda: None),
-        (lambda m: m.to(torch.complex64), lambda: torch.ones(3, 6, dtype=torch.complex64)),
-        (set_attributes(bias=torch.randn(4)), rows),
-        (set_attributes(bias=torch.randn(5).double()), rows),
-        (set_attributes(weight=torch.randn(5, 7)), rows),
-        (set_attributes(divisor="two"), rows),
-        (set_attributes(divisor=2**70), rows),
-        (set_attributes(divisor=None), rows),
-    ],
-)
+@pytest.mark.parametrize(("change", "make"), FAILING_CALLS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_errors_are_torchs(device, change, make, grad):
     """A call that fails raises the type and message of the reference's error."""

@@ -22,7 +22,8 @@ import os, resource, signal, threading, time
 import torch
 from model_new import LinearReluDivideNew, ModelNew
 torch.set_num_threads(2)
-relu, n = ModelNew(), 16 << 20
+relu = ModelNew()
+n = 16 << 20
 def address_space():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
@@ -102,7 +103,8 @@ print(address_space() - before)
 def test_the_pool_returns_its_memory_before_an_allocation_fails(call, tmp_path):
     """The call succeeds, although there is no more memory than the pool has."""
     code = f"""
-ones, leaf = torch.ones(9 << 20), torch.randn(9 << 20).requires_grad_()
+ones = torch.ones(9 << 20)
+leaf = torch.randn(9 << 20).requires_grad_()
 {call}
 held = [torch.empty_like(x).data_ptr() for _ in range(2)]
 kept = [relu(torch.randn(n + i * (1 << 20))) for i in range(4)]
@@ -115,9 +117,12 @@ limit_address_space(0)
 
 # By name, calls of both modules; "torch" is torch's own ReLU, for comparison. The child sets k.
 CALLS = """
-x, leaf = torch.randn(n), torch.randn(n, requires_grad=True)
-linear, rows = LinearReluDivideNew(k, 2048, 2.0), torch.randn(n // 1024, k)
-out, linear_out = relu(leaf), linear(rows.requires_grad_())
+x = torch.randn(n)
+leaf = torch.randn(n, requires_grad=True)
+linear = LinearReluDivideNew(k, 2048, 2.0)
+rows = torch.randn(n // 1024, k)
+out = relu(leaf)
+linear_out = linear(rows.requires_grad_())
 cases = {
     "forward": lambda: relu(x),
     "with mask": lambda: relu(leaf),
@@ -167,7 +172,8 @@ k = 2048
     code = """
 total = torch.cuda.mem_get_info()[1]
 for name, case in cases.items():
-    held, more = case(), []
+    held = case()
+    more = []
     spare = x.nbytes if name == "mask" else 0
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -235,7 +241,8 @@ def test_results_are_right_in_memory_that_is_aligned_to_16_bytes_only(dtype, tmp
     subprocess.run(compile_it, input=ALIGNED_TO_16, text=True, check=True)
     code = f"""
 x = torch.randn((64 << 20) // torch.{dtype}.itemsize + 77).to(torch.{dtype})
-want, ones = torch.relu(x), torch.ones_like(x)
+want = torch.relu(x)
+ones = torch.ones_like(x)
 memory = x.clone().data_ptr()
 assert memory % 64 == 16, memory
 leaf = x.detach().requires_grad_()
@@ -257,7 +264,8 @@ def test_a_process_forked_while_threads_use_the_pool_gives_right_results(tmp_pat
     code = """
 torch.set_num_threads(1)
 x = torch.randn(n // 2)
-want, stop = torch.relu(x), threading.Event()
+want = torch.relu(x)
+stop = threading.Event()
 def work():
     while not stop.is_set():
         relu(x)

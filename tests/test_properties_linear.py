@@ -227,7 +227,7 @@ def test_exact_sums_on_the_cpu(case):
 
 
 def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
-    """Return the gradients that `step` returns, in float64. The bias's is left out without one.
+    """Return the gradients that `step` returns, in float64; without a bias, the others.
 
     Args:
         x: the module's input.
@@ -242,6 +242,44 @@ def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
     return [*first, linear(direction.double(), weight.double()) * passes]
 
 
+def measure_gradients(gradients, x, weight, grad_output, direction, passes, setting):
+    """Measure the errors of gradients that `step` returned.
+
+    Args:
+        gradients: those of x, weight and, if there is one, bias, and the second gradient.
+        x: the module's input.
+        weight: its weight.
+        grad_output: the gradient of the output.
+        direction: the argument of `step`.
+        passes: grad_z divided by the output's gradient: 0 or 1 / divisor.
+        setting: the precision of float32 products.
+
+    Returns:
+        What `measure` returns for each gradient.
+    """
+    has_bias = len(gradients) == 4
+    factors = x, weight, grad_output * passes, direction, passes
+    exact = exact_step_gradients(*factors, has_bias=has_bias)
+    sizes = exact_step_gradients(*(t.abs() for t in factors), has_bias=has_bias)
+    n, k = weight.shape
+    m = passes.numel() // n
+    terms = [n, m, m, k] if has_bias else [n, m, k]
+    measured = []
+    for i, gradient in enumerate(gradients):
+        is_product = not (has_bias and i == 2)  # the bias's gradient is a plain sum
+        measured.append(measure(gradient, exact[i], sizes[i], terms[i], setting, is_product))
+    return measured
+
+
+def error_of_z(dtype, setting):
+    """Return how much x weight^T + bias may err, relative to the sum of its terms' magnitudes."""
+    if dtype.itemsize == 2:  # the product may be rounded before the bias is added
+        return torch.finfo(dtype).eps
+    if dtype == torch.float32 and setting != "highest":
+        return U_TF32 * 4
+    return U32 * 64
+
+
 @given(st.data())
 def test_gradients(device, data):
     """The gradients, and the second gradient, are as accurate as the reference's.
@@ -254,17 +292,10 @@ def test_gradients(device, data):
     assume(n > 0)  # otherwise there is nothing to compare
     mine, theirs = case.modules(device)
     x = case.x.make(device)
-    weight, *bias = (p.detach() for p in theirs.parameters())
+    weight = theirs.linear.weight.detach()
     setting = data.draw(choice_of(PRECISIONS[device]))
     z, magnitude = exact_sums(theirs.linear, x)
-    if x.dtype.itemsize == 2:  # the product may be rounded before the bias is added
-        error_of_z = torch.finfo(x.dtype).eps
-    elif x.dtype == torch.float32 and setting != "highest":
-        error_of_z = U_TF32 * 4
-    else:
-        error_of_z = U32 * 64
-    has_clear_sign = z.abs() > error_of_z * magnitude
-    m = z.numel() // n
+    has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitude
     grad_output, direction = (
         data.draw(like(tuple(t.shape), x.dtype, "normal")).make(device) for t in (z, x)
     )
@@ -275,21 +306,20 @@ def test_gradients(device, data):
         tensors = [*arguments, *mine.parameters()]
         ours = checked_call(lambda: step(mine, *arguments), tensors, grad_output.nbytes)
         eager = step(theirs, *arguments)
-    compared = [[one] for one in measure_outputs((ours[0], eager[0]), x, theirs, setting)]
-    # The last arguments of `measure` for the gradients of x, weight and bias, and the second one.
-    sums = [(n, setting), (m, setting), *[(m, setting, False)] * len(bias), (k, setting)]
-    for found, results in zip(compared, (ours, eager), strict=True):
+    of_outputs = measure_outputs((ours[0], eager[0]), x, theirs, setting)
+    measured = []
+    for results, of_output in zip((ours, eager), of_outputs, strict=True):
         # Where the sign is not clear, the second gradient shows whether ReLU passed the gradient.
         passes = torch.where(has_clear_sign, z > 0, results[-1] != 0).double() / case.divisor
-        factors = x, weight, grad_output * passes, direction, passes
-        exact = exact_step_gradients(*factors, has_bias=bool(bias))
-        sizes = exact_step_gradients(*(t.abs() for t in factors), has_bias=bool(bias))
-        for *values, sum_arguments in zip(results[1:], exact, sizes, sums, strict=True):
-            found.append(measure(*values, *sum_arguments))
-    for got, want, *found in zip(ours, eager, *compared, strict=True):
+        of_gradients = measure_gradients(
+            results[1:], x, weight, grad_output, direction, passes, setting
+        )
+        measured.append([of_output, *of_gradients])
+    most_terms = max(n, k, z.numel() // n)
+    for got, want, of_ours, of_eager in zip(ours, eager, *measured, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
-            assert_accurate(*found, x.dtype, max(n, k, m), is_expanded)
+            assert_accurate(of_ours, of_eager, x.dtype, most_terms, is_expanded)
 
 
 @given(st.data())

@@ -39,7 +39,7 @@ def test_layouts(device, dtype):
     For each x, the latter is dense, expanded, with gaps, misaligned or permuted.
     """
     for name, x in views(dtype, device):
-        print(name, tuple(x.shape), x.stride())
+        print(name, tuple(x.shape), x.stride())  # pytest shows it if the test fails
         assert_same_gradient(x, draw(x.shape, dtype, device))
         assert_same_gradient(x, draw((), dtype, device).expand(x.shape))
         assert_same_gradient(x, draw((*x.shape, 2), dtype, device)[..., 1])

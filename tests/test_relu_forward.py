@@ -22,7 +22,7 @@ def test_sizes_and_layouts(device, dtype):
     """Results are torch.relu's for any size and layout, and x does not change."""
     cases = [(str(size), draw((size,), dtype, device)) for size in SIZES]
     for name, x in [*cases, *views(dtype, device)]:
-        print(name, tuple(x.shape), x.stride())
+        print(name, tuple(x.shape), x.stride())  # pytest shows it if the test fails
         before = x.clone()
         assert_is_relu(ModelNew()(x), x)
         assert_same_bits(x, before)
