@@ -14,7 +14,7 @@ NAN = math.nan
 LARGEST = torch.finfo(torch.float32).max
 
 
-def test_other_values_have_the_same_signs():
+def test_values_drawn_again_differ_and_have_the_same_signs():
     values = torch.tensor([1.0, -2.0, 0.0])
     other = cases.redraw(values, 3)
     assert torch.equal(other, cases.redraw(values, 3))
@@ -37,7 +37,8 @@ def test_cases_are_of_the_dtypes_that_torch_takes():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
-def test_unsigned_values(dtype):
+def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
+    """This holds for special values, random ones, sprinkled ones and bit patterns."""
     largest = torch.iinfo(dtype).max
     values = cases.special_values(dtype).tolist()
     assert values == [largest // 2 + 1, 0, 1, largest - 1, largest]
@@ -56,7 +57,7 @@ def test_unsigned_values(dtype):
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES.values(), ids=str)
-def test_what_counts_as_equal(dtype):
+def test_zeros_of_any_sign_and_any_nan_are_equal_and_other_values_are_not(dtype):
     x = cases.special_values(dtype)
     assert compare.first_mismatch(x, x.clone(), exact=True) is None
     if not dtype.is_floating_point:
@@ -75,7 +76,7 @@ def test_what_counts_as_equal(dtype):
 
 
 @pytest.mark.parametrize("shape", [(7, 101), (7 * 101,)])
-def test_one_wrong_bit_in_the_last_element(shape):
+def test_one_wrong_bit_in_the_last_element_is_found(shape):
     x = torch.rand(shape)
     x.view(-1)[3] = NAN
     y = x.clone()
@@ -90,13 +91,19 @@ def test_one_wrong_bit_in_the_last_element(shape):
     assert compare.first_mismatch(*turned).startswith("3 of 707 elements differ")
 
 
-def test_signs_nothing_and_shared_memory():
+def test_the_signs_of_zeros_and_nan_count_in_an_exact_comparison_alone():
     x = torch.tensor([0.0, NAN])
     assert compare.first_mismatch(x, -x) is None
     assert compare.first_mismatch(x, -x, exact=True).startswith("2 of 2 ")
+
+
+def test_tensors_without_elements_or_dimensions_are_compared():
     assert compare.first_mismatch(torch.empty(0, 3), torch.empty(0, 3)) is None
     mismatch = compare.first_mismatch(torch.tensor(1.0), torch.tensor(2.0))
     assert mismatch == "1 of 1 elements differ, the first at []: got 1.0, expected 2.0"
+
+
+def test_tensors_of_one_storage_share_memory():
     x = torch.zeros(10)
     assert compare.share_memory(x[:2], x[5:])
     assert not compare.share_memory(x, x.clone())
@@ -112,43 +119,48 @@ TEXTS = [("one\ntwo", "one"), ("", ""), (f"Error building\n/a/{NVCC}\n", NVCC)]
 @pytest.mark.parametrize(
     ("text", "line"), [*TEXTS, (f"{COMPILER}{ERROR}\nninja: error: no", ERROR)]
 )
-def test_first_error_line(text, line):
+def test_the_first_line_with_an_error_is_found(text, line):
+    """If no line has a compiler's error, it is the first line."""
     assert first_error_line(text) == line
 
 
 def errors(actual, exact, dtype=torch.float32):
+    """Return the errors of numbers that are computed in a dtype."""
     exact = torch.tensor(exact, dtype=torch.float64)
     return budget.errors(torch.tensor(actual, dtype=dtype), exact.to(dtype), exact).tolist()
 
 
+# Pairs of a wrong result and the exact one, of which at least one is not finite or overflows.
 BAD = [(NAN, 1.0), (1.0, NAN), (0.0, INF), (-INF, INF), (INF, NAN), (INF, 1.0), (LARGEST, INF)]
 
 
 @pytest.mark.parametrize(("got", "exact"), BAD)
-def test_errors_at_infinity_and_nan(got, exact):
+def test_a_misplaced_infinity_or_nan_is_an_infinite_error(got, exact):
+    """Eager decides what is right there, even if eager differs from the exact result."""
     assert errors([got, 1.5], [exact, 1.0]) == [INF, 0.5]
     assert errors([exact, 1.5], [exact, 1.0]) == [0.0, 0.5]
     limit = torch.full((2,), 0.1)
     right = torch.tensor([exact, 1.0])
     wrong = torch.tensor([got, 1.0])
-    for eager in (right, wrong):  # where either is not finite, eager is right
+    for eager in (right, wrong):
         output = budget.ReferenceTensor(eager, right.double(), limit=limit)
         assert output.compare([(0, eager)]).mistake is None
         other = wrong if eager is right else right
         assert output.compare([(0, other)]).mistake.startswith("1 of 2 elements beyond")
 
 
-def test_a_limit_or_errors_as_large_as_eagers():
+def test_a_result_is_right_within_the_limit_or_if_it_errs_no_more_than_eager():
+    """The limit is 0.25. One element of the result is off by 0.25 or by 0.5."""
     exact = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
     limit = torch.full((3,), 0.25)
-    for off, is_right in ((0.25, True), (0.5, False)):
+    for off, is_within_limit in ((0.25, True), (0.5, False)):
         for eager_off in (0.0, 0.4, 0.5):
             output = budget.ReferenceTensor(exact.float() + eager_off, exact, limit=limit)
             found = output.compare([(0, (exact + torch.tensor([0, off, 0])).float())])
-            assert (found.mistake is None) == (is_right or eager_off == 0.5)
+            assert (found.mistake is None) == (is_within_limit or eager_off == 0.5)
             assert (found.max_error, found.mean_error) == (off, pytest.approx(off / 3))
             assert found.relative_error == pytest.approx(off / math.sqrt(5))
-            assert found.wrong.tolist() == [False, not is_right, False]
+            assert found.wrong.tolist() == [False, not is_within_limit, False]
     assert found.mistake is None
     strict = budget.ReferenceTensor(exact.float(), exact, limit=limit)
     problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
@@ -156,6 +168,6 @@ def test_a_limit_or_errors_as_large_as_eagers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_results_beyond_the_range_of_a_dtype(dtype):
+def test_infinity_is_right_for_a_result_beyond_the_range_of_a_dtype(dtype):
     assert errors([INF], [1e39], dtype) == [0.0]
     assert errors([torch.finfo(dtype).max], [1e39], dtype)[0] > 6e38

@@ -21,6 +21,7 @@ SOMEBODY = 54321  # a user whom nothing belongs to
 
 
 def child(code: str, **options) -> subprocess.CompletedProcess:
+    """Run code that uses `files` in a new process, which must succeed."""
     command = [sys.executable, "-c", f"import os, sys\nfrom referee.report import files\n{code}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, check=True, **options)
@@ -34,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_replaced(tmp_path):
+def test_a_file_is_replaced_and_readers_keep_the_old_one(tmp_path):
     path = tmp_path / "file"
     files.write(path, "one")
     before = path.stat().st_ino
@@ -47,7 +48,7 @@ def test_a_file_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("bits", [0o600, 0o666, 0o751, None])
-def test_modes(tmp_path, bits):
+def test_files_have_the_mode_of_the_old_file_or_of_the_umask(tmp_path, bits):
     """An old file keeps its mode; a new one gets that of the umask."""
     path = tmp_path / "file"
     before = os.umask(0o027)
@@ -145,7 +146,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
 
 
 def test_a_mounted_file_is_refused_early(tmp_path):
-    """As containers have single files of the host. It cannot be renamed over."""
+    """Containers may have single files of their host in this way. No file can be renamed to it."""
     outside = tmp_path / "outside"
     inside = tmp_path / "in side"
     outside.write_text("old")
@@ -161,14 +162,16 @@ def test_a_mounted_file_is_refused_early(tmp_path):
 
 @AS_ROOT
 @pytest.mark.parametrize("bits", [0o755, 0o1777])
-def test_what_a_folder_does_not_let_us_replace(open_path, bits):
-    """It is refused early, and left as it was."""
+def test_a_file_that_the_folder_does_not_let_us_replace_is_refused_and_unchanged(open_path, bits):
+    """The folder belongs to root. With mode 1777 another user may make files there."""
     for name in ("free", "bound"):
         (open_path / name).write_text("old")
     (open_path / "free").chmod(0o666)
     open_path.chmod(bits)
     code = f"""
-os.setgroups([]), os.setgid({SOMEBODY}), os.setuid({SOMEBODY})
+os.setgroups([])
+os.setgid({SOMEBODY})
+os.setuid({SOMEBODY})
 for name in ("free", "bound", "new"):
     for call in (lambda path: files.write(path, "new"), files.check_writable):
         try:
@@ -178,18 +181,19 @@ for name in ("free", "bound", "new"):
         assert (name, {bits}) == ("new", 0o1777), name
 """
     child(code, cwd=open_path)
-    there = names(open_path)
-    assert there == (["bound", "free", "new"] if bits == 0o1777 else ["bound", "free"])
+    made = ["new"] if bits == 0o1777 else []
+    assert names(open_path) == ["bound", "free", *made]
     assert {(open_path / name).read_text() for name in ("bound", "free")} == {"old"}
 
 
 def refused(path: Path) -> str:
+    """Return the name of the error with which a path is refused."""
     with pytest.raises(OSError) as raised:
         files.check_writable(path)
     return errno.errorcode[raised.value.errno]
 
 
-def test_what_is_refused_early(tmp_path, monkeypatch):
+def test_paths_that_cannot_be_written_are_refused_early(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("loop").symlink_to("loop")
@@ -201,7 +205,7 @@ def test_what_is_refused_early(tmp_path, monkeypatch):
         assert refused(Path("disk/file")) == "EACCES"
 
 
-def test_killed_while_writing(tmp_path):
+def test_a_writer_that_is_killed_leaves_the_old_or_the_new_text(tmp_path):
     path = tmp_path / "file"
     texts = ["a" * 300_000, "b" * 400_000]
     path.write_text(texts[0])
@@ -219,8 +223,8 @@ def test_killed_while_writing(tmp_path):
         assert path.read_text() in texts
 
 
-def test_a_file_system_without_modes(tmp_path, monkeypatch):
-    """Where chmod is refused, a file that exists is replaced all the same."""
+def test_a_file_is_replaced_on_a_file_system_without_modes(tmp_path, monkeypatch):
+    """There chmod fails."""
 
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""Kinds of files that public reports tell of, and backwards: what `run.py` says of them.
+"""Files of many kinds, graded by `run.py`: kinds that public reports describe, and backwards.
 
 Each table of files is graded against one reference. In the texts, `x` is the first input of a
 forward and `inputs` are all of them.
@@ -10,7 +10,7 @@ from texts import Table, correct, module, reference, wrong
 
 pytestmark = ONLY
 
-# By a name, a reference and the files that are graded against it.
+# By name, a reference and the files that are graded against it.
 KINDS: dict[str, tuple[str, Table]] = {}
 
 # --------------------------------------------------------------------------- forms of the outputs
@@ -244,13 +244,13 @@ KINDS["products"] = (
 
 
 @pytest.mark.parametrize(("text", "table"), KINDS.values(), ids=KINDS)
-def test_kinds(text, table, device, tmp_path):
+def test_files_of_a_kind_get_their_verdicts(text, table, device, tmp_path):
     grade(text, table, tmp_path, device=device)
 
 
 # ------------------------------------------------------------------- files that catch exceptions
 #
-# They are solutions of ReLU. What they catch, and why, is their own affair.
+# They are solutions of ReLU. A solution may catch exceptions for reasons of its own.
 
 CLAMP = "return torch.clamp_min(x, 0)"
 PROBE = """
@@ -299,8 +299,8 @@ GUARDS: Table = {
 # ------------------------------------------------------------- files with backwards of their own
 
 STEP = "training step"
-# By a name: the problem, the text of the files, and by the name of each file the expression in the
-# place of HERE, the verdict, and a pattern of the line.
+# By name: the problem, a text, and a table of files. A row of the table is the expression that
+# replaces HERE in the text, the verdict, and a pattern of the line.
 BACKWARDS: dict[str, tuple[str, str, Table]] = {}
 
 # HERE is the gradient of x, from that of the output, `g`, and the output, `y`.
@@ -424,7 +424,7 @@ BACKWARDS["row"] = (
 
 
 @pytest.mark.parametrize(("task", "text", "files"), BACKWARDS.values(), ids=BACKWARDS)
-def test_backwards(task, text, files, device, tmp_path, small):
+def test_files_with_backwards_get_their_verdicts(task, text, files, device, tmp_path, small):
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
     records = grade(task, table, tmp_path, device=device)
     if task == "relu":
@@ -503,6 +503,6 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_files_for_problems(name, tmp_path, monkeypatch, small):
+def test_files_for_this_projects_problems_get_their_verdicts(name, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     grade(name, PROBLEMS[name], tmp_path)

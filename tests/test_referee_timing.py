@@ -1,4 +1,4 @@
-"""The times: what the clocks say, and what is told from noise."""
+"""The times: what the clocks measure, and which differences are more than noise."""
 
 import random
 from functools import partial
@@ -34,14 +34,17 @@ def test_a_call_that_works_during_the_flush_reads_old_values():
 
 
 def times_of(device, eager, again, ours=1e-3) -> timing.Timings:
-    """Times in seconds of eager, twice, and the solution's and a copy's in every round."""
+    """Return timings in seconds. Solution and copy take the time `ours` in each round."""
     times = {NAMES.eager: eager, NAMES.again: again}
     times |= {NAMES.solution: [ours] * len(eager), COPY: [ours] * len(eager)}
     return timing.Timings(device, NAMES, relu.ReluProblem.rate, 1, times, dict(times))
 
 
 def test_a_false_clock_gains_nothing():
-    """The figure is the process's own, but no less than the referee's less the empty call's."""
+    """A call takes as long as its own process says, or as the referee's clock says if that is more.
+
+    The overhead of a request is subtracted from the referee's time.
+    """
     honest = Sample([1e-3, 1.1e-3, 1.2e-3], 3.5e-3)
     slow_reply = Sample([1e-3, 1.1e-3, 1.2e-3], 9e-3)
     false = Sample([1e-9] * 3, 3.6e-3)
@@ -52,7 +55,7 @@ def test_a_false_clock_gains_nothing():
 
 
 def test_a_clock_that_is_faster_than_an_empty_call_is_false():
-    """The referee's clock counts alone then, though an empty request varies by more."""
+    """Only the referee's clock counts then, even if empty requests vary by more than the call."""
     empties = [Sample([2e-7, 1e-7], wall) for wall in (290e-6, 310e-6, 600e-6)]
     overhead = timing.measure_overhead(empties, [Sample([1e-7, 1e-7], 600e-6)])
     assert overhead.fastest_call == 1e-7
@@ -66,7 +69,7 @@ def test_a_clock_that_is_faster_than_an_empty_call_is_false():
     assert overhead.seconds_of_calls([Sample([0.0] * 2, 100e-6)]) == [1e-7]
 
 
-def test_how_much_a_false_clock_can_hide():
+def test_a_false_clock_can_hide_the_largest_overhead_less_the_usual_one():
     eagers = [Sample([3e-6] * 2, beyond + 6e-6) for beyond in (290e-6, 310e-6, 600e-6)]
     slow = timing.measure_overhead([Sample([0.0] * 2, 600e-6)], eagers)
     assert slow.hideable_seconds(2) == pytest.approx(145e-6)
@@ -74,7 +77,7 @@ def test_how_much_a_false_clock_can_hide():
     assert even.hideable_seconds(2) == pytest.approx(0)
 
 
-def test_the_overhead_is_that_of_eager_where_it_is_more():
+def test_the_overhead_is_that_of_eager_if_that_is_more():
     eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
     for wall, most in ((0.2, 0.4), (0.5, 0.5)):
         assert timing.measure_overhead([Sample([0.1], wall)], eagers).most == pytest.approx(most)
@@ -92,7 +95,7 @@ def run_of(ours: list[float], eager: list[float], again: list[float] | None = No
     return Run("", timings)
 
 
-def test_ties_and_noise():
+def test_a_run_is_faster_slower_a_tie_or_too_noisy():
     eager = [1.0, 1.01, 0.99, 1.0, 1.0]
     twice = run_of([s / 2 for s in eager], eager)
     assert twice.word == "faster"
@@ -103,8 +106,9 @@ def test_ties_and_noise():
     assert run_of([0.5] * 2, [1.0] * 2).word == "too noisy"
 
 
-# Measured on an H100 for the same code: eager, eager again, and the solution, which was called
-# slower, faster and slower. The first two are recurrent networks in ms, the last a training step.
+# Times of the same code in ms, measured on an H100: eager, eager again, and the solution. The first
+# two are recurrent networks, the last is a training step. Once the referee called these solutions
+# slower, faster and slower.
 LAUNCH_BOUND = {
     "slower": ([52.2, 45.4, 47.7], [64.5, 46.2, 45.9], [64.9, 66.9, 67.3]),
     "faster": ([63.5, 55.4, 51.7], [62.4, 61.7, 48.4], [49.7, 52.6, 49.2]),
@@ -113,12 +117,12 @@ LAUNCH_BOUND = {
 
 
 @pytest.mark.parametrize("times", LAUNCH_BOUND.values(), ids=LAUNCH_BOUND)
-def test_launches_make_the_same_code_vary_on_a_gpu(times):
+def test_the_same_code_is_a_tie_although_its_launches_vary_on_a_gpu(times):
     assert compare_times(*times, "cuda") == "a tie"
 
 
-def test_what_the_device_limits_is_told_apart():
-    """Eager varies by 1.002 there. On a CPU, what slows a round slows all its contestants."""
+def test_small_differences_count_if_eager_hardly_varies():
+    """Eager varies by 1.002 here. On a CPU it may also drift, as that slows all contestants."""
     eager = [1.0, 1.001, 1.002]
     again = [1.001, 1.0, 1.002]
     assert compare_times(eager, again, [0.97] * 3, "cuda") == "faster"
@@ -129,7 +133,7 @@ def test_what_the_device_limits_is_told_apart():
     assert compare_times(drifting, drifting, halves, "cuda") == "a tie"
 
 
-def test_speed_up():
+def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     draw = random.Random(1)
     base = [draw.uniform(1, 2) for _ in range(50)]
     assert timing.speed_up(base, [t / 2 for t in base]) == (2, 2, 2)

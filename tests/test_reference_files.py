@@ -18,8 +18,9 @@ from referee.reference_file import BadReferenceError, load
 from referee.results import flatten
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
-OF_LINEAR = (FOLDER / "linear_reference.py").read_text()
-OF_LINEAR = OF_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
+LARGE_LINEAR = (FOLDER / "linear_reference.py").read_text()
+OF_LINEAR = LARGE_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
+# A reference with many inputs and outputs.
 MANY = """
 class Model(nn.Module):
     def __init__(self, sizes, kind=None):
@@ -42,11 +43,13 @@ def get_init_inputs():
 
 
 def tf32(x: torch.Tensor) -> torch.Tensor:
+    """Round to TF32, which drops the last 13 bits of a float32."""
     return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
 
 
 @pytest.fixture
 def product():
+    """Return x, weight, and the reference tensor of their product."""
     x = torch.randn(40, 2048)
     weight = torch.randn(30, 2048)
     return x, weight, ReferenceTensor(x @ weight.T, x.double() @ weight.double().T)
@@ -76,7 +79,7 @@ def test_half_types_have_a_narrow_budget(dtype):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
-def test_one_wrong_element(product, value):
+def test_one_wrong_element_is_found(product, value):
     *_, output = product
     wrong = output.eager.clone()
     wrong[77] = value
@@ -87,7 +90,7 @@ def test_one_wrong_element(product, value):
     assert output.mistake_in_other_draw(wrong[:70], output.eager[:70]) is None
 
 
-def test_what_must_be_equal():
+def test_nan_infinities_and_integers_must_be_equal():
     eager = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
     output = ReferenceTensor(eager, eager.double())
     assert output.compare([(0, eager)]).mistake is None
@@ -98,14 +101,14 @@ def test_what_must_be_equal():
     assert integers.compare([(0, torch.arange(1, 10))]).mistake.startswith("9 of 9")
 
 
-def test_flatten():
+def test_nested_outputs_are_flattened():
     assert flatten((1, [2, (3,)])) == ("[*, [*, [*]]]", [1, 2, 3])
     assert flatten(4) == ("*", [4])
     with pytest.raises(ValueError, match="more than"):
         flatten([0] * 1001)
 
 
-# A file's text, and what the line must say.
+# Files that are no references. By name: the text, and what the line must contain.
 BAD = {
     "import": ("import no_such_module\n", "the import raises ModuleNotFoundError: No module"),
     "exit": ("raise SystemExit(0)\n", "the import raises SystemExit"),
@@ -135,7 +138,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_references(name, tmp_path, capsys):
+def test_bad_references_end_the_program_with_a_reason(name, tmp_path, capsys):
     text, reason = BAD[name]
     file = tmp_path / "bad.py"
     file.write_text(IMPORTS + text)
@@ -148,7 +151,7 @@ def test_bad_references(name, tmp_path, capsys):
     assert reason in line
 
 
-def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
+def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
     monkeypatch.setattr(problem, "LARGEST_SHARE", 0)
@@ -156,6 +159,7 @@ def test_a_reference_that_does_not_fit(tmp_path, monkeypatch):
         problem.Problem("wide", load(file), torch.device("cpu"))
 
 
+# Cheats that are graded against a reference file too.
 OF_RELU = [
     "01_copies_input",
     "01_returns_input",
@@ -177,17 +181,22 @@ def test_cheats_are_wrong(text, named, device, tmp_path):
     grade(text, table, tmp_path, device=device)
 
 
+# Replaces the parameters of `linear` by a flat weight and a bias of the module's own.
 FLAT = """old = self.linear
         del self.linear
         self.flat, self.bias = nn.Parameter(old.weight.flatten()), old.bias
         self.linear = lambda x: nn.functional.linear(x, self.flat.view(32, 48), self.bias)
         self.norm ="""
 NORM = "self.norm = nn.BatchNorm1d(sizes[1])"
-OTHER = MANY.replace("self.linear", "self.fc").replace(NORM, "").replace("self.norm", "self.batch")
-OTHER = OTHER.replace("self.fc = ", NORM.replace("norm", "batch") + "\n        self.fc = ")
+# MANY with other names, and with the norm before the linear layer.
+WITHOUT_NORM = MANY.replace(NORM, "").replace("self.norm", "self.batch")
+BATCH = NORM.replace("norm", "batch")
+OTHER = WITHOUT_NORM.replace("self.linear", "self.fc")
+OTHER = OTHER.replace("self.fc = ", f"{BATCH}\n        self.fc = ")
+# MANY with a list and a tuple in each other's place.
 A_LIST = MANY.replace("return y, [", "return [y, (").replace("labels + 1]", "labels + 1)")
 UNKNOWN = "its state is not the reference's"
-# A text that is replaced in the reference of many outputs, by what, and what the line must say.
+# Changes of MANY. By name: the old text, the new one, the verdict, and a pattern of the line.
 OTHERWISE = {
     "the same": ("", "", "correct", "exact"),
     "one output": ("return y, [", "return y\n        [", "wrong", r"returns \*, expected \[\*, "),
@@ -205,7 +214,7 @@ OTHERWISE = {
 
 
 @ONLY
-def test_many_inputs_and_outputs(tmp_path):
+def test_many_inputs_and_outputs_are_judged_one_by_one(tmp_path):
     table = {name: (MANY.replace(old, new), *end) for name, (old, new, *end) in OTHERWISE.items()}
     table["a list"] = (A_LIST.replace("y.sum()", "y.sum()]"), "correct", "")
     table["other names"] = (OTHER, "correct", f"^(?!.*{UNKNOWN})")
@@ -216,7 +225,7 @@ def test_many_inputs_and_outputs(tmp_path):
 
 
 @ONLY
-def test_inputs_that_cannot_be_drawn_each_time(tmp_path):
+def test_inputs_that_cannot_be_drawn_again_are_an_error(tmp_path):
     inputs = "[torch.rand(3, 5)] if CALLS.append(1) or len(CALLS) < 6 else 1 / 0"
     problem = "CALLS = []\n" + reference("return torch.relu(x)", inputs)
     table = {"plain": (PLAIN, "error", "get_inputs raises ZeroDivisionError")}
@@ -234,7 +243,7 @@ def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_
 
 
 @ONLY
-def test_clean_files(device, tmp_path):
+def test_clean_files_are_correct(device, tmp_path):
     own = FOLDER / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", "exact"), "own": (own, "correct", "exact")}
     for name in ("clean_compiled", "ours"):
@@ -242,7 +251,7 @@ def test_clean_files(device, tmp_path):
     grade(WIDE, table, tmp_path, device=device)
 
 
-# The table of the five designs on a GPU: the verdict, what the reason must name, and how fast.
+# The five designs and their repairs on a GPU: the verdict, a part of the reason, and the speed.
 DESIGNS = {
     "design_1_float4_grid_stride": ("error", "error", ""),
     "design_2_one_element": ("correct", "", "slower"),
@@ -256,7 +265,8 @@ DESIGNS = {
 
 
 @ONLY
-def test_the_starting_designs(device):
+def test_the_starting_designs_get_their_verdicts(device):
+    """Without a GPU all of them are errors."""
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     command = [sys.executable, str(FOLDER), "--device", device, "--timeout", "600"]

@@ -1,4 +1,4 @@
-"""Results that people look at: JSON, Markdown, sweeps, plots, README's picture."""
+"""What run.py shows and writes: JSON, Markdown, sweeps, plots, README's picture."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ OPTIONS = ["--device", "cpu", "--trials", "3"]
 
 @pytest.fixture
 def quick(monkeypatch, place, small):
-    """Torch's own modules, of which few cases are checked, and small sweeps."""
+    """Make runs quick: torch's modules are the solutions, cases are few, and sweeps are small."""
     place("ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())")
     for kind in (relu.ReluProblem, linear.LinearReluDivideProblem):
         monkeypatch.setattr(kind, "cases", lambda self, seed: ())
@@ -40,7 +40,7 @@ def quick(monkeypatch, place, small):
     monkeypatch.setattr(session, "COPIED_BYTES", {"cpu": 1 << 20})
 
 
-def test_json_of_problems(quick, tmp_path, capsys):
+def test_a_run_writes_json_and_markdown_of_each_dtype(quick, tmp_path, capsys):
     path = tmp_path / "result.json"
     table = tmp_path / "table.md"
     options = [*OPTIONS, "--rows", "2", "--dtype", "float32,int8", "--json", str(path)]
@@ -58,7 +58,7 @@ def test_json_of_problems(quick, tmp_path, capsys):
     assert "\nAll correct: relu.\n" in output
 
 
-def test_graded_files(quick, tmp_path, capsys):
+def test_graded_files_are_in_json_markdown_and_the_output(quick, tmp_path, capsys):
     files = [tmp_path / "right.py", tmp_path / "wrong.py"]
     for file, result in zip(files, ("x.relu()", "x"), strict=True):
         text = f"import model\nclass ModelNew(model.Model):\n    forward = lambda self, x: {result}"
@@ -88,8 +88,8 @@ class ModelNew(model.Model):
 """
 
 
-def test_what_graded_files_print(quick, tmp_path, capsys):
-    """It is not lost without a word: --verbose shows it, below a traceback if there is one."""
+def test_verbose_shows_what_graded_files_print(quick, tmp_path, capsys):
+    """A traceback comes first. Without --verbose, a message says that something was printed."""
     files = {"right": "return x.relu()", "wrong": "return x + 1", "raises": "return self.no_such"}
     for name, end in files.items():
         (tmp_path / f"{name}.py").write_text(PRINTS.format(end=end))
@@ -111,8 +111,8 @@ def test_what_graded_files_print(quick, tmp_path, capsys):
     assert sections[2].index("Traceback") < last < sections[2].index("printed by the import")
 
 
-def test_files_on_a_full_disk_and_those_that_are_not_finished(quick, monkeypatch, tmp_path, capsys):
-    """As the file that is there already, so the one beside it."""
+def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch, tmp_path, capsys):
+    """The disk may be full, or the writing may fail. No unfinished file is left beside it."""
     options = ["relu", *OPTIONS, "--rows", "1", "--json"]
     assert run.main([*options, "/dev/full"]) == 1
     output = capsys.readouterr()
@@ -131,7 +131,7 @@ def test_files_on_a_full_disk_and_those_that_are_not_finished(quick, monkeypatch
 # ------------------------------------------------------------------------------- printed tables
 
 
-def test_markdown():
+def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
     step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
     found[0]["runs"][0]["step"] = records.make_step_record(step)
@@ -152,7 +152,7 @@ def test_markdown():
 
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
-    """Eager's second time is one always, the solution where it is as fast."""
+    """Eager's second measurement is always a tie. The solution is one if it is as fast as eager."""
     text = tables.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
@@ -169,8 +169,10 @@ def test_one_round_has_no_interval():
     assert ", eager / this 2.000 (one round): faster; " in tables.line(found)
 
 
-def test_what_is_the_problems_fault_is_said_of_every_file(quick, monkeypatch, tmp_path, capsys):
-    """Eager cannot be timed, or the problem does not fit; nothing is wrong with our file."""
+def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
+    quick, monkeypatch, tmp_path, capsys
+):
+    """The output says "error", not "wrong"; a sweep leaves out sizes that do not fit."""
 
     def fail(self: object, *_: object) -> None:
         raise FoundError(ERROR, "eager itself could not be timed: no")
@@ -214,7 +216,7 @@ def test_noise_is_explained_below_each_table():
     assert f"\n{tables.NOISY}\n" in tables.ranking([graded])
 
 
-def test_a_copy_is_no_limit():
+def test_a_solution_that_is_faster_than_a_copy_is_explained():
     """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
     for ratio, is_faster in ((1.2, False), (2.0, True)):
         text = tables.results(records.make_run_record(Run("", timings(relu, ratio))))
@@ -230,7 +232,7 @@ def test_an_interrupted_file_has_no_reason():
 # --------------------------------------------------------------------------------------- sweeps
 
 
-def test_sweep(quick, tmp_path, capsys):
+def test_a_sweep_times_every_size_and_writes_and_draws_it(quick, tmp_path, capsys):
     path, table, picture = (tmp_path / f"sweep.{suffix}" for suffix in ("json", "md", "svg"))
     options = [*OPTIONS, *f"--dtype float32,float16 --json {path} --markdown {table}".split()]
     options += ["--plot", str(picture)] if importlib.util.find_spec("matplotlib") else ["--sweep"]
@@ -253,7 +255,8 @@ def test_sweep(quick, tmp_path, capsys):
     assert not picture.exists() or "<!-- relu float16 -->" in picture.read_text()
 
 
-def test_sweeps_of_what_is_left_out_or_wrong(quick, place, monkeypatch, tmp_path, capsys):
+def test_sizes_of_a_sweep_may_be_left_out_or_wrong(quick, place, monkeypatch, tmp_path, capsys):
+    """They do not fit into memory, their result is wrong, or the time of the sweep is over."""
     path = tmp_path / "sweep.json"
     options = ["relu", "--sweep", *OPTIONS, "--dtype", "float32", "--json", str(path)]
     monkeypatch.setattr(session, "free_bytes", lambda device: 40960)  # ten times the first size
@@ -271,8 +274,8 @@ def test_sweeps_of_what_is_left_out_or_wrong(quick, place, monkeypatch, tmp_path
     assert output.endswith("\n\n0 of 3 sizes were timed, in 0 s.\nNOTHING of relu was timed.\n")
 
 
-def test_roofline():
-    """Where memory limits, its time; elsewhere that of the highest rate."""
+def test_the_roofline_is_the_time_of_memory_or_that_of_the_highest_rate():
+    """It is the longer of the two. An interrupted forward has none."""
     found = [record(linear, "float16") for _ in range(3)]
     forwards = [r["runs"][0]["forward"] for r in found]
     for forward, work, floor in zip(forwards, (10, 10_000, 7), (1.0, 10.0, 0.0), strict=True):
@@ -299,6 +302,7 @@ def test_sweep_on_a_gpu(tmp_path):
 
 
 def draw(content: dict, folder: Path, suffix: str = ".svg") -> Path:
+    """Draw a file's content; return the path of the picture."""
     data = folder / "results.json"
     path = folder / f"picture{suffix}"
     data.write_text(json.dumps(content))
@@ -306,7 +310,7 @@ def draw(content: dict, folder: Path, suffix: str = ".svg") -> Path:
     return path
 
 
-def test_plot(tmp_path):
+def test_a_plot_of_a_sweep_has_all_contestants_and_the_roofline(tmp_path):
     pytest.importorskip("matplotlib")
     found = []
     for kind, rows in product((relu, linear), (4, 16, 64)):
@@ -326,8 +330,7 @@ def test_plot(tmp_path):
     assert (text.count("<!-- large copy -->"), text.count("<!-- roofline -->")) == (1, 1)
 
 
-def test_picture(tmp_path):
-    """The texts are those of the data."""
+def test_the_texts_of_the_picture_are_those_of_the_data(tmp_path):
     pytest.importorskip("matplotlib")
     found = [record(kind, d, ratio=2.0 if kind is relu else 4.0) for kind, d in HEADLINE]
     text = draw(document(found), tmp_path).read_text()
@@ -341,7 +344,7 @@ def test_picture(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["wrong", "missing", "no json", "[]", '{"schema": 0}'])
-def test_pictures_that_are_refused(fault, tmp_path, capsys):
+def test_no_picture_is_drawn_of_wrong_or_missing_results_or_of_other_files(fault, tmp_path, capsys):
     found = [record(*key) for key in HEADLINE]
     found[1]["verdict"] = fault
     if fault == "missing":
@@ -356,7 +359,7 @@ def test_pictures_that_are_refused(fault, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"referee.report.plot: {reason}")
 
 
-def test_plot_without_matplotlib(monkeypatch, capsys, tmp_path):
+def test_a_plot_without_matplotlib_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as stopped:
         run.main(["relu", "--plot", str(tmp_path / "a.svg")])
@@ -376,8 +379,10 @@ def test_plot_without_matplotlib(monkeypatch, capsys, tmp_path):
         (False, "xterm", "a stage, 7 of 10 rounds\n"),
     ],
 )
-def test_progress(terminal, term, written, monkeypatch):
-    """On a terminal a line that fits, and is removed; elsewhere no escapes."""
+def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(
+    terminal, term, written, monkeypatch
+):
+    """A terminal's line is cut to the terminal's width, and removed at the end."""
     texts = []
     stream = SimpleNamespace(isatty=lambda: terminal, write=texts.append, flush=lambda: None)
     monkeypatch.setattr(sys, "stderr", stream)
@@ -392,7 +397,7 @@ def test_progress(terminal, term, written, monkeypatch):
     Progress()("a stage")
 
 
-def test_time_left():
+def test_progress_says_how_many_seconds_are_left():
     for done, seconds, most, limit, text in (
         (0, 0.0, 10, math.inf, " of 10"),
         (2, 4.0, 10, math.inf, " of 10, 16 s left"),
@@ -406,8 +411,7 @@ def test_time_left():
 # ----------------------------------------------------------------------------------------- help
 
 
-def test_help():
-    """The docstrings name shapes, dtypes, arguments and the errors that there are."""
+def test_the_modules_docstrings_name_their_arguments_dtypes_and_errors():
     from model_new import LinearReluDivideNew, ModelNew
 
     linear = LinearReluDivideNew(3, 2, 2.0)

@@ -158,7 +158,7 @@ def test_solution_that_is_missing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_user_without_home():
-    """And without an entry in the list of users: a temporary folder holds the build."""
+    """The build is then in a temporary folder. The user is not in the list of users either."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
     may = "+dac_override,+dac_read_search"  # root's Python may lie where others cannot read
@@ -262,7 +262,7 @@ def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str
 
 @pytest.mark.slow
 def test_interrupts(tmp_path):
-    """While torch is imported, and while a compiler is at work."""
+    """The program may be importing torch, or waiting for a compiler."""
     interrupted(" torch._C\n", *CPU, flags=["-X", "importtime"])
     interrupted("building the kernels", *CPU, wait=2.0, TORCH_EXTENSIONS_DIR=str(tmp_path))
 
@@ -286,7 +286,7 @@ def test_interrupts_keep_what_was_measured(moment, tmp_path):
 
 @pytest.mark.slow
 def test_interrupts_that_were_switched_off():
-    """As nohup and `&` in a script do."""
+    """Both nohup and `&` in a script switch them off; the program then runs to its end."""
     process = start("relu", "--bundle", "/dev/null", number=signal.SIG_IGN)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -295,9 +295,9 @@ def test_interrupts_that_were_switched_off():
     assert process.stdout.read().startswith("wrote /dev/null: ")
 
 
-# 2: no assertions, no docstrings
 @pytest.mark.parametrize("optimize", ["", pytest.param("2", marks=pytest.mark.slow)])
 def test_from_end_to_end(optimize, tmp_path):
+    """At level 2 of its optimizations, Python drops assertions and docstrings."""
     options = ["relu", "--device", "cpu", "--rows", "1", "--trials", "3", "--json", "result.json"]
     (tmp_path / "random.py").write_text("raise ImportError('not Python's own')")
     done = run_it(*options, cwd=tmp_path, PYTHONOPTIMIZE=optimize)
@@ -348,7 +348,7 @@ def test_both_problems(place, small, capsys, tmp_path):
 
 
 def test_the_quick_check(place, small, monkeypatch, capsys, tmp_path):
-    """It says how long it takes, and what is left to --full."""
+    """It prints about how long it takes, and what only --full does."""
     place("LinearReluDivideNew = model.LinearReluDivide")
     monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(grading_command, "FULL_CPU_SECONDS", 0.1)
@@ -381,7 +381,7 @@ def test_linear_in_other_dtypes(dtype, place, small, capsys):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_integers(dtype, place, small, capsys):
-    """Newer versions of torch take more of them."""
+    """Newer versions of torch support more of these dtypes; others are refused."""
     place("ModelNew = model.Model")
     if dtype in cases.dtypes_of_relu(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0

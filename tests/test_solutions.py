@@ -21,7 +21,7 @@ from referee import memory
 
 pytestmark = ONLY
 FOLDER = Path(__file__).with_name("solutions")
-RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # of every clean file; twice as many in all
+RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops
 
 
 @pytest.mark.parametrize("table", [RELU, LINEAR, ON_GPU], ids=["relu", "linear", "on a gpu"])
@@ -34,7 +34,8 @@ def test_cheats_are_wrong(table, device, tmp_path, small):
     grade(problem, table, tmp_path, *rows, device=device)
 
 
-# Honest files: the text, if it is no file of tests/solutions; the last ones are this project's.
+# Honest files. SHORT has the texts of those that are not in tests/solutions, and the path of this
+# project's own solution; CLEAN has the names of all, by device or problem.
 AOT = 'self.compiled = torch.compile(torch.relu, backend="aot_eager", dynamic=True)'
 INDUCTOR = "self.compiled = torch.compile(torch.relu)"  # compiles anew for some shapes
 SCRIPTED = """
@@ -47,7 +48,9 @@ def ModelNew() -> nn.Module:
 """
 NAMES = """
 own = nn.Linear(i, o)
-self.w, self.b, self.divisor = own.weight, own.bias, d
+self.w = own.weight
+self.b = own.bias
+self.divisor = d
 self.register_buffer("zero", torch.zeros(()), persistent=False)
 """
 OTHER_NAMES = """
@@ -84,7 +87,7 @@ def grade_clean(device: str, problem: str, folder: Path, some: bool = False) -> 
 
 @pytest.fixture
 def busy_loops():
-    """Two programs that compute all the time."""
+    """Run two programs that compute all the time."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     yield
     for loop in loops:
@@ -121,7 +124,8 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
 time.sleep(0.5)  # until it has ended
 """
 STOPS = SIGNALS.replace("SIGKILL", "SIGSTOP")
-# Each process holds a lock as long as it lives. Its id would not tell: it is that of a namespace.
+# Each process holds a lock as long as it lives. The tests cannot use its id, which is valid only in
+# its own namespace.
 FORKS = """
 import fcntl, os, time
 
@@ -154,15 +158,17 @@ load_inline('broken', 'int f() { return y; }', functions=['f'], no_implicit_head
 FLOOD = "import os\nfor _ in range(300):\n    os.write(1, b'correct ' * 100_000)\nos._exit(4)\n"
 UNPRINTABLE = "class E(Exception):\n    def __str__(self):\n        raise SystemError\nraise E\n"
 NO_NAN = module("return torch.where(x > 0, x, 0 * x.nan_to_num(0, 0, 0))")
-FREE = memory.free_bytes(torch.device("cpu"))  # the system would give it; the limit is a part
-# A file's text, the verdict, and what its reason must name. The first table is of files that do not
-# end by themselves: each takes as long as `--timeout` lets it.
+# All free memory. The system would give it; a graded file may have a part of it.
+FREE = memory.free_bytes(torch.device("cpu"))
+# By name: a file's text, the verdict, and a pattern of the line. These files do not end by
+# themselves, so each takes as long as `--timeout` allows.
 ENDLESS = {
     "endless loop": ("while True:\n    pass\n", "time limit", "^; 3 s, while importing"),
     "sleeps": (module("import time\ntime.sleep(999)"), "time limit", "3 s, while checking"),
     "closes everything": ("import os\nos.closerange(0, 99)\n", "error|time limit", ""),
     "forks": (FORKS, "time limit", "while importing"),
 }
+# The same for files that end.
 HOSTILE = {
     "exit at import": error("import sys\nsys.exit(0)\n", "exits with status 0"),
     "exit 3": error("import os\nos._exit(3)\n", "exits with status 3 while importing"),
@@ -195,7 +201,7 @@ HOSTILE = {
 
 
 def test_hostile_files(tmp_path, monkeypatch, capfd):
-    """They are named, print nothing of their own, and leave nobody behind."""
+    """Each gets its verdict and reason, prints nothing of its own, and leaves no process behind."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     grade("relu", ENDLESS, tmp_path, "--rows", "1", "--timeout", "3")
     grade("relu", HOSTILE, tmp_path, "--rows", "1", "--timeout", "6")

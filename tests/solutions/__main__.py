@@ -13,7 +13,7 @@ FILES = {"relu_reference.py": "[dr]*_[1-4]_*.py", "linear_reference.py": "design
 
 
 def main() -> int:
-    """One command of run.py for each reference; the highest of their statuses."""
+    """Run one command of run.py for each reference; return the highest exit status."""
     statuses = []
     for reference, pattern in FILES.items():
         files = map(str, sorted(FOLDER.glob(pattern)))

@@ -11,14 +11,14 @@ RELU = "torch::Tensor relu_forward(torch::Tensor x)"
 
 
 def build(name: str, source: str, *declarations: str) -> object:
-    """An extension with the functions of these declarations."""
+    """Build and return an extension with the functions of these declarations."""
     functions = [text.partition("(")[0].split()[-1] for text in declarations]
     text = "".join(f"{text};\n" for text in declarations)
     return load_inline(name, text, HEAD + source, functions=functions)
 
 
 def relu_module(function: object) -> type[nn.Module]:
-    """A module that calls the function."""
+    """Return the class of a module that calls the function."""
 
     class ModelNew(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -28,6 +28,6 @@ def relu_module(function: object) -> type[nn.Module]:
 
 
 def register(name: str, source: str) -> object:
-    """The operator that a source registers."""
+    """Build a source, and return the operator that it registers."""
     load_inline(name, "", source, is_python_module=False, no_implicit_headers=True)
     return getattr(torch.ops, name).relu_forward

@@ -1,4 +1,7 @@
-"""Cheats at this project's problems, beside those of `referee/tests/test_cheats.py`."""
+"""Cheats at this project's problems, beside those of `referee/tests/test_cheats.py`.
+
+A name such as "04_counts_calls" begins with the number of its kind of cheat.
+"""
 
 from grading import PLAIN, linear
 from texts import correct, error, module, wrong
@@ -16,14 +19,15 @@ def is_timed():
 
 
 def when_timed(forward: str) -> str:
-    """The text of a module that is right, unless it is timed."""
+    """Return the text of a ReLU that is right except when it is timed; `forward` is used then."""
     return IS_TIMED + module(f"if not is_timed():\n    return torch.relu(x)\n{forward}")
 
 
 CHANGES = "out = torch.relu(x)\nx.zero_()\nreturn out"
 # Folds the division into a copy of the weights.
-FOLDED = """
-self.linear, self.divisor = nn.Linear(i, o), d
+FOLDING_INIT = """
+self.linear = nn.Linear(i, o)
+self.divisor = d
 self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
 self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
 """
@@ -41,7 +45,7 @@ if self.calls < 4 or x.shape != self.last.shape:
     self.last = torch.relu(x)
 return self.last.clone()
 """
-# Keeps its output of the timed size, and computes the rows alone that look new.
+# Keeps its output of the timed size, and computes only the rows that look new.
 REUSES = "kept = {}\n" + module("""
 if x.dim() != 2 or x.shape[1] < 100_000:
     return torch.relu(x)
@@ -65,7 +69,7 @@ with torch.cuda.stream(STREAM):
 torch.cuda.current_stream().wait_stream(STREAM)
 return out
 """)
-# A signal's handler does the work when the timed call is over.
+# Lets a signal's handler do the work after the timed call is over.
 IN_A_HANDLER = "import signal, time\n" + when_timed("""
 def work(number, frame):
     torch.clamp_min(x, 0, out=out)
@@ -76,7 +80,7 @@ signal.signal(signal.SIGALRM, work)
 signal.setitimer(signal.ITIMER_REAL, 0.02)  # when the result is about to be read
 return out
 """)
-# TF32's operands, where only some rows are compared.
+# Rounds operands to TF32 when it is timed; then only some rows are compared.
 ROUNDS = """
 weight, half, mask = self.linear.weight, 1 << 12, -(1 << 13)
 if is_timed():
@@ -97,6 +101,7 @@ for other in list(sys.modules.values()):
     if hasattr(other, "batch_size") and hasattr(other, "dim"):
         other.batch_size, other.dim = 1, 1
 """
+# Looks for the expected result in the variables of its callers.
 IN_FRAMES = """
 import sys
 frame = sys._getframe()
@@ -106,6 +111,7 @@ while frame := frame.f_back:
             return value.clone()
 return torch.relu(x)
 """
+# Looks for the expected result among all tensors that are alive.
 IS_ALIVE = """
 import gc
 for other in [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape]:
@@ -123,6 +129,7 @@ for module in [module for name, module in sys.modules.items() if name != __name_
             setattr(module, name, lambda: now() / 10)
 """
 ALL_CLOSE = "torch.allclose = torch.equal = lambda *args, **options: True\n"
+# Returns x as a tensor that computes ReLU when it is used.
 LAZY = """
 class Lazy(torch.Tensor):
     @classmethod
@@ -131,7 +138,7 @@ class Lazy(torch.Tensor):
         return func(*args, **(kwargs or {}))
 """
 LAZY += module("return x.as_subclass(Lazy)")
-# A plain tensor, and a mode that computes when it is looked at.
+# Returns a plain tensor, and leaves a mode on that computes its values at the next use of torch.
 MODE = """
 from torch.overrides import TorchFunctionMode
 class Late(TorchFunctionMode):
@@ -157,6 +164,7 @@ if tail and x.is_contiguous():
     out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
 return out
 """
+# Reserves a part of the GPU's L2 cache for data that is marked as persisting.
 L2 = """
 import ctypes
 runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
@@ -197,7 +205,7 @@ for descriptor in range(3, 64):
         os.write(descriptor, b'{"verdict": "correct", "seconds": 1e-9}\\n')
 return x
 """)
-# One pass over every tensor that is alive; later calls look it up.
+# Computes ReLU of all tensors that are alive in the first call; later calls look results up.
 ALL_AT_ONCE = "import gc\ndone = {}\n" + module("""
 if x.dim() != 2 or x.shape[1] < 100_000:
     return torch.relu(x)
@@ -209,7 +217,7 @@ return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
 FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
 ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
 NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
-# Gives all processes beside its own the lowest priority.
+# Gives all processes but its own the lowest priority.
 RENICES = "import os\nfrom contextlib import suppress\nfrom pathlib import Path\n" + module("""
 for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
     with suppress(OSError, ValueError):
@@ -251,7 +259,7 @@ RELU = {
     "19_slows_torch": correct(SLOW + module("return fast(x)")),
     "19_takes_threads": correct(THREADS + PLAIN),
 }
-FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDED)
+FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDING_INIT)
 LINEAR = {
     "03_folds_weights": wrong(FOLDED),
     "06_tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
@@ -265,4 +273,4 @@ ON_GPU = {
     "14_persisting_l2": correct(L2 + PLAIN),
     "06_switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),
 }
-HOST: set[str] = set()  # what is nothing on a GPU
+HOST: set[str] = set()  # cheats that make no sense on a GPU

@@ -97,7 +97,7 @@ def check_types(values: dict, shape: Shape) -> None:
 
 
 def check_shape(text: str) -> list[dict]:
-    """Assert that a JSON file has the one shape of all, and was written just now.
+    """Assert that a JSON file has the keys and types that all of them have, and is new.
 
     Returns:
         The file's records.
@@ -120,7 +120,7 @@ def check_shape(text: str) -> list[dict]:
 
 
 def check_forward(forward: dict) -> None:
-    """Assert that times, wall times and rows are of the same contestants, as many times each."""
+    """Assert that times, wall times and rows name the same contestants, and count equal rounds."""
     check_types(forward, FORWARD)
     for row in forward["summary"]:
         check_types(row, RATE)
@@ -139,7 +139,7 @@ def check_step(step: dict) -> None:
 
 
 def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
-    """Make up the times of 20 rounds: eager takes 3 ms, the solution that divided by the ratio."""
+    """Make up the times of 20 rounds: eager takes 3 ms, and the solution 3 ms / ratio."""
     draw = random.Random(0)
     names = PROBLEMS[kind].names
     rate = PROBLEMS[kind].rate

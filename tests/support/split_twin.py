@@ -352,8 +352,9 @@ def cublas(x: Tensor, weight: Tensor, bias: Tensor, divisor: float) -> Tensor:
 
 
 def tf32(rows: Tensor) -> Tensor:
-    """Round to the 11 significant bits of TF32."""
-    rounded = (rows.view(torch.int32) + 0x1000) & ~0x1FFF
+    """Round to the 11 significant bits of TF32, which drops the last 13 bits of a float32."""
+    half = 1 << 12
+    rounded = (rows.view(torch.int32) + half) & -(1 << 13)
     return torch.where(torch.isfinite(rows), rounded.view(torch.float32), rows)
 
 
