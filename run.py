@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     project = command.Project(
         description=DESCRIPTION,
         problems=list(PROBLEMS),
-        sweep_problems=list(sizes.KINDS),
+        sweep_problems=list(sizes.PROBLEM_CLASSES),
         own_solution=OUR_SOLUTION,
         choose_subjects=_choose_subjects,
         make_problem=_make_problem,
@@ -65,7 +65,7 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
         ValueError: a size does not fit, or a problem does not take a dtype.
     """
     if args.sweep:
-        names = list(sizes.KINDS)
+        names = list(sizes.PROBLEM_CLASSES)
         dtypes = args.dtype or SWEEP_DTYPES[device.type]
     else:
         names = list(PROBLEMS)
