@@ -198,7 +198,7 @@ def block_diagonal(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def zeros_in_first_columns(draw: Draw, rows: int, k: int, *, eighths: int) -> Tensor:
-    """Return uniform values, with zeros in the first eighths of the columns."""
+    """Return uniform values, with zeros in the first `eighths` eighths of the columns."""
     first_nonzero = eighths * k // 8
     mask = draw.indices(k) >= first_nonzero
     return draw.uniform(rows, k) * mask
