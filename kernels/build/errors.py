@@ -84,7 +84,7 @@ def _silent_failure(error: Exception) -> str:
     """Return a sentence about a build tool that failed without a message; empty if none did.
 
     The tool is a compiler, whose exit status ninja prints from version 1.12 on, or ninja itself,
-    whose status torch's exception has.
+    whose exit status is in torch's exception.
     """
     printed = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
     status = int(printed[1]) if printed else getattr(error.__cause__, "returncode", 0)

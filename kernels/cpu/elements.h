@@ -71,18 +71,17 @@ struct BFloat16 {
 // The biases differ by 112. To convert a normal number that needs no rounding, it is enough to add
 // or subtract that. Rounding and subnormal numbers are left to one floating-point operation with
 // `magic`, a power of two. At magic, the spacing of float32 (the distance of two neighbours) is the
-// spacing of float16 at the number.
+// spacing of float16 at the number x.
 //
-//     narrow   adds magic to the number, which rounds the number to a multiple of the spacing
+//     narrow   adds magic to |x|, which rounds |x| to a multiple of the spacing
 //     widen    puts the mantissa into the last bits of magic, and subtracts magic, which normalizes
-//              the number
+//              |x|
 //
 // Example: from 1 to 2, the spacing of float16 is 2^-10. float32 has this spacing from 2^13 to
 // 2^14, so magic is 2^13.
 //
-// In the comments below, 2^(e - 14) is the largest power of two that is not above the number: e is
-// 14 in the example. Subnormal numbers have e = 0. The spacing is 2^(e - 24), and magic is
-// 2^(e - 1).
+// In the comments below, 2^(e - 14) is the largest power of two that is not above |x|: e is 14 in
+// the example. Subnormal numbers have e = 0. The spacing is 2^(e - 24), and magic is 2^(e - 1).
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
