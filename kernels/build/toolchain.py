@@ -236,7 +236,7 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    # An environment variable to empty: then `cuda_targets` returns nothing.
+    # With this setting in the environment, `cuda_targets` returns an empty list.
     cpu_only = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
