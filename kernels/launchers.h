@@ -42,8 +42,8 @@ enum class Precision {
 // The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
 // quotient is then rounded to out's dtype.
 //
-// Column n of out comes from row n of the weight: where kernels multiply or finish results, that
-// row is called column n, too.
+// Row n of the weight makes column n of out. So the kernels' names and comments call it column n,
+// too, in the product and in the epilogue.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.

@@ -37,10 +37,10 @@ FLOAT32_GRADE = "float32-grade"
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}
 
-# How many tensors of the weight's size are in memory at once, in the weight's dtype: the
+# How many tensors of the weight's size are in memory at once, counted in the weight's dtype: the
 # reference's weight, a copy in float64 (which counts twice) and the magnitudes in float64 (twice),
 # random values from which new weights are made, eager's weight, the solution's, and gradients.
-WEIGHTS = 10
+WEIGHT_COPIES = 10
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 DIVISORS = [2.0, 3.0, -1.5, 1.0]
@@ -83,8 +83,8 @@ X_LAYOUTS = [
 class LinearReluDivideProblem(Problem):
     """relu(x weight^T + bias) / divisor.
 
-    Each element may be off by as much as a sum may be whose terms are added in any order. At the
-    setting `highest`, float32 results of the timed size also have to be in the class float32-grade.
+    The error limit of an element is that of a sum, for any order in which its terms are added. At
+    `highest`, float32 results of the timed size also have to be in the class float32-grade.
     """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
@@ -288,7 +288,7 @@ class LinearReluDivideProblem(Problem):
         """Return the memory that a forward needs."""
         k, n, _divisor = init_inputs
         row_bytes = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-        return RowNeeds((k,), row_bytes, fixed_bytes=WEIGHTS * n * k * dtype.itemsize)
+        return RowNeeds((k,), row_bytes, fixed_bytes=WEIGHT_COPIES * n * k * dtype.itemsize)
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The problem ReLU for the referee: results have to be exact. The memory limits the speed."""
+"""The problem ReLU for the referee: results have to be exact."""
 
 import random
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from referee.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
-# The elements of a vector so large that kernels compute it in the same way as the timed size. It
-# ends with a part of a block.
-LARGE_VECTOR = (1 << 24) + 3
+# The length of a vector that kernels compute in the same way as the timed size. Its last block is
+# not whole.
+LARGE_LENGTH = (1 << 24) + 3
 BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
 RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 90
@@ -71,7 +71,7 @@ class ReluProblem(Problem):
                 x = make()
                 required = x.is_contiguous() and x.numel() > 0
                 yield Case(name, [x], required=required)
-        large = cases.sprinkle(self._draw(generator, LARGE_VECTOR), generator)
+        large = cases.sprinkle(self._draw(generator, LARGE_LENGTH), generator)
         yield Case("a large vector with special values", [large])
         yield from changed_in_part(self._draw(generator, 129, 65), generator)
         yield Case("other values at the same address", [self._draw(generator, 129, 65)])
