@@ -22,9 +22,10 @@ from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
-from referee.budget import CLASSES, ReferenceTensor
+from referee.accuracy import CLASSES
 from referee.case import Case
 from referee.problem import Problem
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
 from referee import cases
-from referee.budget import ReferenceTensor
 from referee.case import Case
 from referee.names import COPY
 from referee.problem import Problem
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
 
@@ -39,11 +39,11 @@ class ReluProblem(Problem):
 
     def expected(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results; no other values are right."""
-        return [ReferenceTensor(eager, None, terms=0) for eager in self.run(module, inputs)]
+        return [ReferenceTensor(eager, None, is_exact=True) for eager in self.run(module, inputs)]
 
     def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
-        return ReferenceTensor(eager, None, terms=0)
+        return ReferenceTensor(eager, None, is_exact=True)
 
     def where_gradients_pass(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 
-from referee.budget import WORST, Comparison, ReferenceTensor, accuracy_class, count_true
+from referee.accuracy import WORST, accuracy_class, count_true
 from referee.compare import relative_difference
 from referee.grading import Grading
 from referee.reference_file import NoRoomError
+from referee.reference_tensor import Comparison, ReferenceTensor
 from referee.shared import forms_of
 
 # Two results are the same but for roundings if their relative difference is not larger.
@@ -46,7 +47,7 @@ def diagnose(grading: Grading, name: str, result: Result) -> str:
     with suppress(torch.OutOfMemoryError, NoRoomError):  # the verdict stays without a resemblance
         if words := resemblance(grading, result):
             return f"{words}: {name}"
-    reached = accuracy_class(comparison.relative_error)
+    reached = accuracy_class(comparison.errors.relative)
     is_less_accurate = not comparison.is_gross and reached != WORST
     if expected.dtype == torch.float32 and is_less_accurate:
         return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"

@@ -2,7 +2,6 @@
 
 import torch
 
-from referee.budget import Comparison, ReferenceTensor
 from referee.case import Case
 from referee.contestant import RaisedError
 from referee.diagnosis import Result, diagnose, resemblance
@@ -10,6 +9,7 @@ from referee.grading import Grading
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
 from referee.reference_file import LONGEST_LINE
+from referee.reference_tensor import Comparison, ReferenceTensor
 from referee.shared import dtype_name
 from referee.verdict import WRONG, FoundError, of_exception
 
@@ -54,7 +54,7 @@ def check_case(grading: Grading, case: Case) -> list[Comparison]:
     comparisons = []
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
         got = read_result(grading, description, case.name, (0, result_index)).reshape(-1)
-        result = Result(result_index, tensor, got, tensor.compare([(0, got)]))
+        result = Result(result_index, tensor, got, tensor.compare(got))
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 
 from referee import cases
-from referee.budget import GROSS, Comparison, ReferenceTensor, count_true
+from referee.accuracy import GROSS, count_true
 from referee.compare import relative_difference
 from referee.float64 import NO_FLOAT64, NO_ROOM_FOR_FLOAT64, inputs_in_float64, module_in_float64
 from referee.gradients_of import is_differentiable
 from referee.operators import RoundedOperands
 from referee.problem import Problem
+from referee.reference_tensor import Comparison, ReferenceTensor
 
 # Rounding is not the cause of errors that it makes with a smaller probability.
 LEAST_CHANCE = 0.01
@@ -66,10 +67,10 @@ class Quantity:
             got: the tensor.
             is_strict: whether a single wrong element is a mistake, in any draw.
         """
-        comparison = self.comparison = self.expected.compare([(0, got.reshape(-1))])
-        self._record(
-            comparison.wrong, comparison.relative_error, comparison.mistake or "", is_strict
-        )
+        comparison = self.expected.compare(got.reshape(-1))
+        self.comparison = comparison
+        relative_error = comparison.errors.relative
+        self._record(comparison.wrong, relative_error, comparison.mistake or "", is_strict)
         self.expected.forget()
 
     def compare_timed(self, got: torch.Tensor, eager: torch.Tensor) -> None:

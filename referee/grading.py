@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
-from referee.budget import ReferenceTensor
 from referee.contestant import Contestant
 from referee.gradients import Quantity
 from referee.reading import can_read
 from referee.redraw import changing_names, new_seed, new_values
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import without_repeats
 from referee.state import State, StateError
 from referee.timing import Rounds

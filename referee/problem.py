@@ -12,7 +12,6 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from referee.budget import ReferenceTensor
 from referee.case import Case
 from referee.first_forward import check_state, run_first_forward
 from referee.float64 import operators_in_tf32, run_in_float64, run_in_tf32, why_no_float64
@@ -21,6 +20,7 @@ from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.redraw import new_seed
 from referee.reference_file import BadReferenceError, ReferenceFile
+from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten, plain
 from referee.shared import forms_of, pack
 from referee.timing import Names, Rate, Timings
@@ -238,7 +238,7 @@ class Problem:
         Args:
             relative: the largest relative error of a result.
             is_equal: whether all results have eager's bits.
-            usual: the class of that error by `budget.accuracy_class`.
+            usual: the class of that error by `accuracy.accuracy_class`.
         """
         return "exact" if is_equal else usual
 

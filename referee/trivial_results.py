@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from referee.budget import ReferenceTensor
 from referee.problem import Problem
 from referee.redraw import new_seed, redraw_module
+from referee.reference_tensor import ReferenceTensor
 from referee.unusual_inputs import unusual_inputs
 
 USUAL_DRAWS = 2  # besides the first draw, with which their results are compared

@@ -92,7 +92,8 @@ def _note_errors_of_gradients(grading: Grading) -> None:
     for quantity in grading.quantities:
         if quantity.name.startswith("gradient") and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
-            note_errors(grading, name, quantity.comparison, quantity.expected.errors)
+            eager = quantity.expected.eager_errors
+            note_errors(grading, name, quantity.comparison.errors, eager)
 
 
 def _make_room(grading: Grading) -> None:

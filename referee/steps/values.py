@@ -1,15 +1,15 @@
 """Whole results at the timed size, for several sets of inputs and parameters."""
 
-from referee.budget import Comparison, accuracy_class
+from referee.accuracy import Errors, accuracy_class
 from referee.case import Case
 from referee.forward import check_case, check_results, read_result
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.reference_tensor import Comparison
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
 DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-METRICS = ("max", "mean", "relative")
 # If outputs take more bytes, no second one is held to see whether a later call overwrites it.
 LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
 
@@ -18,9 +18,9 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed, and with other parameters and inputs."""
     last_comparisons = _compare_draws(grading)
     _check_accuracy(grading)
-    eager_errors = grading.budgets[0].errors
-    if grading.problem.file.covers_all_values and any(eager_errors):
-        note_errors(grading, _label(grading), last_comparisons[0], eager_errors)
+    eager = grading.budgets[0].eager_errors
+    if grading.problem.file.covers_all_values and eager.largest:
+        note_errors(grading, _label(grading), last_comparisons[0].errors, eager)
     _check_results_stay(grading)
 
 
@@ -52,7 +52,7 @@ def _compare_draws(grading: Grading) -> list[Comparison]:
         comparisons = check_case(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
         for comparison in comparisons:
             grading.largest_relative_error = max(
-                grading.largest_relative_error, comparison.relative_error
+                grading.largest_relative_error, comparison.errors.relative
             )
             grading.has_eagers_bits = grading.has_eagers_bits and comparison.has_eagers_bits
     return comparisons
@@ -89,19 +89,20 @@ def _check_accuracy(grading: Grading) -> None:
         raise FoundError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def note_errors(grading: Grading, name: str, comparison: Comparison, eager_errors: tuple) -> None:
+def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) -> None:
     """Add the solution's and eager's errors against float64 to the verdict's table.
 
     Args:
         grading: the file under grading.
         name: the name of the row.
-        comparison: the comparison of the solution's result.
-        eager_errors: eager's largest, mean and relative error.
+        solution: the errors of the solution's result.
+        eager: the errors of eager's.
     """
-    solution_errors = comparison.max_error, comparison.mean_error, comparison.relative_error
     row: dict[str, object] = {"name": name}
-    for owner, errors in (("solution", solution_errors), ("reference", eager_errors)):
-        row |= {f"{owner}_{metric}": x for metric, x in zip(METRICS, errors, strict=True)}
+    for owner, errors in (("solution", solution), ("reference", eager)):
+        row[f"{owner}_max"] = errors.largest
+        row[f"{owner}_mean"] = errors.mean
+        row[f"{owner}_relative"] = errors.relative
     grading.verdict.errors.append(row)
 
 
