@@ -12,6 +12,7 @@ from referee import cases
 from referee.case import Case
 from referee.names import COPY
 from referee.problem import Problem
+from referee.random_values import random_tensor
 from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
@@ -96,7 +97,7 @@ class ReluProblem(Problem):
 
     def _draw(self, generator: torch.Generator, *shape: int) -> Tensor:
         """Return random values of the problem's dtype."""
-        return cases.random(shape, self.dtype, self.device, generator)
+        return random_tensor(shape, self.dtype, self.device, generator)
 
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -13,7 +13,7 @@ import torch
 from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
 from referee.problem import Problem
-from referee.redraw import new_seed
+from referee.random_values import new_seed
 from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome

@@ -28,8 +28,9 @@ from referee import console, folders, records
 from referee.cases import DTYPES
 from referee.engine import read_files
 from referee.grading import Options
+from referee.messages import first_error_line
 from referee.problem import Problem
-from referee.reference_file import BadReferenceError, first_error_line, load
+from referee.reference_file import BadReferenceError, load
 from referee.report import files, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name

@@ -1,5 +1,7 @@
 """The reference's first forwards: whether it can be graded, and what a forward is like."""
 
+import random
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from referee.compare import INTEGERS, first_mismatch, relative_difference, share_memory
 from referee.float64 import LARGEST_ROUNDING
 from referee.operators import Operators
-from referee.reference_file import ReferenceFile, generator_states
+from referee.reference_file import ReferenceFile
 from referee.results import flatten, plain
 from referee.shared import dtype_name
 
@@ -46,11 +48,11 @@ def run_first_forward(
     Raises:
         BadReferenceError: the forward or its results cannot be graded.
     """
-    generators_before = generator_states(device)
+    generators_before = _generator_states(device)
     copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     with torch.no_grad(), Operators() as observed:
         structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
-    if generator_states(device) != generators_before:
+    if _generator_states(device) != generators_before:
         raise file.bad("Model draws random numbers in forward: no two runs agree")
     _check_types(file, returned)
     outputs = [plain(x) for x in returned]
@@ -73,6 +75,17 @@ def run_first_forward(
         terms=observed.most_terms,
         shares=any(share_memory(*pair) for pair in pairs),
     )
+
+
+def _generator_states(device: torch.device) -> list:
+    """Return the states of torch's, Python's and NumPy's generators, for comparison."""
+    states: list = [torch.get_rng_state().tolist(), random.getstate()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).tolist())
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        states.append(str(numpy.random.get_state()))
+    return states
 
 
 def _check_types(file: ReferenceFile, returned: list) -> None:

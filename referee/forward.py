@@ -6,9 +6,9 @@ from referee.case import Case
 from referee.contestant import RaisedError
 from referee.diagnosis import Result, diagnose, resemblance
 from referee.grading import Grading
+from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
-from referee.reference_file import LONGEST_LINE
 from referee.reference_tensor import Comparison, ReferenceTensor
 from referee.shared import dtype_name
 from referee.verdict import WRONG, FoundError, of_exception

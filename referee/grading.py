@@ -18,9 +18,9 @@ from torch import nn
 
 from referee.bench import Bench, write_all
 from referee.contestant import Contestant
-from referee.gradients import Quantity
+from referee.quantity import Quantity
+from referee.random_values import changing_names, new_seed, redraw
 from referee.reading import can_read
-from referee.redraw import changing_names, new_seed, new_values
 from referee.reference_tensor import ReferenceTensor
 from referee.shared import without_repeats
 from referee.state import State, StateError
@@ -217,7 +217,7 @@ class Grading:
         self._keep_previous_module()
         state = self.module.state_dict()
         for name in self._changing:
-            without_repeats(state[name]).copy_(new_values(self._first_values[name]))
+            without_repeats(state[name]).copy_(redraw(self._first_values[name], new_seed()))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""

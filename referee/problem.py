@@ -14,15 +14,16 @@ from torch import nn
 
 from referee.case import Case
 from referee.first_forward import check_state, run_first_forward
-from referee.float64 import operators_in_tf32, run_in_float64, run_in_tf32, why_no_float64
+from referee.float64 import run_in_float64, run_in_tf32, why_no_float64
 from referee.gradients_of import differentiate, recorded, sources_of
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
-from referee.redraw import new_seed
+from referee.random_values import new_seed
 from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten, plain
 from referee.shared import forms_of, pack
+from referee.tf32 import operators_in_tf32
 from referee.timing import Names, Rate, Timings
 
 # Forwards need so many times the memory of inputs, outputs and parameters together. Training steps

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from referee.problem import Problem
-from referee.redraw import new_seed, redraw_module
+from referee.random_values import new_seed, redraw_module
 from referee.reference_tensor import ReferenceTensor
 from referee.unusual_inputs import unusual_inputs
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
-from referee.reference_file import first_error_line
+from referee.messages import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
 # The words of verdicts.

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from referee import accuracy, cases, compare
-from referee.reference_file import first_error_line
+from referee import accuracy, cases, compare, random_values
+from referee.messages import first_error_line
 from referee.reference_tensor import ReferenceTensor
 
 CPU = torch.device("cpu")
@@ -17,11 +17,11 @@ LARGEST = torch.finfo(torch.float32).max
 
 def test_other_values_have_the_same_signs():
     values = torch.tensor([1.0, -2.0, 0.0])
-    other = cases.redraw(values, 3)
-    assert torch.equal(other, cases.redraw(values, 3))
+    other = random_values.redraw(values, 3)
+    assert torch.equal(other, random_values.redraw(values, 3))
     assert torch.equal(other.sign(), values.sign())
     assert (other[:2] != values[:2]).all()
-    assert cases.redraw(torch.zeros(9), 3).all()
+    assert random_values.redraw(torch.zeros(9), 3).all()
 
 
 def test_cases_are_of_the_dtypes_that_torch_takes():
@@ -43,11 +43,11 @@ def test_unsigned_values(dtype):
     values = cases.special_values(dtype).tolist()
     assert values == [largest // 2 + 1, 0, 1, largest - 1, largest]
     generator = torch.Generator().manual_seed(1)
-    x = cases.random((3, 5001), dtype, CPU, generator)
+    x = random_values.random_tensor((3, 5001), dtype, CPU, generator)
     halves = sum(value > largest // 2 for value in x.view(-1).tolist()) / x.numel()
     assert 0.45 < halves < 0.55
     before = x.tolist()
-    cases.refill(x.t()[7], generator)
+    random_values.refill(x.t()[7], generator)
     assert [b[7] for b in before] != x.t()[7].tolist()
     cases.sprinkle(x, generator)
     assert {*values} <= {*x.view(-1).tolist()}

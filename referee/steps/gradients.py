@@ -12,16 +12,12 @@ import torch
 
 from referee.contestant import RaisedError
 from referee.forward import check_description, check_intact, read_result
-from referee.gradients import (
-    Quantity,
-    StepArguments,
-    draw_gradients,
-    quantity_names,
-    reference_step,
-)
 from referee.grading import Grading, restored_buffers
+from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.reference_file import LONGEST_LINE, NoRoomError
+from referee.quantity import Quantity, quantity_names
+from referee.reference_file import NoRoomError
+from referee.reference_step import StepArguments, draw_gradients, reference_step
 from referee.rounds import only_compiled
 from referee.steps.values import note_errors
 from referee.verdict import WRONG, FoundError, of_exception

@@ -19,8 +19,8 @@ from referee import timing
 from referee.early_elements import EarlyElements
 from referee.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
+from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.reference_file import LONGEST_LINE
 from referee.reference_tensor import ReferenceTensor
 from referee.rounds import (
     CHANGES_LATE,

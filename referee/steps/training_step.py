@@ -15,9 +15,9 @@ from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
 from referee.forward import check_description, check_eager_intact, check_intact, read_result
-from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
+from referee.quantity import Quantity
 from referee.reference_file import NoRoomError
 from referee.round_memory import RoundMemory
 from referee.rounds import (
