@@ -17,7 +17,7 @@ from referee.tf32 import RoundedOperands
 
 # If two results have a larger relative difference, rounding alone does not explain it.
 LARGEST_ROUNDING = 1e-2
-# Why results are compared with eager's; the words are for messages.
+# Reasons, for messages, why results are compared with eager's.
 NO_FLOAT64 = "compared with eager, since the reference does not run in float64"
 NO_ROOM_FOR_FLOAT64 = "compared with eager, since there is no memory for float64"
 NO_FLOAT64_RESULT = "compared with eager, since the reference gives no float64 result"

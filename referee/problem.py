@@ -1,8 +1,8 @@
 """A reference on a device: its inputs, its results, and how far off a solution's results may be.
 
-`Problem` grades by any reference file. A project that knows more of its problem, as small cases,
-error limits or yardsticks, makes a subclass, which overrides methods in the part "what a problem
-may know better".
+`Problem` grades by any reference file. A project that knows more of its problem, such as small
+cases, error limits or yardsticks, makes a subclass, which overrides methods in the part "what a
+problem may know better".
 """
 
 import copy
@@ -56,7 +56,7 @@ class Problem:
         args: the constructor's arguments.
         form: the form of the inputs, as `shared.forms_of` gives it.
         tensor_indices: the indices of those inputs that are tensors with elements.
-        float_indices: the indices of those tensors that hold floats.
+        float_indices: the indices of those tensors that hold floats; float8 does not count.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
@@ -100,10 +100,7 @@ class Problem:
         self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensor_indices:
             raise file.bad("get_inputs gives no tensor")
-        wide = [
-            i for i in self.tensor_indices if inputs[i].itemsize > 1
-        ]  # torch cannot draw float8
-        self.float_indices = [i for i in wide if inputs[i].is_floating_point()]
+        self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(inputs[i])]
         shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
         self.dtype = inputs[self.tensor_indices[0]].dtype
@@ -116,7 +113,7 @@ class Problem:
         self.operators = forward.operators
         self.terms = forward.terms
         self.shares = forward.shares
-        if any(True for _ in module.parameters()):
+        if list(module.parameters()):
             self.copy(module)  # raises if the module cannot be copied, as gradings do
         self._check_room()
         self.why_no_float64 = ""
@@ -190,8 +187,9 @@ class Problem:
             return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
         exact_results = run_in_float64(self.file, module, inputs)
         tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)
-        if in_tf32 := self.operators_in_tf32():
-            tf32_results = run_in_tf32(self.file, module, inputs, in_tf32)
+        operators = self.operators_in_tf32()
+        if operators:
+            tf32_results = run_in_tf32(self.file, module, inputs, operators)
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
             tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
@@ -207,14 +205,19 @@ class Problem:
         return ReferenceTensor(eager, exact, terms)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
-        """Return a mask of the output, true where a gradient surely passes; None if unknown.
+        """Return a mask of the output, true where rounding cannot change the gradient.
 
-        Where a sum is near zero, rounding decides whether ReLU passes a gradient.
+        Where a sum is near zero, rounding decides whether ReLU passes a gradient: the mask is false
+        there. None is returned if these places are not known.
         """
         return None
 
     def cases(self, device_seed: int) -> Iterable[Case]:
-        """Return the problem's own small cases."""
+        """Return the problem's own small cases.
+
+        Args:
+            device_seed: the seed of a generator on the device.
+        """
         return ()
 
     def backward_inputs(self) -> list[list[list]]:
@@ -317,6 +320,11 @@ class Problem:
 def _is_tensor(x: object) -> bool:
     """Return whether an argument of a forward is a tensor."""
     return isinstance(x, torch.Tensor)
+
+
+def _is_drawable_float(x: torch.Tensor) -> bool:
+    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
+    return x.is_floating_point() and x.itemsize > 1
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -41,7 +41,8 @@ from referee.timed_requests import (
     time_empty,
     time_request,
 )
-from referee.timing import Sample, Timings
+from referee.timing import Timings
+from referee.two_clocks import Sample
 from referee.verdict import WRONG, FoundError, Run
 
 # The driver clears the memory that large checks have given back, which slows who is timed then.

@@ -34,7 +34,7 @@ def _compare_draws(grading: Grading) -> list[Comparison]:
     """
     problem = grading.problem
     grading.largest_relative_error, grading.has_eagers_bits = 0.0, True
-    if grading.is_whole:  # it was constructed for the setting before
+    if grading.is_timed_module:  # it was constructed for the setting before
         grading.redraw_state()
     else:
         grading.progress("constructing", "the module")
@@ -59,7 +59,10 @@ def _compare_draws(grading: Grading) -> list[Comparison]:
 
 
 def _label(grading: Grading) -> str:
-    """Return the shape, for problems with several sizes, and the precision setting; or ""."""
+    """Return the shape and the precision setting for messages, each where it is needed.
+
+    A problem with small cases of its own needs the shape, which tells this size from theirs.
+    """
     problem = grading.problem
     shape = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
     return ", ".join(filter(None, [shape, problem.setting]))
