@@ -42,7 +42,7 @@ class ReluProblem(Problem):
         """Return eager's results; no other values are right."""
         return [ReferenceTensor(eager, None, is_exact=True) for eager in self.run(module, inputs)]
 
-    def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
+    def expected_in_step(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
         return ReferenceTensor(eager, None, is_exact=True)
 

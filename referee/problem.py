@@ -198,10 +198,16 @@ class Problem:
                 tensor.forget_exact()
         return tensors
 
-    def budget(
+    def expected_in_step(
         self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int
     ) -> ReferenceTensor:
-        """Return a result or gradient of a training step with its error budget."""
+        """Return a result or gradient of a training step with its error budget.
+
+        Args:
+            eager: the result or gradient.
+            exact: the same in float64; None where there is none.
+            terms: the number of terms of the longest sum.
+        """
         return ReferenceTensor(eager, exact, terms)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:

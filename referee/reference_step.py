@@ -90,7 +90,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
             tensors.append(None)
             continue
         if tf32_x is None:
-            tensor = problem.budget(x, exact_x, terms)
+            tensor = problem.expected_in_step(x, exact_x, terms)
         else:
             tensor = ReferenceTensor(x, exact_x, terms, allowed=tf32_x)
         if problem.is_large:

@@ -1,7 +1,7 @@
 """Training steps beside eager's: a forward that autograd records, and its backward.
 
-The rounds are those of `times`. In addition the outputs' gradients are new in every step, and all
-results and gradients are compared.
+The rounds are those of `timed_forwards`. In addition the outputs' gradients are new in every step,
+and all results and gradients are compared.
 """
 
 import math
