@@ -93,9 +93,6 @@ class Grading:
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
         budgets: the error budgets for timed calls, one for each result. The latest untimed
             comparison at the timed size has set them; the values of its results are forgotten.
-        largest_relative_error: the largest relative error of a result at the timed size.
-        has_eagers_bits: whether all results at the timed size equal eager's.
-        expected_calls: the reference's results for the latest timed request: a list for each call.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
         quantities: results and gradients of a training step, with their error budgets; empty if
@@ -137,9 +134,6 @@ class Grading:
         self.previous_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
         self.budgets: list[ReferenceTensor] = []
-        self.largest_relative_error = 0.0
-        self.has_eagers_bits = True
-        self.expected_calls: list[list[torch.Tensor]] = []
         self.result_templates: list[torch.Tensor] = []
         self.quantities: list[Quantity] = []
         self.has_differed = False
@@ -238,7 +232,6 @@ class Grading:
 
     def forget_round(self) -> None:
         """Free what the referee keeps of a round, so that the next round has the memory."""
-        self.expected_calls = []
         self.result_templates = []
         self.inputs = []
         self.previous_inputs = []

@@ -48,9 +48,9 @@ class ReferenceFile:
     """
 
     path: Path
-    model: Callable[..., nn.Module] | None
-    get_inputs: Callable[[], list] | None
-    get_init_inputs: Callable[[], list] | None
+    model: Callable[..., nn.Module]
+    get_inputs: Callable[[], list]
+    get_init_inputs: Callable[[], list]
     text: bytes = b""
     solutions: tuple[str, ...] = ("ModelNew",)
     dtype: torch.dtype | None = None
@@ -110,16 +110,7 @@ class ReferenceFile:
             BadReferenceError: the code raises.
             NoRoomError: it raises because memory is short.
         """
-        try:
-            return call()
-        except torch.OutOfMemoryError as error:
-            line = first_error_line(str(error))
-            raise NoRoomError(
-                f"{self.path}: {name} needs more memory than there is: {line}"
-            ) from None
-        except (Exception, SystemExit) as error:
-            line = first_error_line(f"{type(error).__name__}: {error}")
-            raise self.bad(f"{name} raises {line}") from None
+        return _call_or_refuse(self.path, name, call)
 
     def bad(self, reason: str) -> BadReferenceError:
         """Return an error whose message is the file's path and a reason."""
@@ -143,9 +134,20 @@ def load(path: Path) -> ReferenceFile:
     if folder not in sys.path:
         sys.path.append(folder)
     text = path.read_bytes()
-    file = ReferenceFile(path, None, None, None)
-    module = file.call_or_refuse("the import", lambda: execute("reference", str(path), text))
+    module = _call_or_refuse(path, "the import", lambda: execute("reference", str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:
-        raise file.bad(f"defines no {', no '.join(missing)}")
+        raise BadReferenceError(f"{path}: defines no {', no '.join(missing)}")
     return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
+
+
+def _call_or_refuse(path: Path, name: str, call: Callable[[], T]) -> T:
+    """Call code of a file, as `ReferenceFile.call_or_refuse` does."""
+    try:
+        return call()
+    except torch.OutOfMemoryError as error:
+        line = first_error_line(str(error))
+        raise NoRoomError(f"{path}: {name} needs more memory than there is: {line}") from None
+    except (Exception, SystemExit) as error:
+        line = first_error_line(f"{type(error).__name__}: {error}")
+        raise BadReferenceError(f"{path}: {name} raises {line}") from None

@@ -57,7 +57,8 @@ class Overhead:
 
         They are the process's own, if their median is at least that of the referee's seconds, from
         which the overhead is subtracted. If not, the larger of the two counts in each request. If
-        the process's clock is false, only the referee's seconds count.
+        the process's clock is false, only the referee's seconds count, and the overhead is that of
+        the fastest empty request.
 
         Args:
             samples: the contestant's samples, one for each request.
