@@ -147,16 +147,16 @@ class Bench:
             return
         for eager in self.eager:
             eager.ask("set_precision", setting=self.problem.precision)
-        path_and_text = []
+        own_file = []
         if self.problem.yardstick_file:
             text = Path(self.problem.yardstick_file).read_bytes()
-            path_and_text = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
+            own_file = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.eager[0].ask(
             "prepare_yardsticks",
             wanted=list(yardsticks),
             inputs=[self.inputs[0].form],
             copied_bytes=max(1, self.problem.moved // 2),
-            more=path_and_text,
+            more=own_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
