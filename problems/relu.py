@@ -8,7 +8,7 @@ from torch import Tensor
 
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
-from referee import cases
+from referee import elementwise
 from referee.case import Case
 from referee.names import COPY
 from referee.problem import Problem
@@ -64,15 +64,15 @@ class ReluProblem(Problem):
 
         The same inputs in other dtypes come later. A solution may refuse those.
         """
-        elementwise = list(cases.elementwise(self.device, device_seed))
+        small_inputs = list(elementwise.small_inputs(self.device, device_seed))
         generator = torch.Generator(self.device).manual_seed(device_seed)
         prefix = f"{dtype_name(self.dtype)},"  # of the names of cases in the problem's dtype
-        for name, make in elementwise:
+        for name, make in small_inputs:
             if name.startswith(prefix):
                 x = make()
                 required = x.is_contiguous() and x.numel() > 0
                 yield Case(name, [x], required=required)
-        large = cases.sprinkle(self._draw(generator, LARGE_VECTOR), generator)
+        large = elementwise.sprinkle(self._draw(generator, LARGE_VECTOR), generator)
         yield Case("a large vector with special values", [large])
         yield from changed_in_part(self._draw(generator, 129, 65), generator)
         yield Case("other values at the same address", [self._draw(generator, 129, 65)])
@@ -83,7 +83,7 @@ class ReluProblem(Problem):
         for length in range(1, LONGEST_FILLED_VECTOR + 1):
             x = self._draw(generator, length)
             yield Case(f"length {length}, new memory filled", [x], fill=True)
-        for name, make in elementwise:
+        for name, make in small_inputs:
             if not name.startswith(prefix):
                 yield Case(name, [make()], required=False)
         yield Case("an input", [self._draw(generator, 129, 65)])
@@ -102,7 +102,7 @@ class ReluProblem(Problem):
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         """Raise a ValueError if torch.relu does not take the dtype."""
-        if dtype not in cases.dtypes_of_relu(device).values():
+        if dtype not in elementwise.dtypes_of_relu(device).values():
             function = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{function} does not take {dtype} on {device}")
 

@@ -30,7 +30,7 @@ The reference
     reference_step       its results and gradients of a training step
     float64, tf32        it runs in float64, also with operands rounded to TF32
     operators            the operators that it calls, and the length of their sums
-    case, cases          a forward to compare; small inputs of an elementwise function
+    case, elementwise    a forward to compare; small inputs of an elementwise function
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
     random_values        seeds, and values of inputs, parameters and gradients
@@ -56,7 +56,7 @@ Processes and their memory
     contestant           `Contestant`: the process of a solution or of eager, as the referee sees it
     child/               the code of that process
     execute              executes a file's text as a module
-    gradients_of         a forward that autograd records, and its backward
+    autograd             a forward that autograd records, and its backward
     results              descriptions of results, by which the referee finds them
     reading              reads results in a process's memory
     shared, state        inputs in shared memory; parameters and buffers there

@@ -25,7 +25,7 @@ from typing import NoReturn
 import torch
 
 from referee import console, folders, records
-from referee.cases import DTYPES
+from referee.elementwise import DTYPES
 from referee.engine import read_files
 from referee.grading import Options
 from referee.messages import first_error_line

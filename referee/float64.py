@@ -10,8 +10,8 @@ import copy
 import torch
 from torch import nn
 
+from referee.autograd import is_differentiable
 from referee.compare import relative_difference
-from referee.gradients_of import is_differentiable
 from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile
 from referee.tf32 import RoundedOperands
 

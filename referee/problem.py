@@ -12,10 +12,10 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from referee.autograd import differentiate, recorded, sources_of
 from referee.case import Case
 from referee.first_forward import check_state, run_first_forward
 from referee.float64 import run_in_float64, run_in_tf32, why_no_float64
-from referee.gradients_of import differentiate, recorded, sources_of
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.random_values import new_seed

@@ -11,8 +11,8 @@ import math
 import torch
 
 from referee.accuracy import GROSS, count_true
+from referee.autograd import is_differentiable
 from referee.compare import relative_difference
-from referee.gradients_of import is_differentiable
 from referee.reference_tensor import Comparison, ReferenceTensor
 
 # Some elements are wrong in every draw. Rounding explains them only if it alone would make at least

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from referee.autograd import is_differentiable
 from referee.float64 import NO_FLOAT64, NO_ROOM_FOR_FLOAT64, inputs_in_float64, module_in_float64
-from referee.gradients_of import is_differentiable
 from referee.problem import Problem
 from referee.random_values import refill
 from referee.reference_tensor import ReferenceTensor

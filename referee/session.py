@@ -8,8 +8,8 @@ from time import monotonic, perf_counter
 import torch
 
 from referee import console, records
-from referee.cases import DTYPES
 from referee.contestant import Server
+from referee.elementwise import DTYPES
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from referee import accuracy, cases, compare, random_values
+from referee import accuracy, compare, elementwise, random_values
 from referee.messages import first_error_line
 from referee.reference_tensor import ReferenceTensor
 
@@ -25,14 +25,14 @@ def test_other_values_have_the_same_signs():
 
 
 def test_cases_are_of_the_dtypes_that_torch_takes():
-    taken = cases.dtypes_of_relu(CPU)
-    for name, dtype in cases.DTYPES.items():
+    taken = elementwise.dtypes_of_relu(CPU)
+    for name, dtype in elementwise.DTYPES.items():
         if name in taken:
             assert torch.relu(torch.ones(1, dtype=dtype)).item() == 1
         else:
             with pytest.raises(NotImplementedError):
                 torch.relu(torch.ones(1, dtype=dtype))
-    every = list(cases.elementwise(CPU, 5))
+    every = list(elementwise.small_inputs(CPU, 5))
     assert list(dict.fromkeys(name.partition(",")[0] for name, _ in every)) == list(taken)
     assert len(every) > 400
 
@@ -40,7 +40,7 @@ def test_cases_are_of_the_dtypes_that_torch_takes():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
 def test_unsigned_values(dtype):
     largest = torch.iinfo(dtype).max
-    values = cases.special_values(dtype).tolist()
+    values = elementwise.special_values(dtype).tolist()
     assert values == [largest // 2 + 1, 0, 1, largest - 1, largest]
     generator = torch.Generator().manual_seed(1)
     x = random_values.random_tensor((3, 5001), dtype, CPU, generator)
@@ -49,16 +49,16 @@ def test_unsigned_values(dtype):
     before = x.tolist()
     random_values.refill(x.t()[7], generator)
     assert [b[7] for b in before] != x.t()[7].tolist()
-    cases.sprinkle(x, generator)
+    elementwise.sprinkle(x, generator)
     assert {*values} <= {*x.view(-1).tolist()}
-    patterns = cases.bit_patterns(dtype, CPU, generator)
+    patterns = elementwise.bit_patterns(dtype, CPU, generator)
     assert x.dtype == patterns.dtype == dtype
     assert len(set(patterns.tolist())) >= min(largest + 1, 99_000)
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", elementwise.DTYPES.values(), ids=str)
 def test_what_counts_as_equal(dtype):
-    x = cases.special_values(dtype)
+    x = elementwise.special_values(dtype)
     assert compare.first_mismatch(x, x.clone(), exact=True) is None
     if not dtype.is_floating_point:
         return

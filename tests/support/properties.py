@@ -11,8 +11,8 @@ import pytest
 import torch
 from compare import BITS
 
-from referee.cases import special_values
 from referee.compare import first_mismatch
+from referee.elementwise import special_values
 from referee.random_values import random_tensor
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped

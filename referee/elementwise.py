@@ -68,7 +68,7 @@ def dtypes_of_relu(device: torch.device) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
+def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
     """Yield small inputs of every dtype, shape and layout, for a function of one tensor.
 
     Args:
