@@ -155,7 +155,7 @@ class ReferenceTensor:
         return _join_masks(parts)
 
     def _measure_eager(self, allowed: OptionalTensor) -> Errors:
-        """Return the errors of eager's or of the allowed result, whose mean error is larger."""
+        """Return eager's errors, or those of the allowed result if their mean is larger."""
         own = self._measure(self.eager)
         if allowed is None:
             return own
