@@ -26,7 +26,7 @@ import torch
 from model import PROBLEMS
 from problems import sizes
 from referee import command
-from referee.cases import DTYPES
+from referee.elementwise import DTYPES
 from referee.problem import Problem
 from referee.session import Subject
 

@@ -42,7 +42,7 @@ from problems import pages
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
-from referee.budget import errors
+from referee.accuracy import errors
 from referee.records import environment
 from referee.report import files, load, plot, tables
 

@@ -21,10 +21,11 @@ from problems import operands
 from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
-from referee import cases
-from referee.budget import CLASSES, ReferenceTensor
+from referee.accuracy import CLASSES
 from referee.case import Case
 from referee.problem import Problem
+from referee.random_values import random_tensor
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 
@@ -239,7 +240,7 @@ class LinearReluDivideProblem(Problem):
         generator = torch.Generator(self.device).manual_seed(device_seed)
 
         def draw(*shape: int) -> Tensor:
-            return cases.random(shape, self.dtype, self.device, generator)
+            return random_tensor(shape, self.dtype, self.device, generator)
 
         yield from _state_cases(draw, generator)
         for setting in self.settings:
@@ -271,7 +272,7 @@ class LinearReluDivideProblem(Problem):
         """Return one group of three small inputs for which gradients are compared."""
         generator = torch.Generator(self.device).manual_seed(random.randrange(1 << 30))
         shape = (129, 65)
-        return [[[cases.random(shape, self.dtype, self.device, generator)] for _ in range(3)]]
+        return [[[random_tensor(shape, self.dtype, self.device, generator)] for _ in range(3)]]
 
     def backward_arguments(self) -> list | None:
         """Return the arguments of the module for `backward_inputs`."""

@@ -8,9 +8,9 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee import cases
 from referee.memory import choose_rows
 from referee.problem import Problem
+from referee.random_values import refill
 from referee.reference_file import ReferenceFile
 
 MODEL_FILE = Path(__file__).resolve().parent.parent / "model.py"
@@ -41,7 +41,7 @@ def make_problem(
     model_problem = PROBLEMS[name]
 
     def get_inputs() -> list[torch.Tensor]:
-        return [cases.refill(torch.zeros(tuple(shape), dtype=dtype))]
+        return [refill(torch.zeros(tuple(shape), dtype=dtype))]
 
     reference_file = ReferenceFile(
         MODEL_FILE,

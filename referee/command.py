@@ -25,21 +25,22 @@ from typing import NoReturn
 import torch
 
 from referee import console, folders, records
-from referee.cases import DTYPES
+from referee.elementwise import DTYPES
 from referee.engine import read_files
 from referee.grading import Options
+from referee.messages import first_error_line
 from referee.problem import Problem
-from referee.reference_file import BadReferenceError, first_error_line, load
+from referee.reference_file import BadReferenceError, load
 from referee.report import files, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name
 from referee.timing import (
-    CPU_LEAST,
     CPU_SECONDS,
     FULL_CPU_SECONDS,
-    MOST,
-    QUICK,
+    LEAST_CPU_ROUNDS,
+    MOST_ROUNDS,
     QUICK_PARAMETERS,
+    QUICK_ROUNDS,
     Rounds,
 )
 
@@ -281,7 +282,7 @@ def _make_options(args: argparse.Namespace, device: torch.device, is_ours: bool)
     is_quick = is_quick_check(args)
     largest_gradients = math.inf
     if is_quick and device.type == "cuda":
-        trials = QUICK
+        trials = QUICK_ROUNDS
     elif is_quick:
         largest_gradients = QUICK_PARAMETERS
     return Options(
@@ -397,8 +398,9 @@ def _make_parser(project: Project | None) -> Parser:
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
-    on_gpu = f"{QUICK}, with --full {MOST['cuda']}"
-    rounds = f"timed rounds (default: {on_gpu}; on a CPU {CPU_LEAST} to {MOST['cpu']})"
+    on_gpu = f"{QUICK_ROUNDS}, with --full {MOST_ROUNDS['cuda']}"
+    on_cpu = f"{LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']}"
+    rounds = f"timed rounds (default: {on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="time longer, as for a table that is published")
     add("--verbose", action="store_true", help="print tracebacks, and what graded files print")

@@ -30,9 +30,10 @@ import torch
 from referee import console, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import GradedFile, Options
+from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError, first_error_line, load
+from referee.reference_file import BadReferenceError, load
 from referee.report import by_role, files, tables
 from referee.shared import dtype_name
 from referee.verdict import ERROR, FoundError, Verdict

@@ -8,14 +8,15 @@ from time import monotonic, perf_counter
 import torch
 
 from referee import console, records
-from referee.cases import DTYPES
 from referee.contestant import Server
+from referee.elementwise import DTYPES
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError, first_error_line
+from referee.reference_file import BadReferenceError
 from referee.report import tables
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from referee.autograd import differentiate, recorded, sources_of
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
 from referee.execute import execute
-from referee.gradients_of import differentiate, recorded, sources_of
 from referee.names import MODULE, NOTHING
 from referee.results import describe, flatten, plain
 from referee.shared import Mapping, unpack
