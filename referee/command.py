@@ -1,7 +1,7 @@
 """The command line of `python -m referee REFERENCE SOLUTION...`, and of a project's own program.
 
-A project, as the one with this repository's `run.py`, calls `main` with a `Project`: its problems
-by name, its own solution, and how it writes that as one file. It then has more options.
+A project with problems of its own calls `main` with a `Project`, as this repository's `run.py`
+does. The command then also grades the project's own solution, and writes it as one file.
 
 `main` parses and checks the options, and starts one of three kinds of work:
 
@@ -102,12 +102,12 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     _check(args, parser, project)
     if args.bundle:
         return _bundle(args, project)
-    line = _command_line(arguments, project)
+    command_line = _command_line(arguments, project)
     progress = console.Progress()
     try:
         device, why_no_gpu = choose_device(args.device)
         if folders.is_folder(args):
-            return _grade_folders(args, line, device, why_no_gpu, progress)
+            return _grade_folders(args, command_line, device, why_no_gpu, progress)
         subjects, make_problem = _choose_subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
         parser.error(str(error))
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     except OSError as error:
         console.say(f"the solution cannot be imported: {error.strerror}: {error.filename}")
         return 1
-    document = records.document(line, _kind(args), records.environment(device))
+    document = records.document(command_line, _kind(args), records.environment(device))
     session = Session(
         args=args,
         files=graded_files,
@@ -150,7 +150,7 @@ def _run_session(session: Session) -> int:
 
 def _grade_folders(
     args: argparse.Namespace,
-    line: str,
+    command_line: str,
     device: torch.device,
     why_no_gpu: str,
     progress: console.Progress,
@@ -159,7 +159,7 @@ def _grade_folders(
 
     Args:
         args: the options.
-        line: the command line, for the JSON file.
+        command_line: as it was typed, for the JSON file.
         device: where solutions compute, unless `--devices` names several.
         why_no_gpu: the reason for the headline, see `choose_device`.
         progress: shows what is done now.
@@ -167,7 +167,7 @@ def _grade_folders(
     devices = [device]
     if args.devices:
         devices = [choose_device(name)[0] for name in args.devices]
-    document = records.document(line, "grading", records.environment(devices[0]))
+    document = records.document(command_line, "grading", records.environment(devices[0]))
     job = folders.find_work(args)
     names = ", ".join(map(str, devices))
     console.show(tables.headline(document["environment"], names, why_no_gpu))
@@ -199,10 +199,10 @@ def _bundle(args: argparse.Namespace, project: Project) -> int:
 
 
 def choose_device(name: str | None) -> tuple[torch.device, str]:
-    """Return a device, and a note on why it is no GPU.
+    """Return a device; if it is the CPU only for lack of a GPU, also why there is none.
 
-    A GPU is also made torch's current device. The note is for `tables.headline`; it is "" unless
-    the user names no device and there is no GPU.
+    A GPU becomes torch's current device. The reason is written for `tables.headline`: "; no GPU:
+    torch is a CPU build" for example. It is "" if there is a GPU, or if the user names a device.
 
     Args:
         name: "cpu", "cuda" or "cuda:N"; None for a GPU, or the CPU if there is none.
@@ -258,7 +258,11 @@ def _choose_subjects(
     progress("running the reference")
     problem = Problem(args.reference.stem, load(args.reference), device)
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
-    return [subject], lambda subject, device: problem
+
+    def the_problem(_subject: Subject, _device: torch.device) -> Problem:
+        return problem
+
+    return [subject], the_problem
 
 
 def is_quick_check(args: argparse.Namespace) -> bool:
@@ -278,8 +282,8 @@ def _make_options(args: argparse.Namespace, device: torch.device, is_ours: bool)
     if args.solution:
         seconds /= min(len(args.solution), MAX_SHARES)
     trials = args.trials
+    largest_gradients = math.inf  # bytes of parameters up to which gradients are computed
     is_quick = is_quick_check(args)
-    largest_gradients = math.inf
     if is_quick and device.type == "cuda":
         trials = QUICK
     elif is_quick:
@@ -296,17 +300,22 @@ def _make_options(args: argparse.Namespace, device: torch.device, is_ours: bool)
 
 def _write_results(args: argparse.Namespace, document: dict) -> bool:
     """Write the files that the options name; return whether all of them could be written."""
-    is_written = True
+    are_written = []
     if args.json:
-        is_written = files.try_to_write(args.json, records.as_json(document))
+        are_written.append(files.try_to_write(args.json, records.as_json(document)))
     if args.markdown:
-        is_written = files.try_to_write(args.markdown, tables.markdown(document)) and is_written
-    if not args.plot:
-        return is_written
+        are_written.append(files.try_to_write(args.markdown, tables.markdown(document)))
+    if args.plot:
+        are_written.append(_draw(args.plot, document))
+    return all(are_written)
+
+
+def _draw(path: Path, document: dict) -> bool:
+    """Write the picture of a document; return whether that was possible."""
     if not any(record["runs"] for record in document["records"]):
-        console.say(f"{args.plot} is not drawn: nothing was timed")
+        console.say(f"{path} is not drawn: nothing was timed")
         return False
-    return files.try_to_write(args.plot, plot.draw(document, args.plot.suffix)) and is_written
+    return files.try_to_write(path, plot.draw(document, path.suffix))
 
 
 def _check(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
@@ -361,14 +370,14 @@ def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | No
 
 def _check_files(args: argparse.Namespace, parser: Parser, project: Project | None) -> None:
     """Check that no file is both read and written, and that a picture can be drawn."""
-    inputs = {path.resolve() for path in args.solution or ()}
+    read_paths = {path.resolve() for path in args.solution or ()}
     if args.reference:
-        inputs.add(args.reference.resolve())
+        read_paths.add(args.reference.resolve())
     elif project:
-        inputs.add(project.own_solution.resolve())
-    outputs = (args.json, args.markdown, args.plot, args.bundle, args.out, args.csv)
-    for path in filter(None, outputs):
-        if path.resolve() in inputs:
+        read_paths.add(project.own_solution.resolve())
+    written_paths = (args.json, args.markdown, args.plot, args.bundle, args.out, args.csv)
+    for path in filter(None, written_paths):
+        if path.resolve() in read_paths:
             parser.error(f"{path} is read: the results need another file")
     if args.plot:
         try:
@@ -387,9 +396,9 @@ def _make_parser(project: Project | None) -> Parser:
         prog=console.program(), description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    # Without a project, its options have these values.
-    projects_options = ("problem", "dtype", "rows", "plot", "bundle", "reference")
-    parser.set_defaults(**dict.fromkeys(projects_options), sweep=False)
+    # The values of the options of `_add_project_options`, for a command that has none of them.
+    project_options = ("problem", "dtype", "rows", "plot", "bundle", "reference")
+    parser.set_defaults(**dict.fromkeys(project_options), sweep=False)
     if project:
         _add_project_options(parser, project)
     else:
@@ -442,11 +451,12 @@ def _readable(text: str) -> Path:
         size = path.stat().st_size
         if path.is_dir() and any(path.glob("**/*.py")):
             return path
-        if not path.is_file():  # to open a FIFO would block
+        if not path.is_file():  # the open below would wait for a FIFO's writer
             raise argparse.ArgumentTypeError(f"{path} is no file, nor a folder with Python files")
         path.open("rb").close()
     except OSError as error:
         hint = ""
+        # In "--solution a.py relu" the name of the problem is taken for a second file.
         if not path.suffix and isinstance(error, FileNotFoundError):
             hint = "; a problem's name comes before --solution"
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}{hint}") from None
