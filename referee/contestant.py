@@ -46,12 +46,18 @@ from referee.reading import Reader
 from referee.shared import Pool
 
 PACKAGE = Path(__file__).resolve().parent
-# The program of the server. It imports the referee from the folder in sys.argv[1]. Empty entries of
-# sys.path are removed, because a file in the current folder could hide one of Python's own modules.
-BOOT = (
-    "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
-    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]), sys.argv[3:])"
-)
+# The program of the server. Its arguments are the folder of the package `referee`, the descriptor
+# of its socket, and the names of modules to import.
+SERVER_PROGRAM = """
+import sys
+
+# Without "", the current folder: a file there could hide one of Python's own modules.
+sys.path = [sys.argv[1], *filter(None, sys.path)]
+from referee.child.main import start
+
+del sys.path[0]  # graded files do not import from the referee's folder
+start(int(sys.argv[2]), sys.argv[3:])
+"""
 MAX_REPLY_BYTES = 1 << 22
 KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
 MAX_READ_BYTES = 1 << 16  # of one read from a pipe
@@ -104,7 +110,7 @@ class Server:
     def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
         self.walls = True
         self._imports = imports
-        self._environment = OPENMP_SETTINGS | os.environ
+        self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's settings come first
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
         self._process, self._socket = _start_server(self._environment, imports)
@@ -113,8 +119,8 @@ class Server:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
 
         Args:
-            settings: of the process, as `child.main.start` reads them.
-            descriptors: what the process gets: of requests, replies, shared memory, output.
+            settings: "device" and "most_bytes", see `child.main.start`.
+            descriptors: of requests, replies, shared memory and output, for the process.
 
         Returns:
             The process's id, and the id of its namespace's init process, 0 if it has no namespace
@@ -123,17 +129,24 @@ class Server:
         Raises:
             EndedError: the server has ended twice while it forked.
         """
+        request = json.dumps(settings | {"walls": self.walls}).encode()
         for _ in range(2):
-            with suppress(ConnectionError):
-                self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
-                request = json.dumps(settings | {"walls": self.walls}).encode()
-                socket.send_fds(self._socket, [request], descriptors)
-                if ids := self._socket.recv(64).split():
-                    return int(ids[0]), int(ids[1])
+            ids = self._send(request, descriptors)
+            if ids:
+                return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
             self._process, self._socket = _start_server(self._environment, self._imports)
         raise EndedError(status, "")
+
+    def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
+        """Send a request to the server; return the two ids of its reply, [] if it has ended."""
+        try:
+            self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
+            socket.send_fds(self._socket, [request], descriptors)
+            return self._socket.recv(64).split()
+        except ConnectionError:
+            return []
 
     def is_there(self) -> bool:
         """Return whether the server's process still runs."""
@@ -147,7 +160,11 @@ class Server:
         processes.own_pids.discard(self._process.pid)
 
     def count_as_own(self) -> None:
-        """Count the server's process among the referee's own, see `processes.own_pids`."""
+        """Count the server's process among the referee's own, see `processes.own_pids`.
+
+        It is counted from its start. A server that outlives the end of a `processes.subreaper()`
+        block, as between tests, must be counted again.
+        """
         processes.own_pids.add(self._process.pid)
 
 
@@ -162,8 +179,9 @@ def _start_server(
     """
     referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with servers_end:
+        arguments = [str(PACKAGE.parent), str(servers_end.fileno()), *imports]
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(servers_end.fileno()), *imports],
+            [sys.executable, "-c", SERVER_PROGRAM, *arguments],
             pass_fds=[servers_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -211,9 +229,9 @@ class Contestant:
         server: forks the process.
         pool: the shared memory, which the process maps.
         device: where it computes.
-        deadline: when it must have answered all its requests, by `time.monotonic`. While the
-            process is stopped, the deadline moves on, so only its running time counts. inf, which
-            is for eager alone, also means that this is no solution: the process gets no limits.
+        deadline: when a solution must have answered all its requests, by `time.monotonic`. While
+            the process is stopped, the deadline moves on, so only its running time counts. None is
+            for eager, which has no deadline, and no limits on its memory and files.
 
     Attributes:
         pid: the process's id.
@@ -225,9 +243,10 @@ class Contestant:
     """
 
     def __init__(
-        self, server: Server, pool: Pool, device: torch.device, deadline: float = inf
+        self, server: Server, pool: Pool, device: torch.device, deadline: float | None = None
     ) -> None:
-        self.deadline = deadline
+        is_solution = deadline is not None
+        self.deadline = deadline if is_solution else inf
         self.seconds = 0.0
         self._device = device
         self._unparsed = b""  # what was read from the pipe of replies, and is no whole line yet
@@ -235,7 +254,6 @@ class Contestant:
         self._has_ended = False  # the process was waited for
         self._is_closed = False
         self._stopped_at = monotonic()
-        is_solution = deadline < inf
         self._pipes, contestants_ends = _Pipes.open()
         try:
             self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
@@ -253,7 +271,7 @@ class Contestant:
         self._selector.register(self._pipes.output, selectors.EVENT_READ)
         self.reader = Reader(self.pid, device)
         try:
-            first_reply = self._receive(token="")  # true: no code of the solution has run yet
+            first_reply = self._receive(token="")  # not forged: no solution's code has run yet
         except BaseException:
             self.close()
             raise
@@ -292,8 +310,10 @@ class Contestant:
             if rest:
                 self._write_all(rest)
             reply = self._receive(token)
-            if "calls" in reply and len(reply["calls"]) != len(arguments.get("inputs", [])):
-                raise ForgedError
+            if "calls" in reply:
+                requested_calls = len(arguments.get("inputs", []))
+                if len(reply["calls"]) != requested_calls:
+                    raise ForgedError
         finally:
             if not self._has_ended:
                 self._tree.stop()
@@ -391,21 +411,30 @@ class Contestant:
     def _wait_for_status(self) -> int:
         """Wait for the process's end, and return its exit status.
 
-        The process may still be alive: it may only have closed its pipe of replies.
+        The process may still be alive: it may only have closed its pipe of replies. Its output is
+        read meanwhile, because a full pipe would keep it from ending.
+
+        Raises:
+            LateError: the deadline has passed.
         """
-        pid = 0
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         while not pid:
+            self._read(max_seconds=0.01)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if not pid:
-                self._read(max_seconds=0.01)
         self._has_ended = True
+        # Reads the last output. It does not wait for the end of the pipe, which the process's
+        # children may hold open.
         with suppress(LateError):
-            self._read(max_seconds=0)  # the last output, without a wait for the process's children
+            self._read(max_seconds=0)
         return os.waitstatus_to_exitcode(status)
 
 
 def _fork(
-    server: Server, pool: Pool, device: torch.device, is_solution: bool, ends: tuple[int, int, int]
+    server: Server,
+    pool: Pool,
+    device: torch.device,
+    is_solution: bool,
+    contestants_ends: tuple[int, int, int],
 ) -> tuple[int, int]:
     """Have the server fork a contestant; return its id and its init process's, see `Server.fork`.
 
@@ -414,12 +443,12 @@ def _fork(
         pool: the shared memory.
         device: where the contestant computes.
         is_solution: whether its memory is limited.
-        ends: the contestant's ends of the pipes: requests, replies, output.
+        contestants_ends: of the pipes: requests, replies, output.
     """
     most_bytes = 0  # no limit
     if is_solution:
         most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
-    requests, replies, output = ends
+    requests, replies, output = contestants_ends
     settings = {"device": str(device), "most_bytes": most_bytes}
     return server.fork(settings, (requests, replies, pool.descriptor, output))
 
@@ -438,6 +467,7 @@ def _has_right_types(reply: dict) -> bool:
 
 
 def _is_list_of_dicts(value: object) -> bool:
+    """Return whether a value is a list, and all its parts are dictionaries."""
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
