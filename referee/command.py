@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     progress = console.Progress()
     try:
         device, why_no_gpu = choose_device(args.device)
-        if folders.is_folder(args):
+        if folders.are_named(args):
             return _grade_folders(args, command_line, device, why_no_gpu, progress)
         subjects, make_problem = _choose_subjects(args, device, project, progress)
     except (BadReferenceError, ValueError) as error:
@@ -343,7 +343,7 @@ def _check_kind_of_work(args: argparse.Namespace, parser: Parser) -> None:
 
 def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
     """Check that options for folders come with folders, and other options without."""
-    if folders.is_folder(args):
+    if folders.are_named(args):
         if args.device and args.devices:
             parser.error("--device is for one device, --devices for several: which?")
         if args.markdown:

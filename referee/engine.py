@@ -4,7 +4,7 @@ Use it like this:
 
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, progress)
-        engine.prepare()                  # times eager alone
+        engine.prepare()                  # times eager alone; `grade` would do so, too
         verdict = engine.grade(file)      # for each file
         engine.close()
 
@@ -25,7 +25,7 @@ from referee.bench import Bench
 from referee.contestant import EndedError, ForgedError, LateError, RaisedError, Server
 from referee.grading import GradedFile, Grading, Options
 from referee.problem import Problem
-from referee.reference_file import BadReferenceError
+from referee.reference_file import BadReferenceError, first_error_line
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,
@@ -119,6 +119,17 @@ class Engine:
             if not is_planned(self._bench):
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
             plan(self._bench)
+
+    def why_unprepared(self) -> str:
+        """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
+        try:
+            self.prepare()
+        except FoundError as error:
+            _word, reason = error.args
+            return first_error_line(reason)
+        except (BadReferenceError, torch.OutOfMemoryError) as error:
+            return first_error_line(str(error))
+        return ""
 
     def grade(self, file: GradedFile) -> Verdict:
         """Return the verdict on a file. No exception of the file's code leaves this method.

@@ -14,6 +14,7 @@ import torch
 from texts import IMPORTS, module, reference
 
 from referee import command, folders
+from referee.report import folder_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")
@@ -168,7 +169,7 @@ def test_a_share_of_light_that_rounds_to_zero():
     seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "role": ""}
     forward = {"floor_seconds": 1e-6, "summary": [{**seconds, "role": "solution"}]}
     run = {"forward": forward, "step": None, "time": "a tie"}
-    text = folders.summary([{**verdict("a"), "runs": [run]}])
+    text = folder_table.summary([{**verdict("a"), "runs": [run]}])
     assert "geometric mean of 1: 0.0%" in text
 
 
