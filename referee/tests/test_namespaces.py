@@ -13,7 +13,7 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
-from referee import namespaces, processes, records
+from referee import namespaces, prctl, processes, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.problem import Problem
@@ -175,7 +175,7 @@ def test_all_processes_end_with(walls, who):
     until_forked, tells_forked = os.pipe()
 
     def fork_a_child():
-        namespaces._libc.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)  # as contestants do
+        prctl.die_with_parent()  # as contestants do
         if os.fork() == 0:
             os.setsid()
             os.write(tells_forked, b".")
