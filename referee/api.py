@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from referee import records, timing
-from referee.command import TIMEOUT, choose_device
+from referee.arguments import TIMEOUT
+from referee.command import choose_device
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.problem import Problem
