@@ -13,16 +13,10 @@ from time import monotonic
 import torch
 
 from referee import processes
-from referee.contestant import (
-    Contestant,
-    EndedError,
-    ForgedError,
-    LateError,
-    RaisedError,
-    Server,
-)
+from referee.contestant import Contestant, ForgedError, LateError, RaisedError
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
+from referee.server import EndedError, Server
 from referee.shared import Pool, Region, pack
 
 TRIAL_SECONDS = 60.0  # time limit of the trial

@@ -22,10 +22,11 @@ import torch
 
 from referee import processes
 from referee.bench import Bench
-from referee.contestant import EndedError, ForgedError, LateError, RaisedError, Server
+from referee.contestant import ForgedError, LateError, RaisedError
 from referee.grading import GradedFile, Grading, Options
 from referee.problem import Problem
 from referee.reference_file import BadReferenceError, first_error_line
+from referee.server import EndedError, Server
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,

@@ -1,6 +1,6 @@
 """Grades folders of solutions against folders of references.
 
-    find_work    pairs solutions with references by their names, see `pair`; reads all files
+    find_work    pairs solutions with references by their names, see `pairs`; reads all files
     grade        grades them, here or in a worker for each device; prints and appends verdicts
 
 `report.folder_table` makes the table and the scores at the end.
@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -28,6 +27,7 @@ import torch
 from referee import console, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import GradedFile, Options
+from referee.pairs import absolute, pair
 from referee.problem import Problem
 from referee.records import Subject
 from referee.reference_file import BadReferenceError, first_error_line, load
@@ -36,10 +36,6 @@ from referee.report.folder_table import NOT_GRADED
 from referee.shared import dtype_name
 from referee.verdict import ERROR, Verdict
 
-# KernelBench's names of a problem ("level1/19_ReLU.py") and of a solution for it
-# ("level_1_problem_19_sample_0_kernel.py"). The groups are the level and the number.
-PROBLEM_NAME = re.compile(r"level_?(\d+)/(\d+)_[^/]*\.py$")
-SAMPLE_NAME = re.compile(r"level_?(\d+)_problem_(\d+)_")
 SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
 # A line of `--out` has at least these keys, and "problem" is the first.
 RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}
@@ -83,90 +79,6 @@ def are_named(args: argparse.Namespace) -> bool:
     return bool(args.reference) and args.reference.is_dir()
 
 
-def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]], list[Path]]:
-    """Pair solutions with references; return each reference's solutions, and the unpaired ones.
-
-    The first of these rules that names exactly one reference decides:
-
-        the same path in both folders     level1/19_ReLU.py                      level1/19_ReLU.py
-        the same file name                other/19_ReLU.py                       level1/19_ReLU.py
-        KernelBench's level and number    level_1_problem_19_sample_0_kernel.py  level1/19_ReLU.py
-
-    Args:
-        references: a folder.
-        solutions: files and folders. A file that is named twice is graded once.
-    """
-    index = _ReferenceIndex(references)
-    paired: dict[Path, list[Path]] = {}
-    unpaired = []
-    for relative_path, path in _solution_files(solutions):
-        reference = index.find(relative_path)
-        if reference is None:
-            unpaired.append(path)
-        else:
-            paired.setdefault(reference, []).append(path)
-    return paired, unpaired
-
-
-class _ReferenceIndex:
-    """Finds the reference of a solution by the solution's name, see `pair`.
-
-    Args:
-        folder: of the references.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._by_path: dict[str, Path] = {}
-        self._by_stem: dict[str, list[Path]] = {}
-        self._by_number: dict[tuple, list[Path]] = {}  # KernelBench's level and number
-        for path in sorted(folder.rglob("*.py")):
-            if not path.is_file():
-                continue
-            self._by_path[path.relative_to(folder).as_posix()] = path
-            self._by_stem.setdefault(path.stem, []).append(path)
-            # The folder may be ".": the name of the level is then only in the resolved path.
-            if match := PROBLEM_NAME.search(path.resolve().as_posix()):
-                self._by_number.setdefault(match.groups(), []).append(path)
-
-    def find(self, relative_path: Path) -> Path | None:
-        """Return the reference of a solution; None if there is none, or more than one.
-
-        Args:
-            relative_path: of the solution in its folder.
-        """
-        if reference := self._by_path.get(relative_path.as_posix()):
-            return reference
-        candidates = self._by_stem.get(relative_path.stem, [])
-        if len(candidates) == 1:
-            return candidates[0]
-        if match := SAMPLE_NAME.search(relative_path.name):
-            candidates = self._by_number.get(match.groups(), [])
-            if len(candidates) == 1:
-                return candidates[0]
-        return None
-
-
-def _solution_files(solutions: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield the path of each solution in its folder, and its whole path; each file once."""
-    seen = set()
-    for path in solutions:
-        if path.is_dir():
-            folder = path
-            files_inside = sorted(file for file in path.rglob("*.py") if file.is_file())
-        else:
-            folder = path.parent
-            files_inside = [path]
-        for file in files_inside:
-            if _absolute(file) not in seen:
-                seen.add(_absolute(file))
-                yield file.relative_to(folder), file
-
-
-def _absolute(path: Path | str) -> str:
-    """Return the absolute path without "..", by which files are compared; links are kept."""
-    return os.path.abspath(path)  # noqa: PTH100, Path.absolute leaves "..", resolve follows links
-
-
 def find_work(args: argparse.Namespace) -> Job:
     """Pair the solutions with references, read them, and leave out those that have a verdict.
 
@@ -175,7 +87,7 @@ def find_work(args: argparse.Namespace) -> Job:
     """
     paired, unpaired = pair(args.reference, args.solution)
     earlier_records = read_out(args.out) if args.out else []
-    graded = {(record["problem"], _absolute(record["file"])) for record in earlier_records}
+    graded = {(record["problem"], absolute(record["file"])) for record in earlier_records}
     return Job(args, earlier_records, _make_tasks(paired, args.reference, graded), unpaired)
 
 
@@ -195,7 +107,7 @@ def _make_tasks(
     tasks = []
     for reference, solutions in paired.items():
         name = reference.relative_to(references).with_suffix("").as_posix()
-        ungraded = [path for path in solutions if (name, _absolute(path)) not in graded]
+        ungraded = [path for path in solutions if (name, absolute(path)) not in graded]
         if not ungraded:
             continue
         try:
@@ -230,7 +142,6 @@ def grade(
     if job.earlier_records:
         verdict_count = len(job.earlier_records)
         console.show(f"{verdict_count} verdicts are in {job.args.out}; {files_left} files are left")
-    is_written = False
     try:
         with closing(_grade_tasks(job.tasks, devices, options, progress)) as new_records:
             for record in new_records:
@@ -257,14 +168,14 @@ def _report(args: argparse.Namespace, document: dict) -> bool:
         Whether all of them could be written.
     """
     all_records = document["records"]
-    is_written = True
+    are_written = []
     if all_records:
         console.show(f"\n{folder_table.summary(all_records)}")
         if args.csv:
-            is_written = files.try_to_write(args.csv, folder_table.as_csv(all_records))
+            are_written.append(files.try_to_write(args.csv, folder_table.as_csv(all_records)))
     if args.json:
-        is_written = files.try_to_write(args.json, records.as_json(document)) and is_written
-    return is_written
+        are_written.append(files.try_to_write(args.json, records.as_json(document)))
+    return all(are_written)
 
 
 def _grade_tasks(

@@ -9,7 +9,6 @@ import torch
 
 from referee import console, records
 from referee.cases import DTYPES
-from referee.contestant import Server
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
@@ -17,6 +16,7 @@ from referee.problem import Problem
 from referee.records import Subject
 from referee.reference_file import BadReferenceError, first_error_line
 from referee.report import tables
+from referee.server import Server
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, Verdict
 

@@ -344,11 +344,15 @@ class Pool:
 
         A block is never unmapped before `close`, because a contestant's process may still use it.
         """
-        candidates = [b for b in self._free_blocks if MIN_FILLED_PART * b.size <= size <= b.size]
-        if candidates:
-            block = min(candidates, key=lambda b: b.size)
-            self._free_blocks.remove(block)
-            return block
+        fitting_blocks = [
+            block
+            for block in self._free_blocks
+            if MIN_FILLED_PART * block.size <= size <= block.size
+        ]
+        if fitting_blocks:
+            smallest = min(fitting_blocks, key=lambda block: block.size)
+            self._free_blocks.remove(smallest)
+            return smallest
         if self._device.type == "cuda":
             allocation = cuda_ipc.Allocation(size, self._device)
             self._allocations.append(allocation)
