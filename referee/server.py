@@ -54,7 +54,7 @@ class Server:
     def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
         self.walls = True
         self._imports = imports
-        self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own win
+        self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
         self._process, self._socket = _start_server(self._environment, imports)

@@ -16,7 +16,8 @@ import resource
 import socket
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import torch
@@ -75,21 +76,28 @@ def _import(names: list[str]) -> None:
     """Import modules. If forks could then not use CUDA, start the server anew without the modules.
 
     Torch refuses to use CUDA in a fork of a process that has asked CUDA for its devices. Some of
-    torch's modules ask whether there is a GPU while they are imported. With ASK_NVML they ask NVML
-    instead, which does no harm. But where NVML is missing, they ask CUDA all the same.
+    torch's modules ask whether there is a GPU while they are imported. Here they ask NVML instead,
+    which does no harm. But where NVML is missing, they ask CUDA all the same.
     """
+    with _asking_nvml():
+        for name in names:
+            with suppress(ImportError):  # the contestant that needs the module will raise it
+                importlib.import_module(name)
+    if not _forks_can_use_cuda():
+        arguments = sys.orig_argv[1 : -len(names)]  # the names of the modules are the last ones
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+
+@contextmanager
+def _asking_nvml() -> Iterator[None]:
+    """Have torch ask NVML whether there are GPUs, for the time of a `with` block."""
     before = os.environ.get(ASK_NVML)
     os.environ[ASK_NVML] = "1"
-    for name in names:
-        with suppress(ImportError):  # the contestant that needs the module will raise it
-            importlib.import_module(name)
+    yield
     if before is None:
         del os.environ[ASK_NVML]
     else:
         os.environ[ASK_NVML] = before
-    if not _forks_can_use_cuda():
-        arguments = sys.orig_argv[1 : -len(names)]  # the names of the modules are the last ones
-        os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _forks_can_use_cuda() -> bool:
