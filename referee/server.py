@@ -23,7 +23,7 @@ import sys
 sys.path = [sys.argv[1], *filter(None, sys.path)]
 from referee.child.main import start
 
-del sys.path[0]  # graded files do not import from the referee's folder
+del sys.path[0]  # else graded files could import what is beside the package
 start(int(sys.argv[2]), sys.argv[3:])
 """
 # By default OpenMP's threads spin for milliseconds after they have finished. They would take cores

@@ -407,7 +407,7 @@ def _speed_up(record: dict) -> float:
 
 
 def _is_tie(record: dict) -> bool:
-    """Return whether the time of a record's first run is a tie with eager's."""
+    """Return whether the time of a record's first run is a tie with eager's. It must have a run."""
     return record["runs"][0]["time"] == TIE
 
 
