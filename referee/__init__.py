@@ -10,8 +10,10 @@ To read the code, begin with `engine` and `steps`. These are the files, without 
 
 The program
     __main__, command    the command line of `python -m referee`, and of a project's own program
+    arguments, project   its options; what a project adds to it
     api                  `Reference`, `grade` and `Result` for Python
     session, folders     grade files on one problem; folders of files on folders of references
+    pairs                which solution goes with which reference
     console              prints lines and progress, and ends after Ctrl-C
     records, report/     results as JSON; tables, Markdown and pictures of them
 
@@ -54,7 +56,8 @@ Times
 
 Processes and their memory
     contestant           `Contestant`: the process of a solution or of eager, as the referee sees it
-    child/               the code of that process
+    server               starts the process that forks contestants
+    child/               the code of that process, and of a contestant's
     execute              executes a file's text as a module
     autograd             a forward that autograd records, and its backward
     results              descriptions of results, by which the referee finds them
@@ -64,6 +67,7 @@ Processes and their memory
     memory               how much memory is free
     processes            stops, continues and ends processes
     namespaces           walls between processes
+    prctl                Linux's settings of a process
     cuda_walls           whether CUDA IPC works through the walls
 """
 

@@ -153,10 +153,10 @@ class Bench:
             own_file = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.eager[0].ask(
             "prepare_yardsticks",
-            wanted=list(yardsticks),
+            names=list(yardsticks),
             inputs=[self.inputs[0].form],
             copied_bytes=max(1, self.problem.moved // 2),
-            more=own_file,
+            own_file=own_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
