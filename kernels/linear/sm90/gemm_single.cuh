@@ -429,7 +429,8 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(d, k_tile);
-      // Until the stored part of the boxes is the multiplied part of the k-tiles or more.
+      // Stores boxes until the share of the boxes that is stored has reached the share of the
+      // k-tiles that is multiplied.
       while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
     }
     consumer.complete();

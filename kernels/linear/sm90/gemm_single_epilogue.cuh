@@ -124,9 +124,10 @@ static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_half_of
 //
 //   padding   The 33rd float4 of each warp. Without it, equal lanes of all warps would be 128
 //             floats apart, in the same bank.
-//   swap      While even threads read columns 0 and 2 of their four, odd threads read 1 and 3. An
-//             even thread's column and the same one of the next thread are 4 columns apart, so 64
-//             floats: the same bank. The column after is 16 floats further, in the other 16 banks.
+//   swap      Even threads read their columns in the order 0 1 2 3, odd threads in the order
+//             1 0 3 2. Without that, two neighbouring threads would read columns that are 4 apart,
+//             which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is an odd
+//             multiple of 16 floats: different halves of the banks.
 struct StagedSumsReader {
   int column;           // the first of this thread's four, in the warpgroup's 64
   int row;              // in each row block
@@ -214,7 +215,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
         }
         z[i] += scales.bias[reader.column + i];
       }
-      finish_four<1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
+      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
     ptx::barrier_sync(barrier, 128);  // before the next subtile overwrites what others still read
   }
@@ -263,7 +264,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
       for (int i = 0; i < 4; ++i) {
         const float z = fmaf(out[i], own_x_scale * weight_scale[i], bias[i]);
         out[i] = epilogue.finish_fast(z);
-        if constexpr (kMask) bits |= mask_bit(z) << i;
+        if constexpr (kMask) bits |= uint32_t{mask_bit(z)} << i;
       }
       // The store is non-temporal, as L2 is for x and the weight. Calls take 3% less time on an
       // H200.
@@ -316,23 +317,29 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
   return words;
 }
 
-// Finishes a thread's results in two row blocks, of which the first is first_row_block. words[i] is
-// for stmatrix, i = 2 * column half + row block of the two: the results in two rows. mask[row
-// block] has the mask bits, as collect_mask_words takes them; it is 0 at first.
+// Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
+// results go to `words`, the registers of an stmatrix. A word has two rows of a column half h and
+// of row block b of the pair:
+//
+//   word   0        1        2        3
+//   h, b   0, 0     0, 1     1, 0     1, 1
+//
+// The mask bits go to mask[b], which is 0 at first, in the places that collect_mask_words shows.
 template <bool kMask, typename T, int kSums>
 __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int first_row_block,
                                             float scale, const float (&bias)[2],
                                             uint32_t (&words)[4], uint32_t (&mask)[2]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int block_of_pair = i % 2;
-    const int column_half = i / 2;
+  for (int word = 0; word < 4; ++word) {
+    const int block_of_pair = word % 2;
+    const int column_half = word / 2;
     const float* const sum = sums + accumulator_index(first_row_block + block_of_pair, column_half);
     const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
                         fmaf(sum[1], scale, bias[column_half])};
-    words[i] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
+    words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      mask[block_of_pair] |= (mask_bit(z[0]) | mask_bit(z[1]) << 16) << (column_half * 8);
+      const uint32_t two_rows = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
+      mask[block_of_pair] |= two_rows << (column_half * 8);
     }
   }
 }

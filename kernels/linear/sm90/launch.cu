@@ -132,7 +132,8 @@ int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
                                         shared_bytes, nullptr, /*has_pdl=*/false});
 }
 
-// Launches a GEMM kernel: persistent clusters, each of which computes several tiles.
+// Launches a GEMM kernel: persistent clusters, each of which computes several tiles. The caller has
+// called count_gemm_clusters, which allows the kernel its shared memory.
 template <typename Kernel, typename... Arguments>
 void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t stream,
                  const Arguments&... arguments) {

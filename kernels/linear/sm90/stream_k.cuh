@@ -5,8 +5,8 @@
 // computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
 // c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
 // remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
-// the line of all their k-groups is cut into one range for each cluster. A range often has
-// the end of one tile and the beginning of the next.
+// the line of all their k-groups is cut into one range for each cluster. A range often has the end
+// of one tile and the beginning of the next.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
