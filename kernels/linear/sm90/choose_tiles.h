@@ -1,5 +1,5 @@
 // Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
-// estimated time is shortest. Host code; launch.cu calls choose_tiles.
+// estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But few wide tiles leave clusters without work, or are shared

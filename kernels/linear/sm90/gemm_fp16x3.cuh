@@ -8,7 +8,7 @@
 //           read it and write its halves to memory
 //   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
 //
-// launch.cu launches this kernel. docs/SPLIT.md proves the error bound.
+// launch_fp16x3.cuh launches this kernel. docs/SPLIT.md proves the error bound.
 //
 // ----- The arithmetic
 //

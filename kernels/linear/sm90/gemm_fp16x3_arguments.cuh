@@ -6,8 +6,8 @@
 // "Rows" alone are those of x and out. Eight of them are a row block. (As the weight is wgmma's
 // operand A, rows are columns of wgmma's accumulators.)
 //
-// launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
-// epilogue (gemm_fp16x3_epilogue.cuh) use both.
+// launch_fp16x3.cuh fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and
+// its epilogue (gemm_fp16x3_epilogue.cuh) use both.
 
 #pragma once
 

@@ -7,8 +7,8 @@
 //
 // Row n of the weight makes column n of out, so the consumers and the epilogue call it column n.
 //
-// launch.cu launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh), each with
-// its traits:
+// launch_single.cuh launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh),
+// each with its traits:
 //
 //   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]

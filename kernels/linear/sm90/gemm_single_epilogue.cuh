@@ -244,7 +244,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   const int64_t first = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first;
   uint8_t* mask = nullptr;
-  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch.cu).
+  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch_single.cuh).
   if constexpr (kMask) mask = epilogue.mask + first / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -345,7 +345,7 @@ __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int firs
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
-// which implies ReLU here (launch_half, launch.cu). The caller has also divided the bias in
+// which implies ReLU here (launch_half, launch_single.cuh). The caller has also divided the bias in
 // `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale is
 // 1 / divisor, a power of two.
 //
@@ -413,7 +413,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
         // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half, launch.cu).
+        // (launch_half, launch_single.cuh).
         const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
         *reinterpret_cast<uint2*>(epilogue.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);

@@ -49,7 +49,7 @@
 // end if one of these conditions holds:
 //
 //   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1).
-//     count_gemm_clusters (launch.cu) makes the grid no larger, and all get a place when the
+//     count_gemm_clusters (launch_steps.cuh) makes the grid no larger, and all get a place when the
 //     kernels before have left. The next kernel in the stream takes no place away: it may start
 //     before this one ends (programmatic dependent launch), but only after all blocks of this one
 //     have started. The condition fails, for example, if this kernel runs in two streams at the
@@ -60,7 +60,7 @@
 //     GPU, and waits only for clusters that have ended (by fact 2). So it ends, and another one
 //     gets its place.
 //
-// Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
+// Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
 
