@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     const int first_n = static_cast<int>(first_weight_row(tile, tiles_n));
     multiply_tile(x, weight, k, first_m, first_n, warp_sums);
     __syncthreads();
+    // The first warp finishes the tile: lane j has result j.
     if (threadIdx.x < 32) {
       const int row = first_m + lane / Config::kWeightRows;
       const int column = first_n + lane % Config::kWeightRows;

@@ -138,7 +138,7 @@ struct Copies {
   __device__ void copy_quarter(int quarter) {
     static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // makes the row a constant, one branch for each
+    for (int i = 0; i < 4; ++i) {  // each quarter has code of its own, in which i is a constant
       if (i != quarter) continue;
       const bool is_x = i < kRowsOfThread;
       const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;

@@ -79,6 +79,8 @@
 #include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/gemm_single_epilogue.cuh"
+#include "linear/sm90/gemm_single_epilogue_half.cuh"
+#include "linear/sm90/gemm_single_gradient.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
