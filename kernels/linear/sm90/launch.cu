@@ -40,7 +40,7 @@
 
 namespace kernels::sm90 {
 
-// ---------------------------------------------------------------------- one chunk of rows of x
+// -------------------------------------------------------------------------- one chunk of rows of x
 
 // Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& linear, cudaStream_t stream) {
@@ -75,7 +75,7 @@ void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
   }
 }
 
-// --------------------------------------------------------------------------------------- chunks
+// ------------------------------------------------------------------------------------------ chunks
 
 // Returns the bytes of a workspace for `rows` rows of x. Half types need none.
 size_t workspace_bytes(LinearArguments linear, int64_t rows) {
@@ -110,7 +110,7 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 
 }  // namespace kernels::sm90
 
-// ----------------------------------------------------------------- the functions of launchers.h
+// -------------------------------------------------------------------- the functions of launchers.h
 
 namespace kernels::cuda {
 

@@ -20,7 +20,7 @@
 
 namespace kernels::sm90 {
 
-// ------------------------------------------------------------------------- steps of all modes
+// ------------------------------------------------------------------------------ steps of all modes
 
 // The tiles of gemm_single, for all its traits. The blocks of a cluster share a tile's rows of x,
 // and divide its rows of the weight.
@@ -45,6 +45,7 @@ gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
           /*x_exponent=*/nullptr};
 }
 
+// Returns how many clusters of gemm_single with these traits run at once on the current GPU.
 template <typename Traits>
 int count_single_clusters() {
   return count_gemm_clusters(gemm_single::gemm_single_kernel<Traits>,
@@ -90,7 +91,7 @@ void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, 
   launch_single_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
 }
 
-// ------------------------------------------------------------------------- float16 and bfloat16
+// ---------------------------------------------------------------------------- float16 and bfloat16
 
 // Launches the one kernel of a half type, HalfTraits or GradientTraits.
 template <typename Traits>
@@ -136,7 +137,7 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
   }
 }
 
-// ------------------------------------------------------------------------------ float32 at `high`
+// ------------------------------------------------------------------------------- float32 at `high`
 
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //

@@ -1,5 +1,5 @@
-// Host code that the launches of this folder share (launch.cu): tensor maps for the copy engine
-// (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
+// Host code that launch.cu, launch_single.cuh and launch_fp16x3.cuh share: tensor maps for the copy
+// engine (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
 
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "common/launch.cuh"
+#include "common/ptx/wgmma.cuh"
 #include "launchers.h"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
@@ -18,13 +19,14 @@
 
 namespace kernels::sm90 {
 
-// -------------------------------------------------------------------------------------- TMA maps
+// ------------------------------------------------------------------------------------- tensor maps
 //
 // A kernel tells the copy engine (TMA) what to copy by a CUtensorMap, which the host makes and
 // passes as a kernel argument. It describes a tensor in global memory, and the size of the box that
 // one copy instruction moves. The instruction gives only the box's coordinates. Elements of a box
 // outside of the tensor are loaded as 0, and are not stored.
 
+// The constants of all tensor maps.
 struct TmaConfig {
   // A row of a box, in bytes: the widest that TMA swizzles. Rows in shared memory are as long, and
   // their 16-byte vectors are swizzled, so that wgmma reads them without bank conflicts.
@@ -37,6 +39,7 @@ static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
 static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileHalves * sizeof(__half),
               "a row of a box is a row of a k-tile of a k-tiled matrix");
 
+// The type of a tensor's elements, as tensor maps name it.
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
   if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -97,7 +100,7 @@ inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k
   return encode_map(matrix.hi, 3, sizes, strides, box_rows);
 }
 
-// ------------------------------------------------------------------------ launches
+// ---------------------------------------------------------------------------------------- launches
 
 // Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
 template <typename Kernel>
