@@ -73,8 +73,8 @@ struct WeightConversion {
   unsigned* ready;       // [panels][k_tiles], each kUnitsPerPanel at last
   unsigned* subnormals;  // [N]
   int k_tiles;           // of the whole of K
-  // The tiles that all clusters multiply at the same time, x_tiles_at_once times
-  // weight_tiles_at_once, in the first band of TileOrder: there the weight is first used.
+  // All clusters together multiply x_tiles_at_once x weight_tiles_at_once tiles at a time, in the
+  // first band of TileOrder. (In that band, each tile of the weight is used for the first time.)
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
