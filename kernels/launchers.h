@@ -42,8 +42,8 @@ enum class Precision {
 // The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
 // quotient is then rounded to out's dtype.
 //
-// Row n of the weight makes column n of out. So kernels that multiply or finish results call that
-// row of the weight column n, too.
+// Row n of the weight makes column n of out. So the kernels' names and comments call it column n,
+// too, in the product and in the epilogue.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
