@@ -26,7 +26,7 @@ import torch
 from model import PROBLEMS
 from problems import sizes
 from referee import command
-from referee.cases import DTYPES
+from referee.elementwise import DTYPES
 from referee.problem import Problem
 from referee.session import Subject
 
@@ -35,7 +35,7 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 # The dtypes of a sweep if the user asks for no other. A CPU has no time for more than one.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
-QUICK_SETTINGS = 2  # the same of a quick check
+QUICK_SETTINGS = 2  # how many a quick check measures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     project = command.Project(
         description=DESCRIPTION,
         problems=list(PROBLEMS),
-        sweep_problems=list(sizes.KINDS),
+        sweep_problems=list(sizes.PROBLEM_CLASSES),
         own_solution=OUR_SOLUTION,
         choose_subjects=_choose_subjects,
         make_problem=_make_problem,
@@ -65,7 +65,7 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
         ValueError: a size does not fit, or a problem does not take a dtype.
     """
     if args.sweep:
-        names = list(sizes.KINDS)
+        names = list(sizes.PROBLEM_CLASSES)
         dtypes = args.dtype or SWEEP_DTYPES[device.type]
     else:
         names = list(PROBLEMS)
@@ -75,29 +75,27 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
-            # A sweep does not use this shape, but raises the same errors.
+            # A sweep has other shapes, but rejects the same rows and dtypes.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
             if args.sweep:
                 subjects += _sweep_subjects(name, dtype, device)
+            elif command.is_quick_check(args):
+                subjects.append(_quick_subject(name, dtype, device, shape, note))
             else:
-                settings: tuple[str, ...] = ()
-                if command.is_quick_check(args):
-                    settings, note = _quick_settings(name, dtype, device, note)
-                subjects.append(Subject(name, dtype, shape, settings, note))
+                subjects.append(Subject(name, dtype, shape, note=note))
     return subjects
 
 
-def _quick_settings(
-    name: str, dtype: str, device: torch.device, note: str
-) -> tuple[tuple[str, ...], str]:
-    """Return the precision settings of a quick check, and the note with those that are left out."""
+def _quick_subject(
+    name: str, dtype: str, device: torch.device, shape: tuple[int, ...], note: str
+) -> Subject:
+    """Return a quick check's subject. Its note names the precision settings that it leaves out."""
     settings = sizes.precision_settings(name, DTYPES[dtype], device)
-    quick = settings[:QUICK_SETTINGS]
-    left = settings[QUICK_SETTINGS:]
-    if left:
-        left_out = f"--full also measures {', '.join(left)}"
-        note = f"{note}; {left_out}" if note else left_out
-    return quick, note
+    notes = [note] if note else []
+    omitted = settings[QUICK_SETTINGS:]
+    if omitted:
+        notes.append(f"--full also measures {', '.join(omitted)}")
+    return Subject(name, dtype, shape, settings[:QUICK_SETTINGS], "; ".join(notes))
 
 
 def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:

@@ -42,8 +42,8 @@ enum class Precision {
 // The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
 // quotient is then rounded to out's dtype.
 //
-// Column n of out comes from row n of the weight: where kernels multiply or finish results, that
-// row is called column n, too.
+// Row n of the weight makes column n of out. So the kernels' names and comments call it column n,
+// too, in the product and in the epilogue.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
@@ -76,7 +76,7 @@ struct LinearArguments {
 };
 
 // A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
-// linear/sm90/launch.cu copy a transposed operand this way when the kernel cannot read it.
+// linear/sm90/launch_single.cuh copy a transposed operand this way when the kernel cannot read it.
 struct Transposition {
   const float* source;    // [columns, rows]; the elements of a row are adjacent
   int64_t source_stride;  // from one row of `source` to the next
@@ -116,11 +116,8 @@ namespace cuda {
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
-// begins at a multiple of 16 bytes. The requirements on grad_output depend on its layout:
-//
-//   dense      grad_output begins at a multiple of 16 bytes
-//   constant   none
-//   other      n is below 2^31
+// begins at a multiple of 16 bytes. n is below 2^31, unless grad_output is constant, or is dense
+// and begins at a multiple of 16 bytes.
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 

@@ -42,7 +42,7 @@ from problems import pages
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
-from referee.budget import errors
+from referee.accuracy import errors
 from referee.records import environment
 from referee.report import files, load, plot, tables
 
@@ -82,7 +82,7 @@ PICTURE = ROOT / "docs" / "figures.svg"
 # README's table below its comment. The groups are the comment, the kind of device and the command.
 README_TABLE = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
-Rows = Iterator[list[str]]  # the rows of a printed table; the first one has the columns' titles
+TableRows = Iterator[list[str]]  # rows of a printed table; the first one has the columns' titles
 
 
 # ---------------------------------------------------------------------------------- measurements
@@ -168,7 +168,7 @@ def compare(times: dict[str, list[float]]) -> Comparison:
 
 
 @torch.no_grad()
-def linear_rows(device: str, dtype: torch.dtype) -> Rows:
+def linear_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield a row for each size of the weight: eager's time / ours, and ours in microseconds."""
     yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
     for k in FEATURES:
@@ -183,7 +183,7 @@ def linear_rows(device: str, dtype: torch.dtype) -> Rows:
 
 
 @torch.no_grad()
-def operands_rows(device: str, dtype: torch.dtype) -> Rows:
+def operands_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield a row for each kind of operands: times, and the largest errors against float64.
 
     The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|).
@@ -249,7 +249,7 @@ SMALL_CALLS = [
 ]
 
 
-def host_rows(device: str, dtype: torch.dtype) -> Rows:
+def host_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield a row for each small call: the host's time, which does not wait for launches."""
     yield ["host time", "ours ns", "eager ns", "eager / ours"]
     places = ["cpu"] if device == "cpu" else ["cpu", device]
@@ -283,7 +283,7 @@ def _host_row(title: str, times: dict[str, list[float]]) -> list[str]:
     return [title, ours, eager, f"{compared.ratio:.3f}"]
 
 
-def import_rows(device: str, dtype: torch.dtype) -> Rows:
+def import_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield the seconds of a first import, which builds, and the median of three later ones.
 
     Each import is in a process of its own. The arguments are not used: other tables have them.
@@ -304,7 +304,7 @@ def import_rows(device: str, dtype: torch.dtype) -> Rows:
     yield ["both problems", f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"]
 
 
-TABLES: dict[str, Callable[[str, torch.dtype], Rows]] = {
+TABLES: dict[str, Callable[[str, torch.dtype], TableRows]] = {
     "linear": linear_rows,
     "operands": operands_rows,
     "host": host_rows,
@@ -315,16 +315,21 @@ TABLES: dict[str, Callable[[str, torch.dtype], Rows]] = {
 # ---------------------------------------------------------------------------------------- report
 
 
-def measure(device: str, text: str) -> list[str]:
-    """Run the commands for a kind of device that contain a text; return those that failed.
+def measure(device: str, only: str) -> list[str]:
+    """Run the commands of `report`; write their results to docs/benchmarks/ and to the documents.
 
-    The results of each command replace those in docs/benchmarks/ and in the documents.
+    Args:
+        device: the kind of device that the commands are for.
+        only: a text that the commands contain.
+
+    Returns:
+        The commands that failed.
 
     Raises:
         ValueError: there is no such command.
     """
     failed = []
-    for path, command in _find_commands(device, text).items():
+    for path, command in _find_commands(device, only).items():
         comment = f"<!-- {device}: {command} -->\n"
         if comment in README.read_text():
             printed = _run_for_readme(command, comment)

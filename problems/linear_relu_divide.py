@@ -21,10 +21,11 @@ from problems import operands
 from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
-from referee import cases
-from referee.budget import CLASSES, ReferenceTensor
+from referee.accuracy import CLASSES
 from referee.case import Case
 from referee.problem import Problem
+from referee.random_values import random_tensor
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Rate, Timings
 
@@ -37,10 +38,10 @@ FLOAT32_GRADE = "float32-grade"
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}
 
-# How many tensors of the weight's size are in memory at once, in the weight's dtype: the
+# How many tensors of the weight's size are in memory at once, counted in the weight's dtype: the
 # reference's weight, a copy in float64 (which counts twice) and the magnitudes in float64 (twice),
 # random values from which new weights are made, eager's weight, the solution's, and gradients.
-WEIGHTS = 10
+WEIGHT_COPIES = 10
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
 DIVISORS = [2.0, 3.0, -1.5, 1.0]
@@ -83,8 +84,8 @@ X_LAYOUTS = [
 class LinearReluDivideProblem(Problem):
     """relu(x weight^T + bias) / divisor.
 
-    Each element may be off by as much as a sum may be whose terms are added in any order. At the
-    setting `highest`, float32 results of the timed size also have to be in the class float32-grade.
+    The error limit of an element is that of a sum, for any order in which its terms are added. At
+    `highest`, float32 results of the timed size also have to be in the class float32-grade.
     """
 
     names = Names(solution="LinearReluDivideNew", eager="eager")
@@ -239,7 +240,7 @@ class LinearReluDivideProblem(Problem):
         generator = torch.Generator(self.device).manual_seed(device_seed)
 
         def draw(*shape: int) -> Tensor:
-            return cases.random(shape, self.dtype, self.device, generator)
+            return random_tensor(shape, self.dtype, self.device, generator)
 
         yield from _state_cases(draw, generator)
         for setting in self.settings:
@@ -271,7 +272,7 @@ class LinearReluDivideProblem(Problem):
         """Return one group of three small inputs for which gradients are compared."""
         generator = torch.Generator(self.device).manual_seed(random.randrange(1 << 30))
         shape = (129, 65)
-        return [[[cases.random(shape, self.dtype, self.device, generator)] for _ in range(3)]]
+        return [[[random_tensor(shape, self.dtype, self.device, generator)] for _ in range(3)]]
 
     def backward_arguments(self) -> list | None:
         """Return the arguments of the module for `backward_inputs`."""
@@ -288,7 +289,7 @@ class LinearReluDivideProblem(Problem):
         """Return the memory that a forward needs."""
         k, n, _divisor = init_inputs
         row_bytes = max(n, k) * (dtype.itemsize + torch.float64.itemsize)
-        return RowNeeds((k,), row_bytes, fixed_bytes=WEIGHTS * n * k * dtype.itemsize)
+        return RowNeeds((k,), row_bytes, fixed_bytes=WEIGHT_COPIES * n * k * dtype.itemsize)
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:

@@ -55,11 +55,11 @@ class Draw:
         """Return powers of two from 2^low to 2^high."""
         return torch.randint(low, high + 1, shape, **self.options).float().exp2()
 
-    def columns(self, count: int, k: int) -> Tensor:
-        """Return the indices of `count` different columns of k."""
+    def random_columns(self, count: int, k: int) -> Tensor:
+        """Return the indices of `count` different columns of k, in random order."""
         return torch.randperm(k, **self.options)[:count]
 
-    def index(self, count: int) -> Tensor:
+    def indices(self, count: int) -> Tensor:
         """Return the indices 0, 1, ..., count - 1."""
         return torch.arange(count, device=self.device)
 
@@ -67,7 +67,7 @@ class Draw:
         """Return powers of two from 2^-span to 2^span for k columns, rising or in random order."""
         exponents = torch.linspace(-span, span, k, device=self.device).round()
         if shuffled:
-            exponents = exponents[self.columns(k, k)]
+            exponents = exponents[self.random_columns(k, k)]
         return exponents.exp2()
 
 
@@ -116,8 +116,8 @@ def mask_in_each_row(draw: Draw, rows: int, k: int, count: int) -> Tensor:
 
 def block_diagonal_mask(draw: Draw, rows: int, k: int) -> Tensor:
     """Return a mask `[rows, k]` that is true in 8 blocks along the diagonal."""
-    block_of_row = draw.index(rows)[:, None] * 8 // rows
-    block_of_column = draw.index(k) * 8 // k
+    block_of_row = draw.indices(rows)[:, None] * 8 // rows
+    block_of_column = draw.indices(k) * 8 // k
     return block_of_row == block_of_column
 
 
@@ -173,8 +173,8 @@ def softmax_minus_one_hot(draw: Draw, rows: int, k: int) -> Tensor:
 
 def selection(draw: Draw, rows: int, k: int) -> Tensor:
     """Return a weight that selects one column of x for each feature: a 1 in each row."""
-    selected = draw.index(rows)[:, None] * 37 % k
-    return (draw.index(k) == selected).float()
+    selected = draw.indices(rows)[:, None] * 37 % k
+    return (draw.indices(k) == selected).float()
 
 
 # -------------------------------------------------------------------------- matrices with zeros
@@ -187,7 +187,7 @@ def sparse(draw: Draw, rows: int, k: int, *, share: float) -> Tensor:
 
 def sparse_two_of_four(draw: Draw, rows: int, k: int) -> Tensor:
     """Return normal values, of which two of each four neighbours in a row are zeros."""
-    groups = -(-k // 4)
+    groups = (k + 3) // 4
     mask = draw.uniform(rows, groups, 4).argsort(2) < 2
     return draw.normal(rows, k) * mask.flatten(1)[:, :k]
 
@@ -198,9 +198,9 @@ def block_diagonal(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def zeros_in_first_columns(draw: Draw, rows: int, k: int, *, eighths: int) -> Tensor:
-    """Return uniform values, of which so many eighths of the columns, the first ones, are zeros."""
+    """Return uniform values, with zeros in the first `eighths` eighths of the columns."""
     first_nonzero = eighths * k // 8
-    mask = draw.index(k) >= first_nonzero
+    mask = draw.indices(k) >= first_nonzero
     return draw.uniform(rows, k) * mask
 
 
@@ -226,13 +226,13 @@ def positive_outlier_columns(draw: Draw, rows: int, k: int) -> Tensor:
     """Return uniform values, with 16 columns multiplied by 300."""
     values = draw.uniform(rows, k)
     factors = draw.ones(k)
-    factors[draw.columns(16, k)] = 300
+    factors[draw.random_columns(16, k)] = 300
     return values * factors
 
 
 def large_last_column(draw: Draw, rows: int, k: int) -> Tensor:
     """Return normal values, with the last column multiplied by 10,000."""
-    return draw.normal(rows, k) * torch.where(draw.index(k) == k - 1, 10_000.0, 1.0)
+    return draw.normal(rows, k) * torch.where(draw.indices(k) == k - 1, 10_000.0, 1.0)
 
 
 def outliers(draw: Draw, rows: int, k: int) -> Tensor:
@@ -255,7 +255,7 @@ def graded_columns(draw: Draw, rows: int, k: int, *, shuffled: bool) -> Tensor:
 
 def repeat_factors(draw: Draw, factors: list[float], count: int) -> Tensor:
     """Return a tensor `[count]` of the factors in turn."""
-    return torch.tensor(factors, device=draw.device)[draw.index(count) % len(factors)]
+    return torch.tensor(factors, device=draw.device)[draw.indices(count) % len(factors)]
 
 
 def scaled_rows(draw: Draw, rows: int, k: int, *, factors: list[float]) -> Tensor:
@@ -277,14 +277,14 @@ def rows_scaled_by_powers(draw: Draw, rows: int, k: int) -> Tensor:
 def inf_in_rows(draw: Draw, rows: int, k: int, *, step: int) -> Tensor:
     """Return normal values, but for one random column: it is infinite in every step-th row."""
     values = draw.normal(rows, k)
-    values[::step, draw.columns(1, k)] = INF
+    values[::step, draw.random_columns(1, k)] = INF
     return values
 
 
 def inf_in_middle_row(draw: Draw, rows: int, k: int) -> Tensor:
     """Return normal values, but for an infinity in a random column of the middle row."""
     values = draw.normal(rows, k)
-    values[rows // 2, draw.columns(1, k)] = INF
+    values[rows // 2, draw.random_columns(1, k)] = INF
     return values
 
 
@@ -295,7 +295,7 @@ def nonfinite(draw: Draw, rows: int, k: int) -> Tensor:
     """
     values = draw.normal(rows, k)
     for row, value in enumerate([INF, -INF, NAN]):
-        values[row::7, draw.columns(1, k)] = value
+        values[row::7, draw.random_columns(1, k)] = value
     values[3::7, 0] = INF
     values[3::7, -1] = -INF
     return values

@@ -226,17 +226,10 @@ def settings_of(results: dict, problem: str) -> list[Setting]:
                 kept = KEPT_BYTES.match(part)
                 if kept and last_timed:
                     last_timed.kept_bytes = (kept["ours"], kept["eager"])
-                continue
-            # The title of a table's first column is "forward, highest", "forward" or "error ...".
-            title, _, precision = part["columns"][0].partition(", ")
-            if title.startswith("error"):
+            elif part["columns"][0].startswith("error"):
                 _add_errors(part["rows"], dtype, collected)
             else:
-                last_timed = _setting_of(dtype, precision, collected)
-                if title == "forward":
-                    last_timed.forward = _rows_by_name(part)
-                else:
-                    last_timed.step = _rows_by_name(part)
+                last_timed = _add_times(part, dtype, collected)
     return list(collected.values())
 
 
@@ -268,6 +261,21 @@ def _setting_of(dtype: str, precision: str, collected: dict[str, Setting]) -> Se
 def _rows_by_name(table: Table) -> dict[str, Row]:
     """Return the rows of a table by their names, which are their first cells."""
     return {row[0]: dict(zip(table["columns"], row, strict=False)) for row in table["rows"]}
+
+
+def _add_times(table: Table, dtype: str, collected: dict[str, Setting]) -> Setting:
+    """Add a table of times to its setting, and return the setting.
+
+    The title of the table's first column is "forward" or "training step". If there are several
+    precisions, the table's follows: "forward, highest".
+    """
+    title, _, precision = table["columns"][0].partition(", ")
+    setting = _setting_of(dtype, precision, collected)
+    if title == "forward":
+        setting.forward = _rows_by_name(table)
+    else:
+        setting.step = _rows_by_name(table)
+    return setting
 
 
 def _add_errors(rows: list[list[str]], dtype: str, collected: dict[str, Setting]) -> None:

@@ -1,4 +1,4 @@
-"""The problem ReLU for the referee: results have to be exact. The memory limits the speed."""
+"""The problem ReLU for the referee: results have to be exact."""
 
 import random
 from collections.abc import Iterator
@@ -8,19 +8,20 @@ from torch import Tensor
 
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
-from referee import cases
-from referee.budget import ReferenceTensor
+from referee import elementwise
 from referee.case import Case
 from referee.names import COPY
 from referee.problem import Problem
+from referee.random_values import random_tensor
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import dtype_name
 from referee.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
-# The elements of a vector so large that kernels compute it in the same way as the timed size. It
-# ends with a part of a block.
-LARGE_VECTOR = (1 << 24) + 3
+# The length of a vector that kernels compute in the same way as the timed size. Its last block is
+# not whole.
+LARGE_LENGTH = (1 << 24) + 3
 BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
 RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 90
@@ -39,11 +40,11 @@ class ReluProblem(Problem):
 
     def expected(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results; no other values are right."""
-        return [ReferenceTensor(eager, None, terms=0) for eager in self.run(module, inputs)]
+        return [ReferenceTensor(eager, None, is_exact=True) for eager in self.run(module, inputs)]
 
-    def budget(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
+    def expected_in_step(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
-        return ReferenceTensor(eager, None, terms=0)
+        return ReferenceTensor(eager, None, is_exact=True)
 
     def where_gradients_pass(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""
@@ -63,15 +64,15 @@ class ReluProblem(Problem):
 
         The same inputs in other dtypes come later. A solution may refuse those.
         """
-        elementwise = list(cases.elementwise(self.device, device_seed))
+        small_inputs = list(elementwise.small_inputs(self.device, device_seed))
         generator = torch.Generator(self.device).manual_seed(device_seed)
         prefix = f"{dtype_name(self.dtype)},"  # of the names of cases in the problem's dtype
-        for name, make in elementwise:
+        for name, make in small_inputs:
             if name.startswith(prefix):
                 x = make()
                 required = x.is_contiguous() and x.numel() > 0
                 yield Case(name, [x], required=required)
-        large = cases.sprinkle(self._draw(generator, LARGE_VECTOR), generator)
+        large = elementwise.sprinkle(self._draw(generator, LARGE_LENGTH), generator)
         yield Case("a large vector with special values", [large])
         yield from changed_in_part(self._draw(generator, 129, 65), generator)
         yield Case("other values at the same address", [self._draw(generator, 129, 65)])
@@ -82,7 +83,7 @@ class ReluProblem(Problem):
         for length in range(1, LONGEST_FILLED_VECTOR + 1):
             x = self._draw(generator, length)
             yield Case(f"length {length}, new memory filled", [x], fill=True)
-        for name, make in elementwise:
+        for name, make in small_inputs:
             if not name.startswith(prefix):
                 yield Case(name, [make()], required=False)
         yield Case("an input", [self._draw(generator, 129, 65)])
@@ -96,12 +97,12 @@ class ReluProblem(Problem):
 
     def _draw(self, generator: torch.Generator, *shape: int) -> Tensor:
         """Return random values of the problem's dtype."""
-        return cases.random(shape, self.dtype, self.device, generator)
+        return random_tensor(shape, self.dtype, self.device, generator)
 
     @staticmethod
     def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         """Raise a ValueError if torch.relu does not take the dtype."""
-        if dtype not in cases.dtypes_of_relu(device).values():
+        if dtype not in elementwise.dtypes_of_relu(device).values():
             function = f"torch.relu of torch {torch.__version__}"
             raise ValueError(f"{function} does not take {dtype} on {device}")
 

@@ -8,20 +8,20 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee import cases
 from referee.memory import choose_rows
 from referee.problem import Problem
+from referee.random_values import refill
 from referee.reference_file import ReferenceFile
 
 MODEL_FILE = Path(__file__).resolve().parent.parent / "model.py"
 # The problems that have cases and limits of their own. The others of `model.PROBLEMS` are graded as
 # any reference file is.
-KINDS: dict[str, type[Problem]] = {
+PROBLEM_CLASSES: dict[str, type[Problem]] = {
     "relu": ReluProblem,
     "linear_relu_divide": LinearReluDivideProblem,
 }
-# The most rows of x on a CPU. The output of ReLU is then so large that kernels write it past the
-# caches. One float64 product of Linear takes a CPU a second.
+# The most rows of x on a CPU: so many that kernels write ReLU's output past the caches, and so few
+# that a float64 product of Linear takes only a second.
 CPU_ROWS = 64
 
 
@@ -41,7 +41,7 @@ def make_problem(
     model_problem = PROBLEMS[name]
 
     def get_inputs() -> list[torch.Tensor]:
-        return [cases.refill(torch.zeros(tuple(shape), dtype=dtype))]
+        return [refill(torch.zeros(tuple(shape), dtype=dtype))]
 
     reference_file = ReferenceFile(
         MODEL_FILE,
@@ -53,8 +53,8 @@ def make_problem(
         dtype=dtype,
         covers_all_values=True,
     )
-    kind = KINDS.get(name, Problem)
-    return kind(name, reference_file, device)
+    problem_class = PROBLEM_CLASSES.get(name, Problem)
+    return problem_class(name, reference_file, device)
 
 
 def choose_shape(
@@ -77,7 +77,7 @@ def choose_shape(
     rows, note = choose_rows(asked_rows, most_rows, needs.row_bytes, device, needs.fixed_bytes)
     is_limited_for_cpu = asked_rows is None and most_rows < headline_rows
     if is_limited_for_cpu and not note:
-        note = f"{most_rows:,} of {headline_rows:,} rows, for a CPU would need minutes for all"
+        note = f"{most_rows:,} of {headline_rows:,} rows, because a CPU would need minutes for all"
     return (rows, *needs.row_shape), note
 
 
@@ -87,11 +87,11 @@ def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:
     Raises:
         ValueError: the problem does not take the dtype.
     """
-    kind = KINDS.get(name)
-    if kind is not None:
-        kind.check_dtype(dtype, device)
-    if kind is LinearReluDivideProblem:
-        return kind.row_needs(PROBLEMS[name].get_init_inputs(), dtype)
+    problem_class = PROBLEM_CLASSES.get(name)
+    if problem_class is not None:
+        problem_class.check_dtype(dtype, device)
+    if problem_class is LinearReluDivideProblem:  # its weight needs memory, too
+        return problem_class.row_needs(PROBLEMS[name].get_init_inputs(), dtype)
     with torch.device("meta"):
         [x] = PROBLEMS[name].get_inputs_at(1)
     return RowNeeds(tuple(x.shape[1:]), x.numel() * dtype.itemsize, fixed_bytes=0)
@@ -99,10 +99,10 @@ def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:
 
 def precision_settings(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     """Return the precision settings of float32 products; one empty setting if there is none."""
-    kind = KINDS.get(name)
-    return kind.settings_for(dtype, device) if kind else ("",)
+    problem_class = PROBLEM_CLASSES.get(name)
+    return problem_class.settings_for(dtype, device) if problem_class else ("",)
 
 
 def sweep_shapes(name: str, device: torch.device) -> list[SweepShape]:
     """Return the shapes of x in a sweep."""
-    return KINDS[name].sweep(PROBLEMS[name].get_init_inputs(), device)
+    return PROBLEM_CLASSES[name].sweep(PROBLEMS[name].get_init_inputs(), device)

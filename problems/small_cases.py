@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from referee import cases
 from referee.case import Case
+from referee.random_values import refill
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:
@@ -17,7 +17,7 @@ def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Cas
     """
     yield Case("an input", [x])
     x = x.clone()
-    cases.refill(x[random.randrange(len(x))], generator)
+    refill(x[random.randrange(len(x))], generator)
     yield Case("another row at the same address", [x])
     x = x.clone()
     elements = x.view(-1)

@@ -9,11 +9,12 @@
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from referee import records, timing
-from referee.command import TIMEOUT, choose_device
+from referee.arguments import TIMEOUT
+from referee.command import choose_device
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.problem import Problem
@@ -38,7 +39,8 @@ class Reference:
         file: the loaded file.
 
     Raises:
-        referee.reference_file.BadReferenceError: the file does not import, or a name is missing.
+        referee.reference_file.BadReferenceError: the file cannot be imported, or a name is
+            missing.
     """
 
     def __init__(self, path: str | os.PathLike, name: str | None = None) -> None:
@@ -62,7 +64,7 @@ class Result:
         milliseconds: the solution's median time of a forward; None if nothing was timed.
         time: "faster", "slower", "a tie" or "too noisy": the solution's time compared with eager's.
             "" if nothing was timed.
-        step_speedup: like `speedup`, of a training step; None if the file is forward only.
+        step_speedup: like `speedup`, of a training step; None if no step was timed.
         notes: other facts, each in a sentence.
         record: all results, as `--json` writes them.
     """
@@ -129,26 +131,32 @@ def _result(problem: Problem, verdict: Verdict) -> Result:
     """Return a verdict as a `Result`."""
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
     record = records.make_record(subject, verdict, str(verdict.file))
-    speedup, interval, milliseconds, time, step_speedup = None, None, None, "", None
-    if record["runs"]:
-        run = record["runs"][0]
-        row = by_role(run["forward"]["summary"], "solution")
-        speedup = row["ratio"]
-        interval = (row["ratio_low"], row["ratio_high"])
-        milliseconds = row["median_ms"]
-        time = run["time"]
-        if run["step"]:
-            step_speedup = by_role(run["step"]["summary"]["step"], "solution")["ratio"]
-    return Result(
+    result = Result(
         file=verdict.file,
         verdict=verdict.word,
         reason=verdict.reason,
         accuracy=verdict.accuracy,
-        speedup=speedup,
-        interval=interval,
-        milliseconds=milliseconds,
-        time=time,
-        step_speedup=step_speedup,
+        speedup=None,
+        interval=None,
+        milliseconds=None,
+        time="",
+        step_speedup=None,
         notes=tuple(verdict.notes),
         record=record,
     )
+    return replace(result, **_times(record["runs"][0])) if record["runs"] else result
+
+
+def _times(run: dict) -> dict[str, object]:
+    """Return the attributes of a `Result` that come from a run of its record."""
+    row = by_role(run["forward"]["summary"], "solution")
+    step_speedup = None
+    if run["step"]:
+        step_speedup = by_role(run["step"]["summary"]["step"], "solution")["ratio"]
+    return {
+        "speedup": row["ratio"],
+        "interval": (row["ratio_low"], row["ratio_high"]),
+        "milliseconds": row["median_ms"],
+        "time": run["time"],
+        "step_speedup": step_speedup,
+    }

@@ -6,14 +6,14 @@ nothing is asked of them, read the same inputs in the same memory, and are timed
 
 import base64
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
 from referee import cuda_walls, processes
 from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
 from referee.problem import Problem
-from referee.redraw import new_seed
+from referee.random_values import new_seed
 from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome
@@ -78,6 +78,18 @@ class Eager:
         raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
 
 
+class Plan(NamedTuple):
+    """How a problem is timed.
+
+    Attributes:
+        calls: the number of calls of one request.
+        seconds_alone: eager's seconds of a call, for some requests before any solution had started.
+    """
+
+    calls: int
+    seconds_alone: list[float]
+
+
 class Bench:
     """The shared memory and eager's processes for grading one problem.
 
@@ -96,7 +108,7 @@ class Bench:
         notes: which yardsticks could not be set up, and why.
         are_results_copied: whether processes copy results within the clock, because the referee
             cannot read them in place.
-        plans: how the problem is timed, by setting; see `timed_requests.plan`.
+        plans: how the problem is timed, by setting; `timed_requests.plan` makes them.
     """
 
     def __init__(self, problem: Problem, server: Server) -> None:
@@ -110,7 +122,7 @@ class Bench:
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
         self.are_results_copied = False
-        self.plans: dict[str, object] = {}
+        self.plans: dict[str, Plan] = {}
         self._prepared: tuple | None = None  # the setting and yardsticks that are set up
         if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
@@ -130,8 +142,8 @@ class Bench:
         The inputs must be written: some yardsticks are compiled for them. All of eager's processes
         get the precision setting.
         """
-        wanted = self.problem.setting, yardsticks
-        if self._prepared == wanted:
+        needed = self.problem.setting, yardsticks
+        if self._prepared == needed:
             return
         for eager in self.eager:
             eager.ask("set_precision", setting=self.problem.precision)
@@ -141,17 +153,20 @@ class Bench:
             own_file = [str(self.problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.eager[0].ask(
             "prepare_yardsticks",
-            wanted=list(yardsticks),
+            names=list(yardsticks),
             inputs=[self.inputs[0].form],
             copied_bytes=max(1, self.problem.moved // 2),
-            more=own_file,
+            own_file=own_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
-        self._prepared = wanted
+        self._prepared = needed
 
-    def forget_yardsticks(self) -> None:
-        """Forget that yardsticks were set up: eager's processes are new."""
+    def take_eager(self) -> list[Eager]:
+        """Return eager's processes, which the caller closes; `start_eager` then starts new ones."""
+        taken = self.eager
+        self.eager = []
         self._prepared = None
+        return taken
 
     def forms(self, count: int) -> list[dict]:
         """Return the forms of the inputs of a request's first `count` calls."""
@@ -193,10 +208,8 @@ class Bench:
 
     def close_eager(self) -> None:
         """End eager's processes."""
-        for eager in self.eager:
+        for eager in self.take_eager():
             eager.close()
-        self.eager = []
-        self._prepared = None
 
     def close(self) -> None:
         """End eager's processes and free the shared memory."""

@@ -1,12 +1,19 @@
 """Comparison of two tensors: their bits, their distance, and whether they share memory."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 
-PIECE = 1 << 24  # elements that are compared at a time, to save memory
+BLOCK = 1 << 24  # elements that are compared at a time, to save memory
 # Integer dtypes by their bytes. Elements of any dtype are compared as integers of the same size.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def blocks(length: int) -> Iterator[slice]:
+    """Yield slices of at most BLOCK elements which together cover a flat tensor."""
+    for start in range(0, length, BLOCK):
+        yield slice(start, start + BLOCK)
 
 
 def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
@@ -26,11 +33,11 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
     """
     a, b = actual.reshape(-1), expected.reshape(-1)
     count = first = 0
-    for start in range(0, len(a), PIECE):
-        differs = _differs(a[start : start + PIECE], b[start : start + PIECE], exact)
+    for block in blocks(len(a)):
+        differs = _differs(a[block], b[block], exact)
         count_here = int(differs.sum())
         if count_here and not count:
-            first = start + int(differs.view(torch.uint8).argmax())
+            first = block.start + int(differs.view(torch.uint8).argmax())
         count += count_here
     if count == 0:
         return None
@@ -48,7 +55,8 @@ def _differs(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor:
     differs = x != y
     if a.is_floating_point() and not exact:
         infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
-        x, y = (bits & torch.iinfo(integer).max for bits in (x, y))  # without the sign
+        magnitude_bits = torch.iinfo(integer).max  # all bits but the sign
+        x, y = x & magnitude_bits, y & magnitude_bits
         are_both_nan = (x > infinity) & (y > infinity)
         are_both_zero = (x | y) == 0
         differs &= ~are_both_nan & ~are_both_zero
@@ -79,11 +87,11 @@ def relative_difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = F
     if not y.is_floating_point():
         return int((x != y).sum()) / max(len(x), 1)
     squared_distance = squared_norm = 0.0
-    for start in range(0, len(x), PIECE):
-        x_part, y_part = (t[start : start + PIECE].double() for t in (x, y))
+    for block in blocks(len(x)):
+        x_part, y_part = x[block].double(), y[block].double()
         if where_finite:
             x_part = torch.where(y_part.isfinite(), x_part, y_part)
-        x_part, y_part = (t.nan_to_num(0, 0, 0) for t in (x_part, y_part))
+        x_part, y_part = x_part.nan_to_num(0, 0, 0), y_part.nan_to_num(0, 0, 0)
         squared_distance += (x_part - y_part).square_().sum().item()
         squared_norm += y_part.square().sum().item()
     return math.sqrt(squared_distance / squared_norm) if squared_norm else 0.0

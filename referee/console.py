@@ -75,7 +75,7 @@ class Progress:
 def end_on_interrupt() -> None:
     """Make Ctrl-C end the process at once, until `run` is called.
 
-    A program that was started by nohup, or by a script with `&`, ignores Ctrl-C; it goes on to.
+    A program that was started by nohup, or by a script with `&`, ignores Ctrl-C; that stays so.
     """
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         signal.signal(signal.SIGINT, _end)
@@ -91,7 +91,7 @@ def run(main: Callable[[], int]) -> int:
         sys.stdout = _open_null()
     if sys.stderr is None:
         sys.stderr = _open_null()
-    # A path may have characters that the encoding of stdout has not. stderr escapes them already.
+    # stdout's encoding may lack a character of a path. Like stderr, stdout then escapes it.
     sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, _raise_interrupt)
@@ -103,6 +103,7 @@ def run(main: Callable[[], int]) -> int:
         status = INTERRUPTED
         say("interrupted")
     end_on_interrupt()
+    # Flushes stderr. If that fails here, Python's own flush at its end does not fail.
     _write_or_discard("", sys.stderr)
     return status
 
@@ -117,18 +118,18 @@ def say(text: str, name: str = "") -> None:
     _write(f"{_erase_line()}{name or program()}: {text}\n")
 
 
-def _write(text: str) -> None:
-    """Write to stderr. If that fails, the program goes on without the text."""
-    with suppress(OSError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
 def show(text: str) -> None:
     """Print a line on stdout at once; if that fails, end the program with status 1."""
     if reason := _write_or_discard(f"{text}\n", sys.stdout):
         say(f"cannot write to stdout: {reason}")
         sys.exit(1)
+
+
+def _write(text: str) -> None:
+    """Write to stderr. If that fails, the program goes on without the text."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _write_or_discard(text: str, stream: TextIO) -> str:
@@ -160,7 +161,7 @@ def _erase_line() -> str:
 
 def _end(*_: object) -> NoReturn:
     """End the process at once, as a handler of SIGINT."""
-    # sys.stderr is not used: the signal may have come while it was writing.
+    # os.write and not sys.stderr.write: the signal may have come while sys.stderr was writing.
     with suppress(OSError):
         os.write(2, f"{_erase_line()}{program()}: interrupted\n".encode())
     os._exit(INTERRUPTED)

@@ -27,14 +27,10 @@ import os
 import secrets
 import selectors
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from time import monotonic, perf_counter
 from typing import NoReturn
 
@@ -43,29 +39,13 @@ import torch
 from referee import namespaces, processes
 from referee.memory import free_bytes, give_back_unused
 from referee.reading import Reader
+from referee.server import EndedError, Server
 from referee.shared import Pool
 
-PACKAGE = Path(__file__).resolve().parent
-# The program of the server. It imports the referee from the folder in sys.argv[1]. Empty entries of
-# sys.path are removed, because a file in the current folder could hide one of Python's own modules.
-BOOT = (
-    "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; "
-    "from referee.child.main import start; del sys.path[0]; start(int(sys.argv[2]), sys.argv[3:])"
-)
 MAX_REPLY_BYTES = 1 << 22
 KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
 MAX_READ_BYTES = 1 << 16  # of one read from a pipe
 MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
-# By default OpenMP's threads spin for milliseconds after they have finished. They would take cores
-# from the process that is timed next, or from the thread that they wait for.
-OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-
-
-class EndedError(Exception):
-    """The process has ended.
-
-    The arguments are its exit status, negative for a signal, and the end of what it printed.
-    """
 
 
 class ForgedError(Exception):
@@ -86,92 +66,6 @@ class Reply(dict):
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
         raise ForgedError
-
-
-class Server:
-    """A process that has imported torch, and that forks the contestants.
-
-    A fork is faster than a new Python. If a solution ends the server, `fork` starts another.
-
-    Args:
-        folder: where graded files build extensions; "" for the user's usual folder.
-        imports: names of modules that the server imports, so that contestants have them.
-
-    Attributes:
-        walls: whether contestants get namespaces of their own, if the system allows that.
-    """
-
-    def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
-        self.walls = True
-        self._imports = imports
-        self._environment = OPENMP_SETTINGS | os.environ
-        if folder:
-            self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._process, self._socket = _start_server(self._environment, imports)
-
-    def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
-        """Fork a process; the caller must be in a `with processes.subreaper()` block.
-
-        Args:
-            settings: of the process, as `child.main.start` reads them.
-            descriptors: what the process gets: of requests, replies, shared memory, output.
-
-        Returns:
-            The process's id, and the id of its namespace's init process, 0 if it has no namespace
-            of its own.
-
-        Raises:
-            EndedError: the server has ended twice while it forked.
-        """
-        for _ in range(2):
-            with suppress(ConnectionError):
-                self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
-                request = json.dumps(settings | {"walls": self.walls}).encode()
-                socket.send_fds(self._socket, [request], descriptors)
-                if ids := self._socket.recv(64).split():
-                    return int(ids[0]), int(ids[1])
-            status = self._process.wait()
-            self.close()
-            self._process, self._socket = _start_server(self._environment, self._imports)
-        raise EndedError(status, "")
-
-    def is_there(self) -> bool:
-        """Return whether the server's process still runs."""
-        return self._process.poll() is None
-
-    def close(self) -> None:
-        """End the server's process; contestants go on."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
-        processes.own_pids.discard(self._process.pid)
-
-    def count_as_own(self) -> None:
-        """Count the server's process among the referee's own, see `processes.own_pids`."""
-        processes.own_pids.add(self._process.pid)
-
-
-def _start_server(
-    environment: dict[str, str], imports: tuple[str, ...]
-) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a server's process; return it, and the socket through which it gets requests.
-
-    Args:
-        environment: its environment variables.
-        imports: names of modules that it imports.
-    """
-    referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with servers_end:
-        process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(PACKAGE.parent), str(servers_end.fileno()), *imports],
-            pass_fds=[servers_end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
-    processes.own_pids.add(process.pid)
-    return process, referees_end
 
 
 @dataclass(frozen=True)
@@ -211,9 +105,9 @@ class Contestant:
         server: forks the process.
         pool: the shared memory, which the process maps.
         device: where it computes.
-        deadline: when it must have answered all its requests, by `time.monotonic`. While the
-            process is stopped, the deadline moves on, so only its running time counts. inf, which
-            is for eager alone, also means that this is no solution: the process gets no limits.
+        deadline: when a solution must have answered all its requests, by `time.monotonic`. While
+            the process is stopped, the deadline moves on, so only its running time counts. None is
+            for eager, which has no deadline, and no limits on its memory and files.
 
     Attributes:
         pid: the process's id.
@@ -225,9 +119,10 @@ class Contestant:
     """
 
     def __init__(
-        self, server: Server, pool: Pool, device: torch.device, deadline: float = inf
+        self, server: Server, pool: Pool, device: torch.device, deadline: float | None = None
     ) -> None:
-        self.deadline = deadline
+        is_solution = deadline is not None
+        self.deadline = deadline if is_solution else inf
         self.seconds = 0.0
         self._device = device
         self._unparsed = b""  # what was read from the pipe of replies, and is no whole line yet
@@ -235,7 +130,6 @@ class Contestant:
         self._has_ended = False  # the process was waited for
         self._is_closed = False
         self._stopped_at = monotonic()
-        is_solution = deadline < inf
         self._pipes, contestants_ends = _Pipes.open()
         try:
             self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
@@ -253,7 +147,7 @@ class Contestant:
         self._selector.register(self._pipes.output, selectors.EVENT_READ)
         self.reader = Reader(self.pid, device)
         try:
-            first_reply = self._receive(token="")  # true: no code of the solution has run yet
+            first_reply = self._receive(token="")  # not forged: no solution's code has run yet
         except BaseException:
             self.close()
             raise
@@ -292,8 +186,10 @@ class Contestant:
             if rest:
                 self._write_all(rest)
             reply = self._receive(token)
-            if "calls" in reply and len(reply["calls"]) != len(arguments.get("inputs", [])):
-                raise ForgedError
+            if "calls" in reply:
+                requested_calls = len(arguments.get("inputs", []))
+                if len(reply["calls"]) != requested_calls:
+                    raise ForgedError
         finally:
             if not self._has_ended:
                 self._tree.stop()
@@ -391,21 +287,30 @@ class Contestant:
     def _wait_for_status(self) -> int:
         """Wait for the process's end, and return its exit status.
 
-        The process may still be alive: it may only have closed its pipe of replies.
+        The process may still be alive: it may only have closed its pipe of replies. Its output is
+        read meanwhile, because a full pipe would keep it from ending.
+
+        Raises:
+            LateError: the deadline has passed.
         """
-        pid = 0
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         while not pid:
+            self._read(max_seconds=0.01)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if not pid:
-                self._read(max_seconds=0.01)
         self._has_ended = True
+        # Reads the last output. It does not wait for the end of the pipe, which the process's
+        # children may hold open.
         with suppress(LateError):
-            self._read(max_seconds=0)  # the last output, without a wait for the process's children
+            self._read(max_seconds=0)
         return os.waitstatus_to_exitcode(status)
 
 
 def _fork(
-    server: Server, pool: Pool, device: torch.device, is_solution: bool, ends: tuple[int, int, int]
+    server: Server,
+    pool: Pool,
+    device: torch.device,
+    is_solution: bool,
+    contestants_ends: tuple[int, int, int],
 ) -> tuple[int, int]:
     """Have the server fork a contestant; return its id and its init process's, see `Server.fork`.
 
@@ -414,12 +319,12 @@ def _fork(
         pool: the shared memory.
         device: where the contestant computes.
         is_solution: whether its memory is limited.
-        ends: the contestant's ends of the pipes: requests, replies, output.
+        contestants_ends: of the pipes: requests, replies, output.
     """
     most_bytes = 0  # no limit
     if is_solution:
         most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
-    requests, replies, output = ends
+    requests, replies, output = contestants_ends
     settings = {"device": str(device), "most_bytes": most_bytes}
     return server.fork(settings, (requests, replies, pool.descriptor, output))
 
@@ -438,6 +343,7 @@ def _has_right_types(reply: dict) -> bool:
 
 
 def _is_list_of_dicts(value: object) -> bool:
+    """Return whether a value is a list, and all its parts are dictionaries."""
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 

@@ -58,8 +58,8 @@ def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
 class Allocation:
     """GPU memory of the referee's that another process can open as a whole.
 
-    torch's allocator does not make it, because that puts several tensors into one allocation, and a
-    handle opens the whole allocation.
+    It does not come from torch's allocator, which puts several tensors into one allocation: a
+    handle opens a whole allocation.
 
     Args:
         size: in bytes.

@@ -1,9 +1,9 @@
 """Tries whether CUDA IPC works between the referee and a process in a PID namespace of its own.
 
-IPC handles contain process ids, and an id in a namespace differs from the id outside. So it depends
-on the driver whether handles work across the border. The trial runs once for each device; `python
--m referee.cuda_walls [DEVICE]` prints its result. If it fails, contestants on that device get no
-namespaces, see `namespaces`.
+IPC handles contain process ids, and a process has another id inside its namespace than outside. So
+it depends on the driver whether the two can open each other's handles. The trial runs once for each
+device; `python -m referee.cuda_walls [DEVICE]` prints its result. If it fails, contestants on that
+device get no namespaces, see `namespaces`.
 """
 
 import base64
@@ -13,16 +13,10 @@ from time import monotonic
 import torch
 
 from referee import processes
-from referee.contestant import (
-    Contestant,
-    EndedError,
-    ForgedError,
-    LateError,
-    RaisedError,
-    Server,
-)
+from referee.contestant import Contestant, ForgedError, LateError, RaisedError
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
+from referee.server import EndedError, Server
 from referee.shared import Pool, Region, pack
 
 TRIAL_SECONDS = 60.0  # time limit of the trial

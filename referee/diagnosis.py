@@ -1,14 +1,15 @@
-"""What a wrong result is instead, where the values tell: zeros, a copy, an earlier result, ..."""
+"""Recognizes what a wrong result is: zeros, a copy of an input, an earlier result, ..."""
 
 from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
-from referee.budget import WORST, Comparison, ReferenceTensor, accuracy_class, count_true
+from referee.accuracy import WORST, accuracy_class, count_true
 from referee.compare import relative_difference
 from referee.grading import Grading
 from referee.reference_file import NoRoomError
+from referee.reference_tensor import Comparison, ReferenceTensor
 from referee.shared import forms_of
 
 # Two results are the same but for roundings if their relative difference is not larger.
@@ -16,7 +17,7 @@ NEAR = 1e-5
 REPLAYS = "replays the result of an earlier call"
 
 
-class Result(NamedTuple):
+class ComparedResult(NamedTuple):
     """A result of the solution beside the reference's.
 
     Attributes:
@@ -32,7 +33,7 @@ class Result(NamedTuple):
     comparison: Comparison
 
 
-def diagnose(grading: Grading, name: str, result: Result) -> str:
+def diagnose(grading: Grading, name: str, result: ComparedResult) -> str:
     """Return what is wrong with a result, and what it is instead, where the values tell.
 
     Args:
@@ -46,7 +47,7 @@ def diagnose(grading: Grading, name: str, result: Result) -> str:
     with suppress(torch.OutOfMemoryError, NoRoomError):  # the verdict stays without a resemblance
         if words := resemblance(grading, result):
             return f"{words}: {name}"
-    reached = accuracy_class(comparison.relative_error)
+    reached = accuracy_class(comparison.errors.relative)
     is_less_accurate = not comparison.is_gross and reached != WORST
     if expected.dtype == torch.float32 and is_less_accurate:
         return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"
@@ -59,13 +60,15 @@ def _is_unwritten(expected: ReferenceTensor, got: torch.Tensor) -> bool:
     return count_true(unwritten) > len(got) / 2
 
 
-def resemblance(grading: Grading, result: Result) -> str:
+def resemblance(grading: Grading, result: ComparedResult) -> str:
     """Return what a wrong result is instead, in words; "" if that is not known."""
     got = result.got
-    for words, guess in _guesses(grading, result).items():
-        flat = guess.reshape(-1)
-        is_alike = flat.shape == got.shape and flat.dtype == got.dtype and len(got) > 1
-        if is_alike and not _is_near(flat, result.expected.eager) and _is_near(got, flat):
+    for words, unflattened in _guesses(grading, result).items():
+        guess = unflattened.reshape(-1)
+        if guess.shape != got.shape or guess.dtype != got.dtype or len(got) <= 1:
+            continue
+        is_right_here = _is_near(guess, result.expected.eager)
+        if not is_right_here and _is_near(got, guess):
             return words
     for earlier in grading.earlier_results:
         if result.index == 0 and earlier.shape == got.shape and torch.equal(got.cpu(), earlier):
@@ -73,7 +76,7 @@ def resemblance(grading: Grading, result: Result) -> str:
     return ""
 
 
-def _guesses(grading: Grading, result: Result) -> dict[str, torch.Tensor]:
+def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor]:
     """Return tensors that a wrong result may be, by words for the message."""
     problem, inputs = grading.problem, grading.inputs
     guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}

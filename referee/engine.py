@@ -4,7 +4,7 @@ Use it like this:
 
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, progress)
-        engine.prepare()                  # times eager alone
+        engine.prepare()                  # times eager alone; `grade` would do so, too
         verdict = engine.grade(file)      # for each file
         engine.close()
 
@@ -22,10 +22,12 @@ import torch
 
 from referee import processes
 from referee.bench import Bench
-from referee.contestant import EndedError, ForgedError, LateError, RaisedError, Server
+from referee.contestant import ForgedError, LateError, RaisedError
 from referee.grading import GradedFile, Grading, Options
+from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.reference_file import BadReferenceError
+from referee.server import EndedError, Server
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,
@@ -44,7 +46,7 @@ from referee.verdict import (
     outcome,
 )
 
-Progress = Callable[..., None]
+ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent
 COMPILER = "torch._inductor.compile_fx"  # this module takes many seconds to import
 MAX_TRACEBACK_CHARACTERS = 1 << 14
@@ -72,8 +74,8 @@ def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server
     imports = (COMPILER,) if compiled else ()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
         server = Server(folder if own_builds else "", imports)
-        # The first backward imports this module. The server needs some seconds to start, in which
-        # the referee imports it.
+        # Else the first backward would import this module. Here the import costs no time: the
+        # server needs some seconds to start.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:
             yield server
@@ -97,7 +99,7 @@ class Engine:
     """
 
     def __init__(
-        self, problem: Problem, server: Server, options: Options, progress: Progress
+        self, problem: Problem, server: Server, options: Options, progress: ShowProgress
     ) -> None:
         self.problem = problem
         self._options = options
@@ -106,6 +108,9 @@ class Engine:
 
     def prepare(self) -> None:
         """Start eager and time it alone, before any solution has started.
+
+        For each precision setting, a `timed_requests.Plan` is made of these times. The steps that
+        time a solution follow it. Later calls time nothing.
 
         Raises:
             FoundError: eager cannot be timed.
@@ -116,6 +121,17 @@ class Engine:
             if not is_planned(self._bench):
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
             plan(self._bench)
+
+    def why_unprepared(self) -> str:
+        """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
+        try:
+            self.prepare()
+        except FoundError as error:
+            _word, reason = error.args
+            return first_error_line(reason)
+        except (BadReferenceError, torch.OutOfMemoryError) as error:
+            return first_error_line(str(error))
+        return ""
 
     def grade(self, file: GradedFile) -> Verdict:
         """Return the verdict on a file. No exception of the file's code leaves this method.
@@ -191,7 +207,7 @@ class _Stage:
         text: the stage in words, for a reason: "while {text}".
     """
 
-    def __init__(self, name: str, progress: Progress) -> None:
+    def __init__(self, name: str, progress: ShowProgress) -> None:
         self.text = "starting"
         self._name = name
         self._progress = progress
@@ -204,20 +220,24 @@ class _Stage:
 
 def _drop_unfinished_times(verdict: Verdict) -> None:
     """Drop rounds that an interrupt has cut off, runs without a round, and times of wrong files."""
+    timed_runs = []
     for run in verdict.runs:
-        if run.step and not drop_unfinished_round(run.step.forward, run.step.backward):
-            run.step = None
-    if verdict.word in (CORRECT, INTERRUPTED):
-        verdict.runs = [run for run in verdict.runs if drop_unfinished_round(run.timings)]
-    else:
-        verdict.runs = []
+        if run.step:
+            rounds_left = drop_unfinished_round(run.step.forward, run.step.backward)
+            if rounds_left == 0:
+                run.step = None
+        rounds_left = drop_unfinished_round(run.timings)
+        if rounds_left > 0:
+            timed_runs.append(run)
+    may_have_times = verdict.word in (CORRECT, INTERRUPTED)
+    verdict.runs = timed_runs if may_have_times else []
 
 
 def _traceback(error: Exception) -> str:
     """Return the traceback of an exception that the file's code raised; "" if there is none.
 
-    The frames of the referee's own functions, which called the file's code, are left out. The text
-    is split into its first line and the frames; the last frame has the exception's line, too:
+    The frames of the referee's own functions, which called the file's code, are left out. The last
+    part of the text, a frame and the exception, always stays. Example:
 
         Traceback (most recent call last):
           File "/.../referee/child/main.py", line 90, in _answer_all
@@ -225,12 +245,14 @@ def _traceback(error: Exception) -> str:
           File "solution.py", line 7, in forward
             raise ValueError("no")
         ValueError: no
+
+    Its parts are the first line, the referee's frame (dropped), and the rest.
     """
     if not isinstance(error, RaisedError):
         return ""
     text = str(error.args[0].get("traceback", ""))[-MAX_TRACEBACK_CHARACTERS:].rstrip()
     if not text:
         return ""
-    *parts, last_frame = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    *parts, last_part = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
     kept_parts = [part for part in parts if not part.startswith(f'  File "{PACKAGE}/')]
-    return f"{''.join(kept_parts)}{last_frame}\n"
+    return f"{''.join(kept_parts)}{last_part}\n"

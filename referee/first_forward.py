@@ -1,5 +1,7 @@
 """The reference's first forwards: whether it can be graded, and what a forward is like."""
 
+import random
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from referee.compare import INTEGERS, first_mismatch, relative_difference, share_memory
 from referee.float64 import LARGEST_ROUNDING
 from referee.operators import Operators
-from referee.reference_file import ReferenceFile, generator_states
+from referee.reference_file import ReferenceFile
 from referee.results import flatten, plain
 from referee.shared import dtype_name
 
@@ -46,33 +48,50 @@ def run_first_forward(
     Raises:
         BadReferenceError: the forward or its results cannot be graded.
     """
-    generators_before = generator_states(device)
-    copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    generators_before = _generator_states(device)
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.numel()]
+    copies = [x.clone() for x in tensors]
     with torch.no_grad(), Operators() as observed:
         structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
-    if generator_states(device) != generators_before:
+    if _generator_states(device) != generators_before:
         raise file.bad("Model draws random numbers in forward: no two runs agree")
     _check_types(file, returned)
     outputs = [plain(x) for x in returned]
-    tensors = []
-    for x, copy in zip(inputs, copies, strict=True):
-        if isinstance(x, torch.Tensor) and x.numel():
-            tensors.append(x)
-            if first_mismatch(x, copy, exact=True):
-                raise file.bad("Model changes its inputs")
+    for x, copy in zip(tensors, copies, strict=True):
+        if first_mismatch(x, copy, exact=True):
+            raise file.bad("Model changes its inputs")
     second_outputs = file.run(module, inputs)
-    pairs = list(zip(second_outputs, outputs, strict=True))
-    if any(relative_difference(*pair) > LARGEST_ROUNDING for pair in pairs):
-        reason = "Model gives another result for the same inputs each time: it keeps some state"
-        raise file.bad(reason)
-    pairs += [(x, output) for x in tensors for output in outputs]
+    for second, output in zip(second_outputs, outputs, strict=True):
+        if relative_difference(second, output) > LARGEST_ROUNDING:
+            reason = "Model gives another result for the same inputs each time: it keeps some state"
+            raise file.bad(reason)
     return FirstForward(
         structure=structure,
         output_bytes=sum(x.nbytes for x in outputs),
         operators=observed.names,
         terms=observed.most_terms,
-        shares=any(share_memory(*pair) for pair in pairs),
+        shares=_any_shares_memory(outputs, tensors, second_outputs),
     )
+
+
+def _any_shares_memory(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], second_outputs: list[torch.Tensor]
+) -> bool:
+    """Return whether a result shares memory with an input, or with the second run's result."""
+    pairs = list(zip(outputs, second_outputs, strict=True))
+    pairs += [(output, x) for output in outputs for x in inputs]
+    return any(share_memory(output, other) for output, other in pairs)
+
+
+def _generator_states(device: torch.device) -> list:
+    """Return the states of torch's, Python's and NumPy's generators, for comparison."""
+    states: list = [torch.get_rng_state().tolist(), random.getstate()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).tolist())
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        states.append(str(numpy.random.get_state()))
+    return states
 
 
 def _check_types(file: ReferenceFile, returned: list) -> None:

@@ -10,22 +10,18 @@ import copy
 import torch
 from torch import nn
 
+from referee.autograd import is_differentiable
 from referee.compare import relative_difference
-from referee.gradients_of import is_differentiable
-from referee.operators import RoundedOperands
 from referee.reference_file import BadReferenceError, NoRoomError, ReferenceFile
+from referee.tf32 import RoundedOperands
 
-# Two results whose relative difference is larger are different for another reason than rounding.
+# If two results have a larger relative difference, rounding alone does not explain it.
 LARGEST_ROUNDING = 1e-2
-# Why results are compared with eager's; the words are for messages.
+# Reasons, for messages, why results are compared with eager's.
 NO_FLOAT64 = "compared with eager, since the reference does not run in float64"
 NO_ROOM_FOR_FLOAT64 = "compared with eager, since there is no memory for float64"
 NO_FLOAT64_RESULT = "compared with eager, since the reference gives no float64 result"
 ANOTHER_FLOAT64_RESULT = "compared with eager, since its float64 result is a different one"
-# Parts of the names of operators that torch may compute in TF32: cuDNN's by default, products if
-# the precision setting says so.
-CUDNN_OPERATORS = ("convolution", "rnn", "lstm", "gru")
-PRODUCTS = ("mm", "matmul", "linear", "addmv", "mv")
 
 
 def module_in_float64(module: nn.Module) -> nn.Module:
@@ -58,30 +54,10 @@ def run_in_tf32(
         module: its module.
         inputs: the arguments of the forward.
         operators: parts of the names of the operators whose operands are rounded, as
-            `operators_in_tf32` returns them.
+            `tf32.operators_in_tf32` returns them.
     """
     with RoundedOperands(operators):
         return run_in_float64(file, module, inputs)
-
-
-def operators_in_tf32(
-    called: set[str], device: torch.device, dtype: torch.dtype
-) -> tuple[str, ...]:
-    """Return parts of the names of those operators that torch may compute in TF32.
-
-    Args:
-        called: the names of all operators that the reference calls.
-        device: the device on which they are called.
-        dtype: the dtype of their operands.
-    """
-    if device.type != "cuda" or dtype != torch.float32:
-        return ()
-    allowed: tuple[str, ...] = ()
-    if torch.backends.cudnn.allow_tf32:
-        allowed += CUDNN_OPERATORS
-    if torch.get_float32_matmul_precision() != "highest":
-        allowed += PRODUCTS
-    return tuple(part for part in allowed if any(part in name for name in called))
 
 
 def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:

@@ -1,8 +1,9 @@
 """Grades folders of solutions against folders of references.
 
-    find_work    pairs solutions with references by their names, see `pair`; reads all files
+    find_work    pairs solutions with references by their names, see `pairs`; reads all files
     grade        grades them, here or in a worker for each device; prints and appends verdicts
-    summary      makes the table and the scores at the end
+
+`report.folder_table` makes the table and the scores at the end.
 
 With `--out FILE` each verdict is appended as a line of JSON when it comes, and a second run grades
 only the files that have no line yet. With `--devices` each device has a worker: a process that
@@ -10,12 +11,9 @@ grades one problem after the other.
 """
 
 import argparse
-import csv
-import io
 import json
 import multiprocessing
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -23,25 +21,22 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import geometric_mean
 
 import torch
 
 from referee import console, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import GradedFile, Options
+from referee.messages import first_error_line
+from referee.pairs import absolute, pair
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError, first_error_line, load
-from referee.report import by_role, files, tables
+from referee.reference_file import BadReferenceError, load
+from referee.report import files, folder_table, tables
+from referee.report.folder_table import NOT_GRADED
 from referee.shared import dtype_name
-from referee.verdict import ERROR, FoundError, Verdict
+from referee.verdict import ERROR, Verdict
 
-# KernelBench's names of a problem ("level1/19_ReLU.py") and of a solution for it
-# ("level_1_problem_19_sample_0_kernel.py"). The groups are the level and the number.
-PROBLEM_NAME = re.compile(r"level_?(\d+)/(\d+)_[^/]*\.py$")
-SAMPLE_NAME = re.compile(r"level_?(\d+)_problem_(\d+)_")
-NOT_GRADED = "not graded"
 SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
 # A line of `--out` has at least these keys, and "problem" is the first.
 RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}
@@ -80,92 +75,9 @@ class Job:
     unpaired: list[Path]
 
 
-def is_folder(args: argparse.Namespace) -> bool:
+def are_named(args: argparse.Namespace) -> bool:
     """Return whether the command's reference is a folder."""
     return bool(args.reference) and args.reference.is_dir()
-
-
-def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]], list[Path]]:
-    """Pair solutions with references; return each reference's solutions, and the unpaired ones.
-
-    The first of these rules that names exactly one reference decides:
-
-        the same path in both folders     level1/19_ReLU.py                      level1/19_ReLU.py
-        the same file name                other/19_ReLU.py                       level1/19_ReLU.py
-        KernelBench's level and number    level_1_problem_19_sample_0_kernel.py  level1/19_ReLU.py
-
-    Args:
-        references: a folder.
-        solutions: files and folders. A file that is named twice is graded once.
-    """
-    index = _ReferenceIndex(references)
-    paired: dict[Path, list[Path]] = {}
-    unpaired = []
-    for relative_path, path in _solution_files(solutions):
-        reference = index.find(relative_path)
-        if reference is None:
-            unpaired.append(path)
-        else:
-            paired.setdefault(reference, []).append(path)
-    return paired, unpaired
-
-
-class _ReferenceIndex:
-    """Finds the reference of a solution by the solution's name, see `pair`.
-
-    Args:
-        folder: of the references.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._by_path: dict[str, Path] = {}
-        self._by_stem: dict[str, list[Path]] = {}
-        self._by_number: dict[tuple, list[Path]] = {}  # KernelBench's level and number
-        for path in sorted(folder.rglob("*.py")):
-            if not path.is_file():
-                continue
-            self._by_path[path.relative_to(folder).as_posix()] = path
-            self._by_stem.setdefault(path.stem, []).append(path)
-            if match := PROBLEM_NAME.search(path.resolve().as_posix()):
-                self._by_number.setdefault(match.groups(), []).append(path)
-
-    def find(self, relative_path: Path) -> Path | None:
-        """Return the reference of a solution; None if there is none, or more than one.
-
-        Args:
-            relative_path: of the solution in its folder.
-        """
-        if reference := self._by_path.get(relative_path.as_posix()):
-            return reference
-        candidates = self._by_stem.get(relative_path.stem, [])
-        if len(candidates) == 1:
-            return candidates[0]
-        if match := SAMPLE_NAME.search(relative_path.name):
-            candidates = self._by_number.get(match.groups(), [])
-            if len(candidates) == 1:
-                return candidates[0]
-        return None
-
-
-def _solution_files(solutions: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield the path of each solution in its folder, and its whole path; each file once."""
-    seen = set()
-    for path in solutions:
-        if path.is_dir():
-            folder = path
-            files_inside = sorted(file for file in path.rglob("*.py") if file.is_file())
-        else:
-            folder = path.parent
-            files_inside = [path]
-        for file in files_inside:
-            if _absolute(file) not in seen:
-                seen.add(_absolute(file))
-                yield file.relative_to(folder), file
-
-
-def _absolute(path: Path | str) -> str:
-    """Return the absolute path without "..", by which files are compared; links are kept."""
-    return os.path.abspath(path)  # noqa: PTH100, Path.absolute leaves "..", resolve follows links
 
 
 def find_work(args: argparse.Namespace) -> Job:
@@ -176,8 +88,34 @@ def find_work(args: argparse.Namespace) -> Job:
     """
     paired, unpaired = pair(args.reference, args.solution)
     earlier_records = read_out(args.out) if args.out else []
-    graded = {(record["problem"], _absolute(record["file"])) for record in earlier_records}
+    graded = {(record["problem"], absolute(record["file"])) for record in earlier_records}
     return Job(args, earlier_records, _make_tasks(paired, args.reference, graded), unpaired)
+
+
+def _make_tasks(
+    paired: dict[Path, list[Path]], references: Path, graded: set[tuple[str, str]]
+) -> list[Task]:
+    """Return a task for each reference that has ungraded solutions; read these files.
+
+    Args:
+        paired: the solutions of each reference.
+        references: the folder.
+        graded: problem and absolute path of each solution that has a verdict.
+
+    Raises:
+        ValueError: a solution cannot be read.
+    """
+    tasks = []
+    for reference, solutions in paired.items():
+        name = reference.relative_to(references).with_suffix("").as_posix()
+        ungraded = [path for path in solutions if (name, absolute(path)) not in graded]
+        if not ungraded:
+            continue
+        try:
+            tasks.append(Task(name, reference, read_files(ungraded)))
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    return tasks
 
 
 def grade(
@@ -196,16 +134,15 @@ def grade(
         document: the JSON file's content; all records are added to it.
         progress: shows what is done now.
     """
-    all_records = document["records"]
-    all_records += job.earlier_records
     files_left = sum(len(task.solutions) for task in job.tasks)
-    file_count = len(all_records) + files_left
+    file_count = len(job.earlier_records) + files_left
+    document["records"] += job.earlier_records
+    all_records = document["records"]  # grows with each verdict
     for path in job.unpaired:
         console.say(f"{path}: no reference has its name or number; not graded")
     if job.earlier_records:
         verdict_count = len(job.earlier_records)
         console.show(f"{verdict_count} verdicts are in {job.args.out}; {files_left} files are left")
-    is_written = False
     try:
         with closing(_grade_tasks(job.tasks, devices, options, progress)) as new_records:
             for record in new_records:
@@ -232,39 +169,14 @@ def _report(args: argparse.Namespace, document: dict) -> bool:
         Whether all of them could be written.
     """
     all_records = document["records"]
-    is_written = True
+    are_written = []
     if all_records:
-        console.show(f"\n{summary(all_records)}")
+        console.show(f"\n{folder_table.summary(all_records)}")
         if args.csv:
-            is_written = files.try_to_write(args.csv, as_csv(all_records))
+            are_written.append(files.try_to_write(args.csv, folder_table.as_csv(all_records)))
     if args.json:
-        is_written = files.try_to_write(args.json, records.as_json(document)) and is_written
-    return is_written
-
-
-def _make_tasks(
-    paired: dict[Path, list[Path]], references: Path, graded: set[tuple[str, str]]
-) -> list[Task]:
-    """Return a task for each reference that has ungraded solutions; read these files.
-
-    Args:
-        paired: the solutions of each reference.
-        references: the folder.
-        graded: problem and absolute path of each solution that has a verdict.
-
-    Raises:
-        ValueError: a solution cannot be read.
-    """
-    tasks = []
-    for reference, solutions in paired.items():
-        name = reference.relative_to(references).with_suffix("").as_posix()
-        ungraded = [path for path in solutions if (name, _absolute(path)) not in graded]
-        try:
-            if ungraded:
-                tasks.append(Task(name, reference, read_files(ungraded)))
-        except OSError as error:
-            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-    return tasks
+        are_written.append(files.try_to_write(args.json, records.as_json(document)))
+    return all(are_written)
 
 
 def _grade_tasks(
@@ -374,15 +286,15 @@ def _grade_task(
         problem = Problem(task.name, load(task.reference), device)
     except (BadReferenceError, OSError, torch.OutOfMemoryError) as error:
         reason = first_error_line(str(error))
-        yield from _same_verdict(task, Subject(task.name, "", ()), NOT_GRADED, reason)
+        yield from _same_record_for_all(task, Subject(task.name, "", ()), NOT_GRADED, reason)
         return
     subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, progress)
         try:
-            reason = _prepare(engine)
+            reason = engine.why_unprepared()
             if reason:
-                yield from _same_verdict(task, subject, ERROR, reason)
+                yield from _same_record_for_all(task, subject, ERROR, reason)
                 return
             for file in task.solutions:
                 yield records.make_record(subject, engine.grade(file), str(file.path))
@@ -390,17 +302,8 @@ def _grade_task(
             engine.close()
 
 
-def _prepare(engine: Engine) -> str:
-    """Time eager alone; return the reason if that is not possible, else ""."""
-    try:
-        engine.prepare()
-    except (FoundError, BadReferenceError, torch.OutOfMemoryError) as error:
-        return first_error_line(str(error.args[-1]))
-    return ""
-
-
-def _same_verdict(task: Task, subject: Subject, word: str, reason: str) -> Iterator[dict]:
-    """Yield a record with the same verdict for each solution of a problem."""
+def _same_record_for_all(task: Task, subject: Subject, word: str, reason: str) -> Iterator[dict]:
+    """Yield a record with this verdict for each solution of a problem."""
     for file in task.solutions:
         yield records.make_record(subject, Verdict(file.path, word, reason), str(file.path))
 
@@ -444,97 +347,3 @@ def read_out(path: Path) -> list[dict]:
 def _line(record: dict, number: int, count: int) -> str:
     """Return the line that is printed for a record, the `number`th of `count`."""
     return f"{number} of {count}: {record['problem']}: {tables.line(record)}"
-
-
-CSV_COLUMNS = (
-    "problem",
-    "file",
-    "verdict",
-    "ms",  # the solution's median time
-    "speedup",  # eager's time divided by the solution's
-    "low",  # the speedup's 95% interval
-    "high",
-    "time",  # "faster", "slower", "a tie" or "too noisy"
-    "of_light",  # the share of the speed of light, see `_share_of_light`
-    "step_speedup",  # the speedup of a training step
-    "reason",
-)
-PRINTED_COLUMNS = ("file", "problem", "verdict", "ms", "speedup", "time", "of_light")
-PRINTED_COLUMNS += ("step_speedup",)
-LEGEND = (
-    f"speedup: torch's time divided by the file's; {tables.LEGEND}; of_light: share of the speed "
-    "of light, which is the speed of a copy of as many bytes as the outputs have"
-)
-
-
-def _make_rows(all_records: list[dict]) -> list[dict]:
-    """Return a row for each record, sorted by problem and file; its keys are CSV_COLUMNS."""
-    rows = []
-    for record in sorted(all_records, key=lambda record: (record["problem"], str(record["file"]))):
-        row = dict.fromkeys(CSV_COLUMNS, "")
-        row |= {key: record[key] for key in ("problem", "file", "verdict", "reason")}
-        if record["runs"]:
-            row |= _time_cells(record["runs"][0])
-        rows.append(row)
-    return rows
-
-
-def _time_cells(run: dict) -> dict:
-    """Return the cells of a row that come from a run."""
-    ours = by_role(run["forward"]["summary"], "solution")
-    cells = {
-        "ms": f"{ours['median_ms']:.4g}",
-        "speedup": f"{ours['ratio']:.3f}",
-        "low": f"{ours['ratio_low']:.3f}",
-        "high": f"{ours['ratio_high']:.3f}",
-        "time": run["time"],
-    }
-    share = _share_of_light(run)
-    if share:
-        cells["of_light"] = f"{100 * share:.1f}%"
-    if run["step"]:
-        step_row = by_role(run["step"]["summary"]["step"], "solution")
-        cells["step_speedup"] = f"{step_row['ratio']:.3f}"
-    return cells
-
-
-def _share_of_light(run: dict) -> float:
-    """Return the floor's time divided by the solution's; 0 if the floor is not known.
-
-    The floor is the time of the call's work at the highest rate that was measured.
-    """
-    floor_seconds = run["forward"]["floor_seconds"]
-    if floor_seconds is None:
-        return 0.0
-    ours = by_role(run["forward"]["summary"], "solution")
-    return floor_seconds / (ours["median_ms"] * 1e-3)
-
-
-def as_csv(all_records: list[dict]) -> str:
-    """Return the table of all records as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS)
-    writer.writeheader()
-    writer.writerows(_make_rows(all_records))
-    return text.getvalue()
-
-
-def summary(all_records: list[dict]) -> str:
-    """Return the printed table of all records, its legend, and the scores below it."""
-    rows = _make_rows(all_records)
-    cells = [[str(row[column]) for column in PRINTED_COLUMNS] for row in rows]
-    lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
-    if any(row["time"] == "too noisy" for row in rows):
-        lines.append(tables.NOISY)
-    graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
-    if graded:
-        lines.append(tables.scores(graded))
-    first_runs = [record["runs"][0] for record in all_records if record["runs"]]
-    shares = [share for run in first_runs if (share := _share_of_light(run))]
-    if shares:
-        mean = 100 * geometric_mean(shares)
-        lines.append(f"share of the speed of light, geometric mean of {len(shares)}: {mean:.1f}%")
-    not_graded = len(all_records) - len(graded)
-    if not_graded:
-        lines.append(f"{not_graded} files were not graded: their references cannot be graded")
-    return "\n".join(lines)

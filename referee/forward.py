@@ -2,22 +2,21 @@
 
 import torch
 
-from referee.budget import Comparison, ReferenceTensor
 from referee.case import Case
 from referee.contestant import RaisedError
-from referee.diagnosis import Result, diagnose, resemblance
+from referee.diagnosis import ComparedResult, diagnose, resemblance
 from referee.grading import Grading
+from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
-from referee.reference_file import LONGEST_LINE
+from referee.reference_tensor import Comparison, ReferenceTensor
 from referee.shared import dtype_name
-from referee.verdict import WRONG, FoundError, of_exception
+from referee.verdict import WRONG, FoundError, outcome_of_exception
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
 LARGEST_EARLIER_RESULT = 1 << 26  # bytes
 MOST_EARLIER_RESULTS = 32
 LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
-DIFFERS = "differs from the reference"
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
 
@@ -54,16 +53,17 @@ def check_case(grading: Grading, case: Case) -> list[Comparison]:
     comparisons = []
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
         got = read_result(grading, description, case.name, (0, result_index)).reshape(-1)
-        result = Result(result_index, tensor, got, tensor.compare([(0, got)]))
+        result = ComparedResult(result_index, tensor, got, tensor.compare(got))
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue
         if _is_another_function(grading, case, result):
-            grading.verdict.notes.append(f"{DIFFERS} for {case.name}")
+            grading.has_differed = True
+            grading.verdict.notes.append(f"differs from the reference for {case.name}")
             return comparisons
         raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
-    if not case.may_differ:  # the timed inputs are like these
+    if not case.may_differ:  # timed calls have inputs of the same kind, and so the same budgets
         grading.budgets = expected
     for tensor in expected:
         tensor.forget()
@@ -71,7 +71,7 @@ def check_case(grading: Grading, case: Case) -> list[Comparison]:
     return comparisons
 
 
-def _is_another_function(grading: Grading, case: Case, result: Result) -> bool:
+def _is_another_function(grading: Grading, case: Case, result: ComparedResult) -> bool:
     """Return whether a wrong result is that of another function, which the case allows."""
     if not case.may_differ or not result.comparison.is_gross:
         return False
@@ -92,7 +92,7 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
         fill: whether torch fills new memory with NaN meanwhile.
     """
     bench = grading.bench
-    # `poison`: the process first fills so much memory, and frees it, for the call to find.
+    # `poison`: the process fills so much memory and frees it before the call, which may get it.
     arguments = {
         "name": MODULE,
         "inputs": bench.forms(1),
@@ -242,11 +242,13 @@ def note_refusal(grading: Grading, name: str, raised: RaisedError, required: boo
         required: whether it must take the inputs.
     """
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
-    has_worked = grading.verdict.count > 1 and grading.problem.file.covers_all_values
-    if is_crash or (required and not has_worked):
+    # A module that has taken other small cases, but not this one, is wrong. One that has taken
+    # none does not work: the verdict is an error.
+    has_taken_others = grading.verdict.count > 1 and grading.problem.file.covers_all_values
+    if is_crash or (required and not has_taken_others):
         raise raised
     if required:
-        _, line = of_exception(raised, name)
+        _, line = outcome_of_exception(raised, name)
         raise FoundError(WRONG, f"does not take {name}: {line}")
     kind = name.partition(",")[0]
     if kind not in grading.verdict.refused:

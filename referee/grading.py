@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
-from referee.budget import ReferenceTensor
 from referee.contestant import Contestant
-from referee.gradients import Quantity
+from referee.quantity import Quantity
+from referee.random_values import changing_names, new_seed, redraw
 from referee.reading import can_read
-from referee.redraw import changing_names, new_seed, new_values
+from referee.reference_tensor import ReferenceTensor
 from referee.shared import without_repeats
 from referee.state import State, StateError
 from referee.timing import Rounds
@@ -70,8 +70,9 @@ class Options:
 class Grading:
     """A file under grading.
 
-    Some attributes only help to say what a wrong result is, where it is right for a call before.
-    `previous_...` are of the call directly before, `earlier_...` of several calls before.
+    Some attributes only help to describe a wrong result: perhaps it is the right result of another
+    call. Those named `previous_...` belong to the call directly before, `earlier_...` to several
+    calls before.
 
     Args:
         bench: the shared memory and eager's processes for the problem.
@@ -85,22 +86,20 @@ class Grading:
         solution: the process that runs the file.
         state: the solution's parameters and buffers.
         module: the reference's module; it has the same parameters as all contestants.
-        is_whole: whether the modules have the problem's own arguments, not those of a small case.
+        is_timed_module: whether the modules have the problem's own arguments, not a small case's.
         inputs: the arguments of the latest call.
         previous_module: the reference's module with the parameters of the call before, or None.
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
-        budgets: the error budgets of a call's results at the timed size, as the latest untimed
-            comparison set them.
-        largest_relative_error: the largest relative error of a result at the timed size.
-        has_eagers_bits: whether all results at the timed size equal eager's.
-        expected_calls: the reference's results for the latest timed request: a list for each call.
-        result_templates: tensors with the shapes and dtypes of one call's results, for which room
-            is made where results are copied within the clock.
+        budgets: the error budgets for timed calls, one for each result. The latest untimed
+            comparison at the timed size has set them; the values of its results are forgotten.
+        result_templates: tensors with the shapes and dtypes of one call's results. If results are
+            copied within the clock, room is made for such tensors.
         quantities: results and gradients of a training step, with their error budgets; empty if
             the file is forward only, or gradients were not compared.
+        has_differed: whether the solution was another function of some unusual inputs.
         relies_on_inputs: whether the solution may compute another function of inputs that
-            `get_inputs` does not draw.
+            `get_inputs` does not draw: it has differed there, or could not be tried.
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
         run: the times under the current setting; None before they are taken.
     """
@@ -129,17 +128,15 @@ class Grading:
             bench.are_results_copied = not can_read(self.solution.pid, self.solution.span[0])
         self.state = State(self.solution, bench.pool)
         self.module: nn.Module | None = None
-        self.is_whole = False
+        self.is_timed_module = False
         self.inputs: list = []
         self.previous_module: nn.Module | None = None
         self.previous_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
         self.budgets: list[ReferenceTensor] = []
-        self.largest_relative_error = 0.0
-        self.has_eagers_bits = True
-        self.expected_calls: list[list[torch.Tensor]] = []
         self.result_templates: list[torch.Tensor] = []
         self.quantities: list[Quantity] = []
+        self.has_differed = False
         self.relies_on_inputs = False
         self.is_forward_only = False
         self.run: Run | None = None
@@ -182,7 +179,7 @@ class Grading:
             args: the constructors' arguments; None for the problem's own.
             compare: whether both constructors must have drawn the same values.
         """
-        self.is_whole = args is None
+        self.is_timed_module = args is None
         args = self.problem.args if args is None else args
         seed = new_seed()
         self.previous_module = None
@@ -217,7 +214,7 @@ class Grading:
         self._keep_previous_module()
         state = self.module.state_dict()
         for name in self._changing:
-            without_repeats(state[name]).copy_(new_values(self._first_values[name]))
+            without_repeats(state[name]).copy_(redraw(self._first_values[name], new_seed()))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""
@@ -235,7 +232,6 @@ class Grading:
 
     def forget_round(self) -> None:
         """Free what the referee keeps of a round, so that the next round has the memory."""
-        self.expected_calls = []
         self.result_templates = []
         self.inputs = []
         self.previous_inputs = []

@@ -98,8 +98,9 @@ def _cgroup_free(
 ) -> list[int]:
     """Return the free bytes of each control group that limits this process.
 
-    These are its own group and the groups above, if they have a limit. In a container a group may
-    be the root of the mount while its path is the host's: folders that do not exist are skipped.
+    These are its own group and the groups above, if they have a limit. A folder that is no control
+    group is skipped. Example: in a container, `membership` may have the host's name of the group,
+    "/docker/1a2b", while the group itself is mounted at `root`: there is no folder docker/1a2b.
 
     Args:
         root: where control groups are mounted.
@@ -118,7 +119,7 @@ def _cgroup_free(
             continue
         group = mount / path.strip("/")
         for folder in (group, *group.parents):
-            with suppress(OSError):
+            with suppress(OSError):  # no control group, as the folders above `mount`
                 free += _free_in_group(folder, files)
     return free
 

@@ -1,4 +1,4 @@
-"""The names of the calls that a process can be asked for; reports and problems use them, too."""
+"""The names of the calls that a process can be asked for, and of the yardsticks in reports."""
 
 MODULE = "module"  # the module that the process has constructed: the solution's, or eager's
 NOTHING = "nothing"  # the empty call, which returns an existing tensor

@@ -16,13 +16,13 @@ namespace, the contestant 2. Time runs downwards:
                            forks the init process
                                                      mounts a new /proc
                            forks the contestant
-                           sends both ids, ends      waits                  waits
-    closes `adopted`                                 goes on                goes on
+                           sends both ids, ends      waits for the server   waits for the server
+    closes a pipe                                    goes on                goes on
 
-When the helper has ended, the referee, a subreaper, adopts the init process and the contestant. It
-stops, reads and waits for the contestant as for any child, by the id that the contestant has
-outside. The init process adopts orphans of the contestant. It ends when the contestant or the
-referee ends, and then the kernel kills all other processes of the namespace.
+When the helper has ended, the referee adopts the init process and the contestant, because it is a
+subreaper. It stops, reads and waits for the contestant as for any child, by the id that the
+contestant has outside. The init process adopts orphans of the contestant. It ends when the
+contestant or the referee ends, and then the kernel kills all other processes of the namespace.
 
 There are no walls in two cases; the helper then forks only the contestant, in no new namespace:
 
@@ -40,12 +40,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from referee import prctl
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_ADMIN = 21
 CAPABILITY_VERSION_3 = 0x20080522
@@ -61,24 +61,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fork(with_walls: bool) -> tuple[int, int]:
-    """Fork a contestant, which the referee, a subreaper above this process, adopts.
+    """Fork a contestant. It becomes a child of the referee.
 
-    Like os.fork, this returns twice: in this process and in the contestant.
+    Like os.fork, this returns twice: in the calling process, the server, and in the contestant.
 
     Args:
         with_walls: give it a PID namespace of its own, if the system allows that.
 
     Returns:
-        In this process: the contestant's id, and the id of its namespace's init process, 0 if it
-        has no namespace of its own. In the contestant: (0, 0).
+        In the server: the contestant's id, and the id of its namespace's init process, 0 if it has
+        no namespace of its own. In the contestant: (0, 0).
 
     Raises:
         OSError: the system allows no new process.
     """
     with_walls = with_walls and not _is_user_with_capabilities()
     to_helper, to_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Nobody writes into this pipe. The server closes `adopted`, and whoever reads `until_adopted`
-    # then sees the end of the pipe: the helper has ended, and the referee has adopted the reader.
+    # Nobody writes into this pipe. The server closes its end `adopted` after the helper has ended,
+    # which is when the referee has adopted the new processes. These read `until_adopted`: the read
+    # returns when `adopted` is closed.
     until_adopted, adopted = os.pipe()
     helper = os.fork()
     if helper == 0:
@@ -124,8 +125,8 @@ def end(init_pid: int) -> None:
 def _help(to_server: socket.socket, until_adopted: int, with_walls: bool) -> None:
     """Do the helper's work: fork the init process and the contestant.
 
-    The helper ends in this function. It returns only in the contestant, once the referee has
-    adopted that.
+    The helper itself ends in this function. Only the contestant returns from it, after the referee
+    has adopted it.
     """
     init_pid = 0
     try:
@@ -153,12 +154,12 @@ def _make_namespaces(to_server: socket.socket) -> None:
     """
     # The init process needs pidfd_open, which Linux has since 5.3. Without it this raises OSError.
     os.close(os.pidfd_open(os.getpid()))
-    _libc.prctl(PR_SET_DUMPABLE, 1)  # else the server may not write into /proc/PID/uid_map
+    prctl.show_memory()  # else the server may not write into /proc/PID/uid_map
     _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
     to_server.send(UNSHARED)
     if to_server.recv(MAX_MESSAGE_BYTES) != MAPPED:
         raise PermissionError
-    _libc.prctl(PR_SET_DUMPABLE, 0)
+    prctl.hide_memory()
 
 
 def _fork_init(until_adopted: int) -> int:
@@ -200,7 +201,7 @@ def _be_init(ready: int, until_adopted: int) -> NoReturn:
     os.closerange(0, until_adopted)
     os.closerange(until_adopted + 1, MAX_DESCRIPTORS)
     os.read(until_adopted, 1)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it is killed when the referee ends
+    prctl.die_with_parent()  # the parent is the referee now
     with suppress(ProcessLookupError):  # the contestant has ended already
         contestants_end = select.poll()
         contestants_end.register(os.pidfd_open(CONTESTANT_PID))
@@ -246,7 +247,10 @@ def _identity_map(name: str) -> str:
 
 
 class _Header(ctypes.Structure):
-    """C's struct __user_cap_header_struct: the layout of the sets, and a process, 0 for this."""
+    """C's struct __user_cap_header_struct.
+
+    `version` says how the sets of capabilities are laid out. `pid` is 0 for the calling process.
+    """
 
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 

@@ -1,7 +1,6 @@
-"""Torch dispatch modes that see every operator of a forward.
+"""The operators that a forward calls, and how many terms the longest of their sums has.
 
-`Operators` notes which operators are called, and how many terms the longest sum has: rounding
-errors grow with that number. `RoundedOperands` rounds the operands of products to TF32.
+Rounding errors grow with that number.
 """
 
 import math
@@ -9,13 +8,12 @@ import math
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operators that sum over the dimension in their second argument.
+# Operators that sum over one dimension, whose index is their second argument.
 CUMULATIVE = ("cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax")
 # Operators that sum over the last dimension of an operand, by the operand's index.
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0}
 # Parts of the names of operators that sum over the dimensions which their result does not have.
 REDUCTIONS = ("sum", "mean", "prod", "var", "std", "norm", "logsumexp", "pool", "loss", "dist")
-TF32_BITS = 11  # significant bits of a TF32 number
 
 
 class Operators(TorchDispatchMode):
@@ -48,47 +46,6 @@ class Operators(TorchDispatchMode):
         self.names.add(name)
         self.most_terms = max(self.most_terms, _terms(name, args, result))
         return result
-
-
-class RoundedOperands(TorchDispatchMode):
-    """Rounds float64 operands of some operators to TF32 while the mode is on.
-
-    A float64 result under this mode is as far off as a result that torch computes in TF32.
-
-    Args:
-        allowed: parts of the names of the operators that torch may compute in TF32.
-    """
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        super().__init__()
-        self._allowed = allowed
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, as `Operators` does."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        """Call the operator, with rounded operands if torch may compute it in TF32."""
-        if any(part in func._schema.name for part in self._allowed):
-            args = tuple(_round_to_tf32(x) for x in args)
-        return func(*args, **(kwargs or {}))
-
-
-def _round_to_tf32(operand: object) -> object:
-    """Return a float64 tensor rounded to TF32's bits; also the tensors in a list or tuple.
-
-    Any other operand is returned unchanged.
-    """
-    if isinstance(operand, (list, tuple)):
-        return type(operand)(_round_to_tf32(part) for part in operand)
-    if not isinstance(operand, torch.Tensor) or operand.dtype != torch.float64:
-        return operand
-    fraction, exponent = torch.frexp(operand)
-    scale = 2**TF32_BITS
-    return torch.ldexp((fraction * scale).round() / scale, exponent)
 
 
 def _terms(name: str, args: tuple, result: object) -> int:

@@ -1,8 +1,8 @@
 """A reference on a device: its inputs, its results, and how far off a solution's results may be.
 
-`Problem` grades by any reference file. A project that knows more of its problem, as small cases,
-error limits or yardsticks, makes a subclass, which overrides methods in the part "what a problem
-may know better".
+`Problem` grades by any reference file. A project that knows more of its problem, such as small
+cases, error limits or yardsticks, makes a subclass, which overrides methods in the part "what a
+problem may know better".
 """
 
 import copy
@@ -12,17 +12,18 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from referee.budget import ReferenceTensor
+from referee.autograd import differentiate, recorded, sources_of
 from referee.case import Case
 from referee.first_forward import check_state, run_first_forward
-from referee.float64 import operators_in_tf32, run_in_float64, run_in_tf32, why_no_float64
-from referee.gradients_of import differentiate, recorded, sources_of
+from referee.float64 import run_in_float64, run_in_tf32, why_no_float64
 from referee.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
-from referee.redraw import new_seed
+from referee.random_values import new_seed
 from referee.reference_file import BadReferenceError, ReferenceFile
+from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten, plain
 from referee.shared import forms_of, pack
+from referee.tf32 import operators_in_tf32
 from referee.timing import Names, Rate, Timings
 
 # Forwards need so many times the memory of inputs, outputs and parameters together. Training steps
@@ -55,7 +56,7 @@ class Problem:
         args: the constructor's arguments.
         form: the form of the inputs, as `shared.forms_of` gives it.
         tensor_indices: the indices of those inputs that are tensors with elements.
-        float_indices: the indices of those tensors that hold floats.
+        float_indices: the indices of those tensors that hold floats; float8 does not count.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
@@ -99,10 +100,7 @@ class Problem:
         self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensor_indices:
             raise file.bad("get_inputs gives no tensor")
-        wide = [
-            i for i in self.tensor_indices if inputs[i].itemsize > 1
-        ]  # torch cannot draw float8
-        self.float_indices = [i for i in wide if inputs[i].is_floating_point()]
+        self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(inputs[i])]
         shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
         self.dtype = inputs[self.tensor_indices[0]].dtype
@@ -115,7 +113,7 @@ class Problem:
         self.operators = forward.operators
         self.terms = forward.terms
         self.shares = forward.shares
-        if any(True for _ in module.parameters()):
+        if list(module.parameters()):
             self.copy(module)  # raises if the module cannot be copied, as gradings do
         self._check_room()
         self.why_no_float64 = ""
@@ -189,8 +187,9 @@ class Problem:
             return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
         exact_results = run_in_float64(self.file, module, inputs)
         tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)
-        if in_tf32 := self.operators_in_tf32():
-            tf32_results = run_in_tf32(self.file, module, inputs, in_tf32)
+        operators = self.operators_in_tf32()
+        if operators:
+            tf32_results = run_in_tf32(self.file, module, inputs, operators)
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
             tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
@@ -199,21 +198,32 @@ class Problem:
                 tensor.forget_exact()
         return tensors
 
-    def budget(
+    def expected_in_step(
         self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int
     ) -> ReferenceTensor:
-        """Return a result or gradient of a training step with its error budget."""
+        """Return a result or gradient of a training step with its error budget.
+
+        Args:
+            eager: the result or gradient.
+            exact: the same in float64; None where there is none.
+            terms: the number of terms of the longest sum.
+        """
         return ReferenceTensor(eager, exact, terms)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
-        """Return a mask of the output, true where a gradient surely passes; None if unknown.
+        """Return a mask of the output, true where rounding cannot change the gradient.
 
-        Where a sum is near zero, rounding decides whether ReLU passes a gradient.
+        Where a sum is near zero, rounding decides whether ReLU passes a gradient: the mask is false
+        there. None is returned if these places are not known.
         """
         return None
 
     def cases(self, device_seed: int) -> Iterable[Case]:
-        """Return the problem's own small cases."""
+        """Return the problem's own small cases.
+
+        Args:
+            device_seed: the seed of a generator on the device.
+        """
         return ()
 
     def backward_inputs(self) -> list[list[list]]:
@@ -238,7 +248,7 @@ class Problem:
         Args:
             relative: the largest relative error of a result.
             is_equal: whether all results have eager's bits.
-            usual: the class of that error by `budget.accuracy_class`.
+            usual: the class of that error by `accuracy.accuracy_class`.
         """
         return "exact" if is_equal else usual
 
@@ -316,6 +326,11 @@ class Problem:
 def _is_tensor(x: object) -> bool:
     """Return whether an argument of a forward is a tensor."""
     return isinstance(x, torch.Tensor)
+
+
+def _is_drawable_float(x: torch.Tensor) -> bool:
+    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
+    return x.is_floating_point() and x.itemsize > 1
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -9,7 +9,6 @@ All functions look processes up in /proc:
     /proc/PID/task/TID/children    the children of one of its threads
 """
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
+from referee import prctl
+
 SECONDS_TO_STOP = 10.0
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
@@ -39,20 +38,19 @@ def subreaper() -> Iterator[None]:
     to read that of all processes. Children that the caller's other threads start in this time are
     taken for orphans, and ended.
     """
-    prctl = ctypes.CDLL(None).prctl
     children_before = set(children_of(os.getpid()))
     own_pids.update(children_before)
     # A process inherits SIG_IGN from the program that starts it. With it, os.waitpid would fail.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_DUMPABLE, 0)
+    prctl.set_subreaper(is_subreaper=True)
+    prctl.hide_memory()
     try:
         yield
     finally:
         end_orphans()
-        prctl(PR_SET_DUMPABLE, 1)
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        prctl.show_memory()
+        prctl.set_subreaper(is_subreaper=False)
         own_pids.difference_update(children_before)
 
 
@@ -131,8 +129,8 @@ class Tree:
         if self._init_pid:
             pids += children_of(self._init_pid)
         else:
-            # Eager's trees make this search too, though they take no orphans: it takes some time,
-            # which every contestant's clock shall contain.
+            # A solution's clock contains the time of this search. So that eager's does too, eager's
+            # tree makes the same search, and ignores what it finds.
             orphans = _orphans(except_pid=self._pid)
             if self._is_solution:
                 pids += orphans
@@ -142,7 +140,11 @@ class Tree:
 
 
 def end_orphans() -> None:
-    """Kill all processes that the solution has left behind, and wait until they are gone."""
+    """Kill all processes that the solution has left behind, and wait until they are gone.
+
+    Each pass kills the orphans and their children. What is below these is orphaned by that, and
+    becomes a child of the referee, for the next pass.
+    """
     deadline = monotonic() + SECONDS_TO_DIE
     while (orphans := _orphans()) and monotonic() < deadline:
         for pid in orphans:
@@ -152,7 +154,7 @@ def end_orphans() -> None:
                 _send(child, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        sleep(0.001)  # grandchildren become children of the referee, for the next pass
+        sleep(0.001)
 
 
 def _orphans(except_pid: int = 0) -> list[int]:
@@ -173,9 +175,9 @@ def _send(pid: int, number: int) -> None:
 
 def _wait_until_stopped(pid: int) -> None:
     """Wait until no thread of a process runs, or until it has ended."""
-    with suppress(ChildProcessError):  # the process is no child of the referee
+    try:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        return
-    deadline = monotonic() + SECONDS_TO_STOP
-    while state_of(pid) not in AT_REST and monotonic() < deadline:
-        sleep(1e-5)
+    except ChildProcessError:  # not a child of the referee: only /proc has its state
+        deadline = monotonic() + SECONDS_TO_STOP
+        while state_of(pid) not in AT_REST and monotonic() < deadline:
+            sleep(1e-5)

@@ -94,6 +94,7 @@ def checked(description: dict) -> dict:
     is_valid = are_lists and len(shape) == len(strides)
     if is_valid:
         numbers = [*shape, *strides, description.get("address")]
+        # isinstance would accept True, which is an int, too.
         is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
     if not is_valid:
         raise BadDescriptionError("its description has no valid shape, strides and address")
@@ -163,7 +164,7 @@ class Reader:
         return values
 
     def forget(self) -> None:
-        """Close all allocations of the process, so that it can free them; free the copy."""
+        """Close all GPU allocations of the process, so that it can free them; free the CPU copy."""
         for address in self._address_of.values():
             cuda_ipc.close_handle(address)
         self._address_of = {}
@@ -175,7 +176,7 @@ class Reader:
         self._thread.shutdown(wait=False)
 
     def _copy_bytes(self, description: dict, size: int) -> torch.Tensor:
-        """Return a copy of `size` bytes of a CPU's memory, from the described address on."""
+        """Return a copy of `size` bytes of the process's memory, from the described address on."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
             if size > free_bytes(CPU):
@@ -192,7 +193,7 @@ class Reader:
         return self._buffer[:size]
 
     def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
-        """Return `size` bytes of a GPU's memory, from the described place on, without a copy.
+        """Return `size` bytes of the GPU's memory, from the described place on, without a copy.
 
         The place must be a multiple of an element's size: a kernel that reads a misaligned address
         fails, and CUDA then refuses all further work of this process.

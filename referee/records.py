@@ -53,7 +53,7 @@ def document(command: str, kind: str, environment: dict) -> dict:
     Args:
         command: the command line.
         kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
-        environment: what the function `environment` returns.
+        environment: the device and the versions, see the function `environment`.
     """
     return {
         "schema": SCHEMA,
@@ -86,9 +86,11 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
 
 def _processor() -> str:
     """Return the name of the CPU."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith("model name")).partition(": ")[2]
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(": ")
+            if key.startswith("model name"):
+                return value
     return platform.processor() or platform.machine()
 
 
@@ -119,19 +121,21 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 
 def make_run_record(run: Run) -> dict:
     """Return the entry of "runs" for one precision setting."""
-    timings, rate = run.timings, run.timings.rate
+    timings = run.timings
+    limit = timings.rate  # the speed that limits the problem
     rows = _summary(timings.seconds, timings.names, timings.device)
-    medians = {row["name"]: row["median_ms"] for row in rows}
+    milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
-        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
-        yardstick = medians.get(rate.yardstick, row["median_ms"])
-        row["percent_of_yardstick"] = 100 * yardstick / row["median_ms"]
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[limit.unit]
+        # If the yardstick was not timed, each row counts as its own: it has 100%.
+        yardstick_milliseconds = milliseconds.get(limit.yardstick, row["median_ms"])
+        row["percent_of_yardstick"] = 100 * yardstick_milliseconds / row["median_ms"]
     forward = {
-        "unit": rate.unit,
+        "unit": limit.unit,
         "work": timings.work,
-        "work_unit": rate.work,
+        "work_unit": limit.work,
         "moved_bytes": timings.moved,
-        "yardstick": rate.yardstick,
+        "yardstick": limit.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
         "summary": rows,

@@ -1,10 +1,7 @@
 """Reference files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
-import random
-import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +10,7 @@ import torch
 from torch import nn
 
 from referee.execute import execute
+from referee.messages import first_error_line
 from referee.results import flatten, plain
 
 T = TypeVar("T")
@@ -20,8 +18,6 @@ CPU = torch.device("cpu")
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 # The types of the arguments of a forward.
 ARGUMENT_TYPES = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
-LONGEST_LINE = 200  # characters of a message
-COMPILER_ERROR = re.compile(r"(?:^|[\s:)])(?:fatal )?error\s*:|undefined (?:reference|symbol)")
 
 
 class BadReferenceError(Exception):
@@ -52,9 +48,9 @@ class ReferenceFile:
     """
 
     path: Path
-    model: Callable[..., nn.Module] | None
-    get_inputs: Callable[[], list] | None
-    get_init_inputs: Callable[[], list] | None
+    model: Callable[..., nn.Module]
+    get_inputs: Callable[[], list]
+    get_init_inputs: Callable[[], list]
     text: bytes = b""
     solutions: tuple[str, ...] = ("ModelNew",)
     dtype: torch.dtype | None = None
@@ -114,16 +110,7 @@ class ReferenceFile:
             BadReferenceError: the code raises.
             NoRoomError: it raises because memory is short.
         """
-        try:
-            return call()
-        except torch.OutOfMemoryError as error:
-            line = first_error_line(str(error))
-            raise NoRoomError(
-                f"{self.path}: {name} needs more memory than there is: {line}"
-            ) from None
-        except (Exception, SystemExit) as error:
-            line = first_error_line(f"{type(error).__name__}: {error}")
-            raise self.bad(f"{name} raises {line}") from None
+        return _call_or_refuse(self.path, name, call)
 
     def bad(self, reason: str) -> BadReferenceError:
         """Return an error whose message is the file's path and a reason."""
@@ -147,46 +134,20 @@ def load(path: Path) -> ReferenceFile:
     if folder not in sys.path:
         sys.path.append(folder)
     text = path.read_bytes()
-    file = ReferenceFile(path, None, None, None)
-    module = file.call_or_refuse("the import", lambda: execute("reference", str(path), text))
+    module = _call_or_refuse(path, "the import", lambda: execute("reference", str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:
-        raise file.bad(f"defines no {', no '.join(missing)}")
+        raise BadReferenceError(f"{path}: defines no {', no '.join(missing)}")
     return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
 
 
-@contextmanager
-def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Restore the states of torch's, Python's and NumPy's generators when the block ends."""
-    state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
-
-
-def generator_states(device: torch.device) -> list:
-    """Return the states of torch's, Python's and NumPy's generators, for comparison."""
-    states: list = [torch.get_rng_state().tolist(), random.getstate()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device).tolist())
-    numpy = sys.modules.get("numpy")
-    if numpy:
-        states.append(str(numpy.random.get_state()))
-    return states
-
-
-def first_error_line(text: str) -> str:
-    """Return a message's most telling line, short and printable, without the folders of paths.
-
-    That is the first line with a compiler's error, or else the first line.
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    line = next((line for line in lines if COMPILER_ERROR.search(line)), lines[0])
-    line = re.sub(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+", "", line)
-    return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_LINE]
+def _call_or_refuse(path: Path, name: str, call: Callable[[], T]) -> T:
+    """Call code of a file, as `ReferenceFile.call_or_refuse` does."""
+    try:
+        return call()
+    except torch.OutOfMemoryError as error:
+        line = first_error_line(str(error))
+        raise NoRoomError(f"{path}: {name} needs more memory than there is: {line}") from None
+    except (Exception, SystemExit) as error:
+        line = first_error_line(f"{type(error).__name__}: {error}")
+        raise BadReferenceError(f"{path}: {name} raises {line}") from None

@@ -10,7 +10,8 @@ from statistics import median
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
 from referee.timed_requests import Entrant
-from referee.timing import Names, Overhead, Sample, measure_overhead
+from referee.timing import Names
+from referee.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import FASTER, compare_times
 
 # Inputs, and parameters, of at most so many bytes are written before every request, so that all
@@ -111,8 +112,8 @@ def note_clock(grading: Grading, samples: RoundSamples) -> None:
 def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
-    Short calls leave room for a false clock. It is UNCONFIRMED that the solution is faster if it
-    would not be, had its clock hidden as much as it can.
+    The clock of short calls can hide a large part of them. So it is UNCONFIRMED that the solution
+    is faster, if it is not faster once the seconds that its clock can hide are added.
 
     Args:
         names: the contestants' names.
@@ -120,15 +121,15 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
         samples: the samples of all rounds.
     """
     overhead = samples.overhead()
-    of_solution = samples.by_name[names.solution]
-    if overhead.is_false(of_solution):
+    solution_samples = samples.by_name[names.solution]
+    if overhead.is_false(solution_samples):
         return FALSE_CLOCK
-    solution = overhead.seconds_of_calls(of_solution)
+    solution = overhead.seconds_of_calls(solution_samples)
     eager = overhead.seconds_of_calls(samples.by_name[names.eager])
     again = overhead.seconds_of_calls(samples.by_name[names.again])
     if compare_times(eager, again, solution, device) != FASTER:
         return ""
-    calls = len(of_solution[0].own)
+    calls = len(solution_samples[0].own)
     hideable = overhead.hideable_seconds(calls)
     if hideable < HIDDEN_PART * median(solution):
         return ""

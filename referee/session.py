@@ -8,17 +8,18 @@ from time import monotonic, perf_counter
 import torch
 
 from referee import console, records
-from referee.cases import DTYPES
-from referee.contestant import Server
+from referee.elementwise import DTYPES
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.records import Subject
-from referee.reference_file import BadReferenceError, first_error_line
+from referee.reference_file import BadReferenceError
 from referee.report import tables
+from referee.server import Server
 from referee.timing import Rounds
-from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Verdict
+from referee.verdict import CORRECT, ERROR, LEFT_OUT, Verdict
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
 QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
@@ -80,24 +81,24 @@ class Session:
                 if self.options.is_quick:
                     self._announce_quick_check()
                 for index, subject in enumerate(self.subjects):
-                    self._grade_all(subject, index, server)
+                    self._grade_subject(subject, index, server)
         except UnimportableError as error:
             console.say(f"the solution cannot be imported: {error}")
             return False
         finally:  # after an interrupt, too
             self.progress.clear()
-            self._finish_records()
-        return self._close()
+            self._summarize()
+        return self._conclude()
 
-    def _finish_records(self) -> None:
-        """Rank the files, and add the roofline to a sweep: what needs all records."""
+    def _summarize(self) -> None:
+        """Do what needs all records: print the ranking of files, add the roofline to a sweep."""
         records_so_far = self.document["records"]
         if len(records_so_far) > 1 and self.args.solution:
             console.show(f"\n{tables.ranking(records_so_far)}")
         if self.args.sweep and records_so_far:
             add_roofline(records_so_far, copy_bandwidth(self.device))
 
-    def _close(self) -> bool:
+    def _conclude(self) -> bool:
         """Print the last lines; return whether the command has succeeded, see `run`."""
         all_records = self.document["records"]
         seconds = monotonic() - self._start
@@ -116,7 +117,7 @@ class Session:
         built = "once the first run has built the kernels (up to two minutes)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
-    def _grade_all(self, subject: Subject, index: int, server: Server) -> None:
+    def _grade_subject(self, subject: Subject, index: int, server: Server) -> None:
         """Grade all files on a subject.
 
         Args:
@@ -141,19 +142,18 @@ class Session:
             return
         engine = Engine(problem, server, options, self.progress)
         try:
-            self._grade_on(subject, engine)
+            self._grade_files(subject, engine)
         finally:
             engine.close()
 
-    def _grade_on(self, subject: Subject, engine: Engine) -> None:
+    def _grade_files(self, subject: Subject, engine: Engine) -> None:
         """Time eager alone, then grade all files on a subject."""
-        try:
-            engine.prepare()
-        except (FoundError, BadReferenceError, torch.OutOfMemoryError) as error:
-            self._report_for_all(subject, ERROR, first_error_line(str(error.args[-1])))
+        reason = engine.why_unprepared()
+        if reason:
+            self._report_for_all(subject, ERROR, reason)
             return
         for file in self.files:
-            self._grade_one(subject, file, engine)
+            self._grade_file(subject, file, engine)
 
     def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
         """Report the same verdict on every file, because the problem cannot be graded."""
@@ -185,7 +185,7 @@ class Session:
         stage = "building the kernels" if self._is_ours and index == 0 else "starting"
         self.progress(f"{subject.problem}{position}: {stage}")
 
-    def _grade_one(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
+    def _grade_file(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
         """Grade a file, and report the verdict.
 
         Raises:
@@ -195,16 +195,21 @@ class Session:
             verdict = engine.grade(file)
         except KeyboardInterrupt as interrupt:
             self.progress.clear()
-            # It has no verdict if it came at the very start or end of `grade`.
-            if verdict := getattr(interrupt, "verdict", None):
-                self._report(subject, file, verdict)
+            # `grade` sets the attribute, unless the interrupt came at its very start or end.
+            if hasattr(interrupt, "verdict"):
+                self._report(subject, file, interrupt.verdict)
             raise
         self.progress.clear()
-        # A grading compares cases right after the import; a sweep compares none.
-        may_be_import = verdict.count == 0 and not self.args.sweep
-        if self._is_ours and verdict.word == ERROR and may_be_import:
+        if self._is_ours and self._failed_in_import(verdict):
             raise UnimportableError(verdict.reason)
         self._report(subject, file, verdict)
+
+    def _failed_in_import(self, verdict: Verdict) -> bool:
+        """Return whether a file failed before its first case, so probably in its import.
+
+        For a sweep this is not known, because a sweep compares no cases: the answer is False.
+        """
+        return verdict.word == ERROR and verdict.count == 0 and not self.args.sweep
 
     def _why_left_out(self, subject: Subject, seconds: float) -> str:
         """Return the reason why a size of a sweep is not timed; "" if it is.
@@ -222,10 +227,10 @@ class Session:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
         if seconds > 0:
             return ""
-        problems = len({one.problem for one in self.subjects})
-        limit = SWEEP_SECONDS[self.device.type] / problems
-        of = f" of {subject.problem}" if problems > 1 else ""
-        return f"the {limit:.0f} s of a sweep{of} are over"
+        problem_count = len({each.problem for each in self.subjects})
+        limit = SWEEP_SECONDS[self.device.type] / problem_count
+        of_problem = f" of {subject.problem}" if problem_count > 1 else ""
+        return f"the {limit:.0f} s of a sweep{of_problem} are over"
 
     def _report(self, subject: Subject, file: GradedFile | None, verdict: Verdict) -> None:
         """Record and print a verdict on a subject.
@@ -298,8 +303,9 @@ def add_roofline(sweep_records: list[dict], bandwidth: float) -> None:
     """Set "roofline_seconds" of each forward of a sweep.
 
     It is the larger of two times: that of the work at the peak rate, and that of the moved bytes at
-    the memory's bandwidth. The peak rate is the highest that the floors reach at any size of the
-    same problem, dtype and setting.
+    the memory's bandwidth. A forward's floor is the time of its work at the highest rate that was
+    measured for this size. The peak rate is the highest of these rates over all sizes of the same
+    problem, dtype and setting.
 
     Args:
         sweep_records: the records of the sweep, changed in place.

@@ -146,28 +146,38 @@ class Region:
         self.form: dict = {}
         self.tensors: list = []
 
+    @property
+    def size(self) -> int:
+        """The size of all storages in bytes, without the gaps of the alignment."""
+        return sum(size for _, size in self.form.get("storages", []))
+
     def place(self, values: list) -> None:
-        """Make room for values with the forms of these; `write` then copies the values there."""
+        """Make room for values of these forms, see `forms_of`; `write` then copies values there."""
         sizes, forms = forms_of(values)
         self.arrange(sizes, forms)
 
     def arrange(self, sizes: list[int], forms: list[dict]) -> None:
-        """Make room for values whose sizes of storages and forms are known, see `forms_of`.
+        """Make room as `place` does, for sizes of storages and forms that `forms_of` returns.
 
         Storages follow each other, each at a multiple of ALIGNMENT. For the sizes [24, 5000, 12]:
 
             byte     0      4096       12288
                      |24 .. |5000 .... |12 ..
         """
-        placed, end = [], 0
+        starts_and_sizes = []
+        end = 0
         for size in sizes:
-            placed.append([end, size])
+            starts_and_sizes.append([end, size])
             end += _aligned(size)
         if self._block is None or self._block.size < end:
             self.close()
             self._block = self._pool.block(max(end, MIN_BLOCK_BYTES))
-        storages = [self._block.bytes(start, size) for start, size in placed]
-        self.form = {"memory": self._block.describe(), "storages": placed, "values": forms}
+        self.form = {
+            "memory": self._block.describe(),
+            "storages": starts_and_sizes,
+            "values": forms,
+        }
+        storages = [self._block.bytes(start, size) for start, size in starts_and_sizes]
         self.tensors = []
         for form in forms:
             if "constant" in form:
@@ -190,13 +200,9 @@ class Region:
             if _have_same_layout(copy, original):
                 flat_bytes(copy).copy_(flat_bytes(original))
             else:
+                # Elements of the copy that share memory have equal originals: the first is copied.
                 distinct = without_repeats(copy)
                 distinct.copy_(_leading_part(original, distinct.shape))
-
-    @property
-    def size(self) -> int:
-        """The size of all storages in bytes, without the gaps of the alignment."""
-        return sum(size for _, size in self.form.get("storages", []))
 
     def fill(self) -> None:
         """Fill the tensors with bytes 0xff, a NaN in every float dtype."""
@@ -338,11 +344,15 @@ class Pool:
 
         A block is never unmapped before `close`, because a contestant's process may still use it.
         """
-        candidates = [b for b in self._free_blocks if MIN_FILLED_PART * b.size <= size <= b.size]
-        if candidates:
-            block = min(candidates, key=lambda b: b.size)
-            self._free_blocks.remove(block)
-            return block
+        fitting_blocks = [
+            block
+            for block in self._free_blocks
+            if MIN_FILLED_PART * block.size <= size <= block.size
+        ]
+        if fitting_blocks:
+            smallest = min(fitting_blocks, key=lambda block: block.size)
+            self._free_blocks.remove(smallest)
+            return smallest
         if self._device.type == "cuda":
             allocation = cuda_ipc.Allocation(size, self._device)
             self._allocations.append(allocation)

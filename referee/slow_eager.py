@@ -9,15 +9,14 @@ from collections.abc import Callable
 from statistics import median
 
 from referee import timing
-from referee.bench import Bench, Eager
+from referee.bench import Bench, Eager, Plan
 from referee.grading import Grading
 from referee.names import MODULE
-from referee.timed_requests import Entrant, Plan, make_flush, time_and_free
+from referee.timed_requests import Entrant, make_flush, time_and_free
 from referee.verdict import ERROR, FoundError
 
-# Eager is slow beside a solution if it takes more than this many times its seconds alone, beyond
-# its own variation.
-SLOWER = 1.5
+# Eager is slow if it takes more than this many times its seconds alone, beyond its own variation.
+SLOW = 1.5
 TURNS = 9  # of eager's old process and of a new one
 
 
@@ -43,8 +42,10 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
 
 
 def _is_slower(seconds: list[float], others: list[float]) -> bool:
-    """Return whether the 10th percentile of some times is above SLOWER times others' 90th."""
-    return timing.spread(seconds)[0] > SLOWER * timing.spread(others)[1]
+    """Return whether times are slow beside others: the 10th percentile beside the others' 90th."""
+    fast, _ = timing.spread(seconds)
+    _, slow_other = timing.spread(others)
+    return fast > SLOW * slow_other
 
 
 def _is_harmed(bench: Bench, calls: int) -> bool:
@@ -57,22 +58,18 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
         calls: the number of calls of a request.
     """
-    old = bench.eager
-    bench.eager = []
+    old = bench.take_eager()
     try:
         bench.start_eager()
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
-            old_seconds, new_seconds = (
-                _median_seconds(bench, processes[0], calls, flush)
-                for processes in (old, bench.eager)
-            )
-            is_old_slower.append(old_seconds > SLOWER * new_seconds)
+            old_seconds = _median_seconds(bench, old[0], calls, flush)
+            new_seconds = _median_seconds(bench, bench.eager[0], calls, flush)
+            is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for eager in old:
             eager.close()
-        bench.forget_yardsticks()
     return all(is_old_slower)
 
 

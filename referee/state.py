@@ -3,7 +3,7 @@
 Each tensor of the reference's state is matched with one of the contestant's: by its name, or else
 by its shape and by the values that both constructors drew under one seed. The contestant's matched
 tensors move into a region of shared memory, and get new values there before every call. Other
-tensors of a solution, as a reciprocal or a packed table, are its own.
+tensors of a solution, such as a reciprocal or a packed table, are its own.
 
 A description is what the contestant tells of one of its tensors: name, shape, strides, dtype, and
 where it is. It may be false.

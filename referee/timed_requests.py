@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench, write_all
+from referee.bench import Bench, Plan, write_all
 from referee.contestant import Contestant
 from referee.early_elements import EarlyElements
 from referee.names import MODULE, NOTHING
-from referee.timing import Sample, measure_overhead
+from referee.two_clocks import Sample, measure_overhead
 
 # A request lasts at least so many seconds, of which the spread of an empty one is a small part.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
@@ -38,18 +38,6 @@ class Entrant(NamedTuple):
     call: str
 
 
-class Plan(NamedTuple):
-    """How a problem is timed.
-
-    Attributes:
-        calls: the number of calls of one request.
-        seconds_alone: eager's seconds of a call, for some requests before any solution had started.
-    """
-
-    calls: int
-    seconds_alone: list[float]
-
-
 class TimedRequest(NamedTuple):
     """A request, and what came of it.
 
@@ -67,7 +55,8 @@ class TimedRequest(NamedTuple):
 def plan(bench: Bench) -> Plan:
     """Return how the problem is timed under its setting, as eager's times alone tell.
 
-    It must be called first before the first solution starts. Later calls return the same plan.
+    The first call makes the plan, and has to come before the first solution starts. Later calls
+    return the same plan.
     """
     if not is_planned(bench):
         bench.plans[bench.problem.setting] = _make_plan(bench)
@@ -99,7 +88,7 @@ def _make_plan(bench: Bench) -> Plan:
 
 
 def _calls_of_a_request(bench: Bench, seconds: float) -> int:
-    """Return how many calls of so many seconds each a request has."""
+    """Return how many calls a request has, if each takes so many seconds."""
     problem = bench.problem
     device = problem.device.type
     calls = min(MOST_CALLS, math.ceil(LEAST_SECONDS[device] / seconds))

@@ -1,9 +1,9 @@
-"""Times of contestants side by side: samples of two clocks, rounds, and ratios."""
+"""Times of contestants side by side: rounds, and the ratios of their times."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import quantiles
 from time import perf_counter
 from typing import NamedTuple
 
@@ -11,20 +11,19 @@ import torch
 
 from referee.console import Progress
 
-WARM_UP = {"cpu": 1, "cuda": 2}  # rounds before the timed ones
-MOST = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
-QUICK = 5  # rounds of the quick comparison on a GPU
-# Bytes of parameters up to which the quick comparison on a CPU takes gradients at the timed size.
-# For a weight of 256 MiB a CPU would need seven seconds to compare them, and some more for each
-# round of training steps.
+WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
+MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
+QUICK_ROUNDS = 5  # of the quick comparison on a GPU
+# Bytes of parameters. If there are more, the quick comparison on a CPU takes no gradients at the
+# timed size: for a weight of 256 MiB it would need seven seconds to compare them, and some more for
+# each round of training steps.
 QUICK_PARAMETERS = 1 << 26
 # On a CPU as many rounds are timed as fit into these seconds: once of forwards, once of steps.
 CPU_SECONDS = 2.5  # for the quick comparison
 FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
-CPU_LEAST = 4  # rounds, even if they take longer: an interval of fewer says little
-LEAST_JUDGED = 3  # rounds; fewer do not tell a difference from noise
+LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
+LEAST_JUDGED = 3  # rounds: fewer do not tell a difference from noise
 RESAMPLES = 2000  # of the bootstrap
-SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
 
 
 class Names(NamedTuple):
@@ -59,102 +58,12 @@ class Rounds(NamedTuple):
     """How many rounds are timed.
 
     Attributes:
-        trials: the number of rounds; None for as many as MOST, or as fit in `cpu_seconds`.
+        trials: the number of rounds; None for as many as MOST_ROUNDS, or as fit in `cpu_seconds`.
         cpu_seconds: how long all rounds may take on a CPU; it is ignored if `trials` is a number.
     """
 
     trials: int | None = None
     cpu_seconds: float = CPU_SECONDS
-
-
-class Sample(NamedTuple):
-    """The times of one request, by both clocks.
-
-    Attributes:
-        own: the seconds of each call by the process's own clock.
-        wall: the seconds of the whole request by the referee's clock.
-    """
-
-    own: list[float]
-    wall: float
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """The overhead of a request: its wall without the time of its calls.
-
-    From it follow the seconds of a call. README, "Two clocks", has the rules and an example.
-
-    Attributes:
-        most: the overhead in seconds that nine of ten requests do not exceed. It is subtracted from
-            the wall.
-        usual: the overhead in seconds of eager's median request.
-        fastest_request: the wall in seconds of the fastest empty request; it is all overhead.
-        fastest_call: the seconds of the fastest empty call, by the process's own clock.
-    """
-
-    most: float
-    usual: float
-    fastest_request: float
-    fastest_call: float
-
-    def is_false(self, samples: list[Sample]) -> bool:
-        """Return whether a process's clock is false: it shows less than an empty call takes."""
-        return median(median(sample.own) for sample in samples) < self.fastest_call
-
-    def hideable_seconds(self, calls: int) -> float:
-        """Return the seconds of each call that a false clock can hide.
-
-        Args:
-            calls: the number of calls in a request.
-        """
-        return max(self.most - self.usual, 0.0) / calls
-
-    def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
-        """Return the seconds of one call, for each of a contestant's requests.
-
-        They are the process's own, but not less than the referee's clock shows without the
-        overhead.
-
-        Args:
-            samples: the contestant's samples, one for each request.
-        """
-        if self.is_false(samples):
-            by_wall = _seconds_by_wall(samples, self.fastest_request)
-            return [max(seconds, self.fastest_call) for seconds in by_wall]
-        own = [max(median(sample.own), SHORTEST) for sample in samples]
-        by_wall = _seconds_by_wall(samples, self.most)
-        if median(own) >= median(by_wall):
-            return own
-        return [max(pair) for pair in zip(own, by_wall, strict=True)]
-
-
-def _seconds_by_wall(samples: list[Sample], overhead: float) -> list[float]:
-    """Return the seconds of one call by the referee's clock alone, for each request."""
-    return [(sample.wall - overhead) / len(sample.own) for sample in samples]
-
-
-def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
-    """Return the overhead of requests, measured on processes that run our own code.
-
-    Args:
-        empties: samples of requests whose calls do nothing.
-        eagers: samples of eager's requests. Their overhead may be larger than that of empty ones,
-            because they return new results. If there are none, only the empty ones count.
-    """
-    of_empties = [sample.wall for sample in empties]
-    of_eagers = [sample.wall - sum(sample.own) for sample in eagers] or of_empties
-    return Overhead(
-        most=max(_percentile_90(of_empties), _percentile_90(of_eagers)),
-        usual=median(of_eagers),
-        fastest_request=min(of_empties),
-        fastest_call=min(min(sample.own) for sample in empties),
-    )
-
-
-def _percentile_90(values: list[float]) -> float:
-    """Return the value that nine of ten values do not exceed."""
-    return sorted(values)[int(0.9 * (len(values) - 1))]
 
 
 @dataclass
@@ -195,6 +104,21 @@ class Timings:
         self.wall[name] = wall
 
 
+@dataclass
+class Step:
+    """The times of training steps.
+
+    Attributes:
+        forward: the times of the forwards, which autograd records.
+        backward: the times of the backwards.
+        kept: the bytes that autograd keeps from a forward to its backward, by contestant.
+    """
+
+    forward: Timings
+    backward: Timings
+    kept: dict[str, int] = field(default_factory=dict)
+
+
 def drop_unfinished_round(*parts: Timings) -> int:
     """Drop the unfinished round after an interrupt; return how many rounds are left.
 
@@ -222,17 +146,17 @@ def run_rounds(
         name: the name of the timed calls in the progress line: "the forward".
         progress: shows the progress line.
     """
-    warm_up = WARM_UP[device.type]
+    warm_up = WARM_UP_ROUNDS[device.type]
     for done in range(warm_up):
         progress(f"warming up {name}", f"{done + 1} of {warm_up} rounds")
         run_round()
-    most = length.trials or MOST[device.type]
+    most = length.trials or MOST_ROUNDS[device.type]
     is_limited = device.type == "cpu" and not length.trials
     limit = length.cpu_seconds if is_limited else math.inf
     start = perf_counter()
     for done in range(most):
         passed = perf_counter() - start
-        if done >= CPU_LEAST and passed >= limit:
+        if done >= LEAST_CPU_ROUNDS and passed >= limit:
             return
         progress(f"timing {name}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
         yield run_round()
@@ -281,18 +205,3 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     medians = resampled.quantile(0.5, dim=1)
     low, high = medians.quantile(0.025), medians.quantile(0.975)
     return ratios.quantile(0.5).item(), low.item(), high.item()
-
-
-@dataclass
-class Step:
-    """The times of training steps.
-
-    Attributes:
-        forward: the times of the forwards, which autograd records.
-        backward: the times of the backwards.
-        kept: the bytes that autograd keeps from a forward to its backward, by contestant.
-    """
-
-    forward: Timings
-    backward: Timings
-    kept: dict[str, int] = field(default_factory=dict)

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from referee.budget import ReferenceTensor
 from referee.problem import Problem
-from referee.redraw import new_seed, redraw_module
+from referee.random_values import new_seed, redraw_module
+from referee.reference_tensor import ReferenceTensor
 from referee.unusual_inputs import unusual_inputs
 
 USUAL_DRAWS = 2  # besides the first draw, with which their results are compared
@@ -43,7 +43,7 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
     trivial = _find_trivial_results(problem, module, kinds, expected, first_results)
     if not trivial.constant and not any(trivial.copied):
         return []
-    depends_on_parameters = _depends_on_parameters(problem, module, expected, first_results)
+    depends_on_parameters = _which_depend_on_parameters(problem, module, expected, first_results)
     lines = []
     for i, tensor in enumerate(expected):
         number = f" {i}" if len(expected) > 1 else ""
@@ -87,7 +87,7 @@ def _find_trivial_results(
     return TrivialResults(constant, copied)
 
 
-def _depends_on_parameters(
+def _which_depend_on_parameters(
     problem: Problem,
     module: nn.Module,
     expected: list[ReferenceTensor],

@@ -1,7 +1,8 @@
 """Inputs that `get_inputs` would not draw.
 
-A solution is wrong there if it returns earlier results for inputs that look alike, or its input
-where that happens to be right for usual inputs.
+Some wrong solutions are right for all inputs that `get_inputs` draws. An example is a ReLU that
+returns its input, where all inputs are positive. Another returns an earlier result for inputs that
+look like earlier ones.
 """
 
 import random

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
-from referee.reference_file import first_error_line
+from referee.messages import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
 # The words of verdicts.
@@ -57,9 +57,9 @@ def compare_times(eager: list[float], again: list[float], times: list[float], de
 
         - PLACEMENT, by which two processes differ;
         - the ratio of eager to itself, the control;
-        - on a GPU, the spread of eager's times over the rounds. Launches make calls vary there: by
-          a factor of 1.25 if they take longer than the device's work, by 1.002 if not. On a CPU,
-          what slows a round slows all contestants in it.
+        - on a GPU, the spread of eager's times over the rounds. It is a factor of 1.25 where the
+          launches take longer than the device's work, and 1.002 elsewhere. On a CPU, what slows a
+          round slows all contestants in it.
 
     Args:
         eager: eager's seconds of a call, for each round.
@@ -122,7 +122,7 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
         stage: the stage of the grading, for the reason: "checking the backward", say.
     """
     if isinstance(error, RaisedError):
-        return of_exception(error, stage)
+        return outcome_of_exception(error, stage)
     if isinstance(error, ForgedError):
         return ERROR, f"sends a reply of its own while {stage}"
     status, printed = error.args
@@ -148,7 +148,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
+def outcome_of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
     """Return the verdict's word and the reason for an exception in the solution's code.
 
     Args:

@@ -220,7 +220,7 @@ ROWS = r"""
 int main() {
   const auto tiles = kernels::sm90::choose_tiles(1024, 8192, 8192, 66);
   for (int weight = 0; weight < 3; ++weight) {
-    for (int x = 0; x < tiles.x_tiles; ++x) {
+    for (int x = 0; x < tiles.order.x_tiles; ++x) {
       const auto rows = tiles.rows_of({x, weight});
       printf("%d %d ", rows.begin, rows.size);
     }

@@ -9,7 +9,7 @@ import torch
 from problems import clock, relu
 from referee import timing
 from referee.names import COPY
-from referee.timing import Sample
+from referee.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import Run, compare_times
 
 NAMES = relu.ReluProblem.names
@@ -48,7 +48,7 @@ def test_a_false_clock_gains_nothing():
     honest = Sample([1e-3, 1.1e-3, 1.2e-3], 3.5e-3)
     slow_reply = Sample([1e-3, 1.1e-3, 1.2e-3], 9e-3)
     false = Sample([1e-9] * 3, 3.6e-3)
-    overhead = timing.Overhead(0.3e-3, 0.3e-3, 0.0, 0.0)
+    overhead = Overhead(0.3e-3, 0.3e-3, 0.0, 0.0)
     assert overhead.seconds_of_calls([honest, slow_reply, honest]) == [1.1e-3] * 3
     assert overhead.seconds_of_calls([false, false, honest]) == pytest.approx([1.1e-3] * 3)
     assert overhead.seconds_of_calls([Sample([0.0], 0.1e-3)])[0] > 0
@@ -57,7 +57,7 @@ def test_a_false_clock_gains_nothing():
 def test_a_clock_that_is_faster_than_an_empty_call_is_false():
     """Only the referee's clock counts then, even if empty requests vary by more than the call."""
     empties = [Sample([2e-7, 1e-7], wall) for wall in (290e-6, 310e-6, 600e-6)]
-    overhead = timing.measure_overhead(empties, [Sample([1e-7, 1e-7], 600e-6)])
+    overhead = measure_overhead(empties, [Sample([1e-7, 1e-7], 600e-6)])
     assert overhead.fastest_call == 1e-7
     assert overhead.fastest_request == 290e-6
     honest = Sample([3e-6] * 2, 316e-6)
@@ -71,22 +71,22 @@ def test_a_clock_that_is_faster_than_an_empty_call_is_false():
 
 def test_a_false_clock_can_hide_the_largest_overhead_less_the_usual_one():
     eagers = [Sample([3e-6] * 2, beyond + 6e-6) for beyond in (290e-6, 310e-6, 600e-6)]
-    slow = timing.measure_overhead([Sample([0.0] * 2, 600e-6)], eagers)
+    slow = measure_overhead([Sample([0.0] * 2, 600e-6)], eagers)
     assert slow.hideable_seconds(2) == pytest.approx(145e-6)
-    even = timing.measure_overhead([Sample([0.0] * 2, 300e-6)], [Sample([3e-6] * 2, 306e-6)])
+    even = measure_overhead([Sample([0.0] * 2, 300e-6)], [Sample([3e-6] * 2, 306e-6)])
     assert even.hideable_seconds(2) == pytest.approx(0)
 
 
 def test_the_overhead_is_that_of_eager_if_that_is_more():
     eagers = [Sample([1.0, 1.0], 2.0 + beyond) for beyond in (0.1, 0.2, 0.3, 0.4, 9.0)]
     for wall, most in ((0.2, 0.4), (0.5, 0.5)):
-        assert timing.measure_overhead([Sample([0.1], wall)], eagers).most == pytest.approx(most)
-    assert timing.measure_overhead([Sample([0.1], 0.5)], []).most == 0.5
+        assert measure_overhead([Sample([0.1], wall)], eagers).most == pytest.approx(most)
+    assert measure_overhead([Sample([0.1], 0.5)], []).most == 0.5
 
 
 def test_nine_of_ten_empty_requests_have_no_more_overhead():
     empties = [Sample([0.0], float(i)) for i in range(11)]
-    assert timing.measure_overhead(empties, []).most == 9.0
+    assert measure_overhead(empties, []).most == 9.0
 
 
 def run_of(ours: list[float], eager: list[float], again: list[float] | None = None) -> Run:

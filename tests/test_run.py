@@ -17,8 +17,8 @@ from documents import check_shape
 from processes import ROOT, copy_project
 
 import run
-from referee import cases
 from referee import command as grading_command
+from referee import elementwise
 
 CPU = ["--device", "cpu", "--rows", "1", "--trials", "1"]
 RELU = "class ModelNew(model.Model):\n    def forward(self, x):\n        return "
@@ -383,7 +383,7 @@ def test_linear_in_other_dtypes(dtype, place, small, capsys):
 def test_integers(dtype, place, small, capsys):
     """Newer versions of torch support more of these dtypes; others are refused."""
     place("ModelNew = model.Model")
-    if dtype in cases.dtypes_of_relu(torch.device("cpu")):
+    if dtype in elementwise.dtypes_of_relu(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0
         assert f"[1, 131072] {dtype}\n" in capsys.readouterr().out
         return

@@ -83,21 +83,22 @@ def find_cause(output: str) -> str:
 def _silent_failure(error: Exception) -> str:
     """Return a sentence about a build tool that failed without a message; empty if none did.
 
-    A tool that is killed by signal N prints no message, but its exit status tells. ninja reports
-    the status of a compiler, which is 128 + N, from version 1.12 on. The status of ninja itself,
-    which torch starts, is -N.
+    The tool is a compiler, whose exit status ninja prints from version 1.12 on, or ninja itself,
+    whose exit status is in torch's exception.
     """
-    status = getattr(error.__cause__, "returncode", 0)
-    reported = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
-    if reported:
-        status = int(reported[1])
+    printed = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
+    status = int(printed[1]) if printed else getattr(error.__cause__, "returncode", 0)
+    # If signal N kills a compiler, ninja prints 128 + N. If it kills ninja, torch gets -N.
     number = -status if status < 0 else status - 128
-    if number not in set(signal.Signals):
-        if reported:
-            return f"FAILED: a build tool ended with exit status {status}"
-        return ""
-    name = signal.Signals(number).name
-    cause = f"a build tool was killed by signal {number} ({name}), without a message"
+    was_killed = number in set(signal.Signals)
+    if was_killed:
+        return _killed_by(signal.Signals(number))
+    return f"FAILED: a build tool ended with exit status {status}" if printed else ""
+
+
+def _killed_by(killer: signal.Signals) -> str:
+    """Return a sentence about a build tool that was killed by a signal."""
+    cause = f"a build tool was killed by signal {killer.value} ({killer.name}), without a message"
     # A compiler that overflows a small stack is killed too. 8 MiB are usual.
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if limit != resource.RLIM_INFINITY and limit < 8 << 20:

@@ -78,16 +78,12 @@ def load_extensions(
     """
     tools = toolchain.find_toolchain()
     extensions = [_make_extension(problem, texts, tools) for problem, texts in sources.items()]
-    missing = [extension for extension in extensions if not _is_loaded(extension)]
-    if missing:
+    not_loaded = [extension for extension in extensions if not _is_loaded(extension)]
+    if not_loaded:
         folder = cache.choose_folder()
         cache.remove_leftovers(folder)
         try:
-            missing = [
-                extension for extension in missing if not _load_from_cache(extension, folder, tools)
-            ]
-            if missing:
-                _build_all(missing, folder, tools, load_inline)
+            _load_or_build(not_loaded, folder, tools, load_inline)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             raise explain(error, folder) from None
     return {extension.problem: extension.namespace for extension in extensions}
@@ -126,6 +122,18 @@ def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bo
                 torch.ops.load_library(str(build.library))
                 return True
     return False
+
+
+def _load_or_build(
+    extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
+) -> None:
+    """Load several extensions from the cache, and build those that it does not have."""
+    not_in_cache = []
+    for extension in extensions:
+        if not _load_from_cache(extension, folder, tools):
+            not_in_cache.append(extension)
+    if not_in_cache:
+        _build_all(not_in_cache, folder, tools, load_inline)
 
 
 def _fits(build: cache.Build, tools: Toolchain) -> bool:

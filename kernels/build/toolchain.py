@@ -101,29 +101,28 @@ def cuda_targets() -> list[str]:
     Raises:
         BuildError: torch does not know an entry of the variable.
     """
-    arch_list = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if not torch.version.cuda:
         return []
     if torch.cuda.is_available():
         capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
         targets = {f"sm_{major}{minor}" for major, minor in capabilities}
-    elif arch_list:
-        targets = _requested_targets(arch_list)
+    elif os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        targets = _requested_targets()
     else:
         return []
     # Only code for sm_90a has wgmma, Hopper's tensor-core instructions.
     return sorted("sm_90a" if target == "sm_90" else target for target in targets)
 
 
-def _requested_targets(arch_list: str) -> set[str]:
-    """Return the targets in TORCH_CUDA_ARCH_LIST, whose value is `arch_list`, as torch reads it."""
+def _requested_targets() -> set[str]:
+    """Return the targets that TORCH_CUDA_ARCH_LIST names, as torch's build tools read it."""
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
     except (ValueError, LookupError):
         flags = []
     if not flags:
-        message = f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}"
-        raise BuildError(message)
+        arch_list = os.environ["TORCH_CUDA_ARCH_LIST"]
+        raise BuildError(f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}")
     return {flag.rpartition("code=")[2] for flag in flags}
 
 
@@ -237,11 +236,11 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    # The setting of an environment variable with which `cuda_targets` returns no targets.
-    no_targets = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
+    # With this setting in the environment, `cuda_targets` returns an empty list.
+    cpu_only = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
-        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {no_targets} to build for the CPU'
+        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {cpu_only} to build for the CPU'
     )
     if toolchain.cuda_home is None:
         raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")

@@ -110,23 +110,27 @@ struct Grid {
   int cluster = 0;  // blocks of a cluster; 0: none, or as the kernel's __cluster_dims__ says
 };
 
-// A Grid in the form that CUDA's runtime takes. `attrs` of the base class points to `attributes` of
-// this object, so it is not copied.
-struct LaunchConfig : cudaLaunchConfig_t {
+// A Grid in the form that CUDA's runtime takes. `config` points to `attributes` of the same object,
+// so the object is not copied.
+struct LaunchConfig {
   cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
 
-  explicit LaunchConfig(const Grid& grid)
-      : cudaLaunchConfig_t{dim3(grid.blocks), dim3(grid.threads), grid.bytes, grid.stream} {
-    attrs = attributes;
+  explicit LaunchConfig(const Grid& grid) {
+    config.gridDim = dim3(grid.blocks);
+    config.blockDim = dim3(grid.threads);
+    config.dynamicSmemBytes = grid.bytes;
+    config.stream = grid.stream;
+    config.attrs = attributes;
     if (grid.has_pdl) {
-      attributes[numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes[numAttrs].val.programmaticStreamSerializationAllowed = 1;
-      ++numAttrs;
+      cudaLaunchAttribute& pdl = attributes[config.numAttrs++];
+      pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      pdl.val.programmaticStreamSerializationAllowed = 1;
     }
     if (grid.cluster > 0) {
-      attributes[numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes[numAttrs].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
-      ++numAttrs;
+      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;
@@ -135,8 +139,8 @@ struct LaunchConfig : cudaLaunchConfig_t {
 // Launches kernel(parameters...) on a grid. Throws cudaError_t.
 template <typename... Parameters>
 void launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Parameters&... parameters) {
-  const LaunchConfig config(grid);
-  check(cudaLaunchKernelEx(&config, kernel, parameters...));
+  const LaunchConfig launch_config(grid);
+  check(cudaLaunchKernelEx(&launch_config.config, kernel, parameters...));
 }
 
 // Allows blocks of the kernel `bytes` of dynamic shared memory; without it CUDA allows 48 KiB.
@@ -148,14 +152,14 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 
 // How many clusters of a grid run at once on the current device. The number is less than the
 // multiprocessors suggest: a cluster's blocks run within one group of multiprocessors (a GPC), and
-// groups differ in size from GPU to GPU. Throws if not even one cluster fits. Also allows the
-// kernel the grid's shared memory.
+// groups differ in size from GPU to GPU. Throws if not even one cluster fits. First allows the
+// kernel the grid's shared memory, so that later launches of the kernel may use as much.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);
-  const LaunchConfig config(grid);
+  const LaunchConfig launch_config(grid);
   int clusters;
-  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch_config.config));
   if (clusters == 0) check(cudaErrorInvalidConfiguration);
   return clusters;
 }

@@ -68,19 +68,20 @@ struct BFloat16 {
 //     float16      1      5  ( 15)             10
 //     float32      1      8  (127)             23
 //
-// The bias of float32 is 112 more, which is all that normal numbers need. Rounding and subnormal
-// numbers are left to one floating-point operation with `magic`, a power of two. It is so large
-// that the last place of a float32 of its size has the same value as the number's last place in
-// float16.
+// The biases differ by 112. To convert a normal number that needs no rounding, it is enough to add
+// or subtract that. Rounding and subnormal numbers are left to one floating-point operation with
+// `magic`, a power of two. At magic, the spacing of float32 (the distance of two neighbours) is the
+// spacing of float16 at the number x.
 //
-//     narrow   adds magic to the number, which rounds the number to that place
-//     widen    puts the mantissa into the last places of magic, and subtracts magic, which
-//              normalizes the number
+//     narrow   adds magic to |x|, which rounds |x| to a multiple of the spacing
+//     widen    puts the mantissa into the last bits of magic, and subtracts magic, which normalizes
+//              |x|
 //
-// In the comments below, e is how many powers of two the number is above the least normal float16,
-// 2^-14. It is 0 for subnormal numbers, too. The last place is 2^(e - 24), and magic is 2^(e - 1).
-// For example, 1 <= |x| < 2 has e = 14. The last place of such a float16 is 2^-10, which is also
-// that of a float32 in 2^13 <= v < 2^14: magic is 2^13.
+// Example: from 1 to 2, the spacing of float16 is 2^-10. float32 has this spacing from 2^13 to
+// 2^14, so magic is 2^13.
+//
+// In the comments below, 2^(e - 14) is the largest power of two that is not above |x|: e is 14 in
+// the example. Subnormal numbers have e = 0. The spacing is 2^(e - 24), and magic is 2^(e - 1).
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
@@ -99,7 +100,7 @@ struct Float16 {
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
     const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(e - 1)
-    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). The last place of
+    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). The last bit of
     // magic has the same unit, so that the integer sum has the bits of the float magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
@@ -159,9 +160,8 @@ constexpr Bits ones_if(bool condition) {
 
 // out = x < 0 ? 0 : x, which keeps NaN and -0 as they are.
 //
-// Negative numbers are found by one comparison of signed integers, which SSE and AVX2 have. Their
-// bits less 1, as a signed integer, are less than the bits of -inf, and those of all others are
-// not. In float32, where -inf is 0xff800000:
+// One comparison of signed integers, which SSE and AVX2 have, finds the negative numbers: x is
+// negative if its bits less 1 are less than the bits of -inf. In float32, where -inf is 0xff800000:
 //
 //     x                    its bits                   less 1                     so x is
 //     -2^-149 .. -inf      0x80000001 .. 0xff800000   0x80000000 .. 0xff7fffff   replaced by 0

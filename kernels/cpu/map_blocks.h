@@ -16,7 +16,7 @@
 namespace kernels {
 namespace {
 
-// Elements of a block: a function handles so many at a time. Their bits of a mask fill 8 bytes.
+// The elements of a block. Their bits of a mask fill 8 bytes.
 constexpr int64_t kBlock = 64;
 
 // Calls map(i, x_block, out_block, mask_bytes) for each block of n elements:

@@ -113,8 +113,8 @@ inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   if (!is_cuda || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
-    const bool may_be_sm90 = !demanded_path || demanded_path == Path::kSm90;
-    return float32_precision() == Precision::kHighest || may_be_sm90;
+    const bool demands_other_path = demanded_path && demanded_path != Path::kSm90;
+    return float32_precision() == Precision::kHighest || !demands_other_path;
   }
   if (a.element_size() != 2) return false;
   const auto is_readable = [](const Tensor& t) {

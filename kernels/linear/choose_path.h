@@ -125,13 +125,13 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   }
 
   // With more rows than a tile, only small products win. They may be larger where the tiles are few
-  // or narrow. Unless tiles are few, K must not be short. A tile of fewer than 32 features takes as
-  // long as one of 32.
+  // or narrow. Unless tiles are few, K must not be short.
   if (n < kLeastFeatures || tiles_per_multiprocessor > kMediumTiles) return false;
   const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles;
   const bool has_few_or_narrow_tiles = has_few_tiles || n < kTileFeatures;
   const int64_t most_multiplications = has_few_or_narrow_tiles ? kMediumProduct : kSmallProduct;
   const int64_t least_k = has_few_tiles ? kLeastKAtHighest : kMediumK;
+  // A narrow tile, of fewer than 32 features, takes as long as one of 32.
   const int64_t multiplications = m * std::max<int64_t>(n, kTileFeatures) * k;
   return k >= least_k && multiplications <= most_multiplications;
 }
@@ -172,24 +172,22 @@ inline bool fp16x3_forward_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
 
-  // skinny.cu or torch computes up to 16 rows faster.
-  constexpr int kMostRowsOfOthers = 16;  // rows of x
+  // Up to 16 rows, skinny.cu or torch is faster.
+  constexpr int kTooFewRows = 16;  // rows of x
   // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
   // tile is padding.
-  constexpr int kMostFeaturesOfTorch = 64;           // features
-  constexpr int kMostFeaturesOfTorchForLongK = 128;  // features
-  constexpr int kLongK = 1 << 15;                    // elements of K
-  const bool has_enough_rows = m > kMostRowsOfOthers;
-  const int most_features_of_torch =
-      k < kLongK ? kMostFeaturesOfTorch : kMostFeaturesOfTorchForLongK;
-  if (!has_enough_rows || n <= most_features_of_torch) return false;
+  constexpr int kTooFewFeatures = 64;           // features
+  constexpr int kTooFewFeaturesForLongK = 128;  // features
+  constexpr int kLongK = 1 << 15;               // elements of K
+  const int too_few_features = k < kLongK ? kTooFewFeatures : kTooFewFeaturesForLongK;
+  if (m <= kTooFewRows || n <= too_few_features) return false;
 
   // Our kernel wins where two measures of the size are large enough. Their forms, like the limits,
   // are fitted to measured times; no model of the kernels gives them.
   //
   //   features_squared_k = N^2 K        the elements of the weight, N K, times N; M does not count
-  //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. With
-  //                                     K >= 2^11 this reaches 2^28 for every M and N.
+  //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. From
+  //                                     K = 2^11 on, these alone are kLeastWork or more
   constexpr int kFreeElements = 1 << 17;  // elements of out
   const double features_squared_k = n * n * k;
   const double work = (m * n + kFreeElements) * k;

@@ -54,8 +54,8 @@ def operands_unless_intercepted(
     linear_attributes = linear.__dict__
     parameters = linear_attributes["_parameters"]
     weight = parameters.get("weight")
-    # An `nn.Linear(bias=False)` has the entry None. If there is no entry at all, NotImplemented
-    # makes the condition below false.
+    # An `nn.Linear(bias=False)` has the entry None. Without an entry, bias becomes NotImplemented,
+    # which is neither None nor a parameter, so this function returns None.
     bias = parameters.get("bias", NotImplemented)
     if (
         type(x) is Tensor

@@ -23,9 +23,9 @@
 //
 // A tile of such a call takes the general epilogue all the same if one of its rows of x or of the
 // weight was scaled by a very large or very small power of two (FastEpilogueConfig::kMaxExponent).
-// The fast epilogue of half types (sm90/gemm_single_epilogue.cuh) always applies ReLU, so calls
-// without it take the general one. The other epilogues apply ReLU or leave it out, as
-// Epilogue::floor says.
+// The fast epilogue of half types (sm90/gemm_single_epilogue_half.cuh) always applies ReLU, so
+// calls without ReLU take the general one. All other epilogues handle both kinds of call
+// (Epilogue::floor).
 
 #pragma once
 

@@ -201,25 +201,31 @@ struct BlockGrid {
   int64_t rows_of_block;    // a multiple of the rows that it handles at once
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
-    const int vector_size = 16 / element_bytes;
-    const auto strips_with = [=](int width) { return divide_up(n, width * vector_size); };
-    // The estimated time of a row with strips of `width` lanes, in units of a thread's time. Idle
-    // threads past the end of the row count, too. Example: a row of 40 vectors takes 2 * (32 + 4) =
-    // 72 with 32 lanes, 3 * (16 + 4) = 60 with 16, and 5 * (8 + 4) = 60 with 8. So it has 8 lanes,
-    // the first of the least.
-    constexpr int kTimeOfStrip = 4;  // that a strip adds to the time of its threads
-    const auto cost = [=](int width) { return strips_with(width) * (width + kTimeOfStrip); };
+    const int64_t row_vectors = divide_up(n, 16 / element_bytes);
     for (int width = 2; width <= 32; width *= 2) {
-      if (cost(width) < cost(lanes)) lanes = width;
+      if (time_of_row(row_vectors, width) < time_of_row(row_vectors, lanes)) lanes = width;
     }
-    strips = strips_with(lanes);
-    const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
+    strips = divide_up(row_vectors, lanes);
+
+    // Divide the rows of a strip among its share of the blocks that run at once.
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
     const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
-    const int64_t steps = divide_up(divide_up(m, max_blocks_of_strip), rows_at_once);
-    rows_of_block = std::max<int64_t>(steps, 1) * rows_at_once;
+    const int64_t min_rows_of_block = divide_up(m, max_blocks_of_strip);
+    const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
+    const int64_t steps = std::max<int64_t>(divide_up(min_rows_of_block, rows_at_once), 1);
+    rows_of_block = steps * rows_at_once;
     blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
+  }
+
+ private:
+  // The estimated time of a row of row_vectors vectors with strips of `width` lanes, in units of a
+  // thread's time. Idle threads past the end of the row count, too. Example: a row of 40 vectors
+  // takes 2 * (32 + 4) = 72 with 32 lanes, 3 * (16 + 4) = 60 with 16, and 5 * (8 + 4) = 60 with 8.
+  // So it gets 8 lanes: of equal times, the fewest lanes win.
+  static int64_t time_of_row(int64_t row_vectors, int width) {
+    constexpr int kTimeOfStrip = 4;  // that a strip adds to the time of its threads
+    return divide_up(row_vectors, width) * (width + kTimeOfStrip);
   }
 };
 

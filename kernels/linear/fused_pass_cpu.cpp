@@ -1,6 +1,6 @@
 // The fused pass of Linear -> ReLU -> divide on a CPU: forward after torch's own product, bias
-// included, and backward before torch's own products. linear_op.cpp calls these functions on
-// torch's threads; each call handles a range of the elements. launchers.h declares the functions.
+// included, and backward before torch's own products. launchers.h declares the functions; forward.h
+// and backward.h call them on torch's threads. Each call handles a range of the elements.
 //
 //     forward    out [m, n], in place: out = relu(out) / divisor, and a mask of one bit an element
 //     backward   grad_z [m, n] = mask bit ? grad_output / divisor : 0
@@ -14,9 +14,9 @@
 // everything is done with it while it is in the L1 cache. The kernels do so for one strip after the
 // other: a strip is up to 512 adjacent elements, which are a part of one row or several whole rows.
 //
-// grad_bias is summed in double and rounded once. Its error is therefore at most that of torch's
-// sum in float32, in every order in which torch may add. For float64, both sum in float64; here the
-// terms are added in groups and in pairs, as torch adds them.
+// grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
+// sum in float32, whatever the order of torch's additions. For float64, both sum in float64; here
+// the terms are added in groups and in pairs, as torch adds them.
 
 #include <algorithm>
 #include <cmath>

@@ -25,8 +25,8 @@ inline Tensor as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
   if (!x.key_set().has(at::DispatchKey::Batched)) return x.flatten(0, -2);
-  // The older vmap has no rule for flatten(). In traces reshape() would compare sizes that data
-  // decide.
+  // The older vmap has no rule for flatten(). Elsewhere flatten() is better: reshape() compares
+  // sizes, which raises an error in traces whose sizes depend on data.
   c10::SymInt rows = 1;
   for (int64_t d = 0; d < x.dim() - 1; ++d) rows = rows * x.sym_size(d);
   return x.reshape_symint({rows, x.sym_size(-1)});

@@ -85,15 +85,16 @@ struct OperandRules {
 // Returns how the path's kernel reads the operands of this product.
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
-  // At `highest`, a pass before the product splits x into fp16; on sm80 it splits the weight, too.
-  // The pass reads rows at any address.
-  const bool splits_x = product.precision == Precision::kHighest && path != Path::kSkinny;
-  // All else is read by sm90's TMA copies or by skinny.cu's vector loads, which need aligned rows.
-  const int64_t kernel_alignment = path == Path::kSm80 ? element_size : 16;
+  const bool is_highest = product.precision == Precision::kHighest;
+  // fp16x3 splits operands in a pass before the product, which reads rows at any address. sm90's
+  // TMA copies and skinny.cu's vector loads read all other operands, and need aligned rows.
+  const bool splits_weight = path == Path::kSm80;
+  const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
+  constexpr int64_t kVectorBytes = 16;
 
   OperandRules rules{};
-  rules.x_alignment = splits_x ? element_size : kernel_alignment;
-  rules.weight_alignment = kernel_alignment;
+  rules.x_alignment = splits_x ? element_size : kVectorBytes;
+  rules.weight_alignment = splits_weight ? element_size : kVectorBytes;
   rules.takes_transposed_x = path == Path::kSm90 && !is_float32;
   rules.takes_transposed_weight = path == Path::kSm90 && !splits_x;
   return rules;

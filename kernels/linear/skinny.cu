@@ -536,7 +536,7 @@ Division divide(int k, int x_tiles, int weight_tiles) {
 // Launches the kernel with kM rows a tile, or with fewer if a block's range of kM rows of x does
 // not fit into shared memory.
 template <int kM>
-void launch(const LinearArguments& linear, cudaStream_t stream) {
+void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
   Problem problem{static_cast<const float*>(linear.x),
                   static_cast<const float*>(linear.weight),
                   linear.x_stride,
@@ -547,7 +547,7 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
                   blocks_of(linear.n, Config::kTileColumns)};
   const Division division = divide<kM>(problem.k, problem.x_tiles, problem.weight_tiles);
   if constexpr (kM > 1) {
-    if (division.blocks == 0) return launch<kM / 2>(linear, stream);
+    if (division.blocks == 0) return launch_tiles<kM / 2>(linear, stream);
   }
   problem.batches = division.batches;
   const size_t bytes = shared_bytes<kM>(division.batches);
@@ -558,11 +558,11 @@ void launch(const LinearArguments& linear, cudaStream_t stream) {
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
 inline void launch_for_rows(const LinearArguments& linear, cudaStream_t stream) {
-  if (linear.m > 8) return launch<16>(linear, stream);
-  if (linear.m > 4) return launch<8>(linear, stream);
-  if (linear.m > 2) return launch<4>(linear, stream);
-  if (linear.m > 1) return launch<2>(linear, stream);
-  launch<1>(linear, stream);
+  if (linear.m > 8) return launch_tiles<16>(linear, stream);
+  if (linear.m > 4) return launch_tiles<8>(linear, stream);
+  if (linear.m > 2) return launch_tiles<4>(linear, stream);
+  if (linear.m > 1) return launch_tiles<2>(linear, stream);
+  launch_tiles<1>(linear, stream);
 }
 
 }  // namespace kernels::skinny

@@ -6,5 +6,5 @@
     yardsticks   other calls that eager's process times, to show what the device can do
 
 The referee's process and this one both use the modules `shared`, `results`, `cuda_ipc`, `names`,
-`execute` and `gradients_of`. This process holds no expected result and no object of the referee's.
+`execute` and `autograd`. This process holds no expected result and no object of the referee's.
 """

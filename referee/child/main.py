@@ -9,28 +9,25 @@ The server has imported torch but never computes. So it has no OpenMP threads, w
 lose, and no data of any problem in its memory.
 """
 
-import ctypes
 import importlib
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import torch
 import torch.fx.experimental.symbolic_shapes  # else each contestant's first backward imports it
 
-from referee import namespaces
+from referee import namespaces, prctl
 from referee.child.worker import Worker
 from referee.shared import Mapping
 
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
-ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch's variable: how it looks for GPUs
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # "1": torch asks NVML, not CUDA, whether GPUs exist
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
 MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
@@ -49,14 +46,14 @@ def start(descriptor: int, imports: list[str]) -> None:
     The reply is the text "PID INIT_PID", see `namespaces.fork`. The referee, which is a subreaper,
     adopts the contestant.
 
-    Processes that the server starts count as the referee's own. So the server is not dumpable: a
-    solution of the same user must not write into its memory.
+    Processes that the server starts count as the referee's own. So it hides its memory: a solution
+    of the same user must not write into it.
 
     Args:
         descriptor: of the socket.
         imports: names of modules that the server imports first, so that contestants have them.
     """
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+    prctl.hide_memory()
     if imports:
         _import(imports)
     with socket.socket(fileno=descriptor) as referee:
@@ -76,27 +73,35 @@ def start(descriptor: int, imports: list[str]) -> None:
 
 
 def _import(names: list[str]) -> None:
-    """Import modules; start the server anew without them if its forks could not use CUDA then.
+    """Import modules. If forks could then not use CUDA, start the server anew without the modules.
 
-    A process that has asked CUDA for its devices may not fork: torch refuses to use CUDA in the
-    fork. Some of torch's modules ask whether there is a GPU while they are imported. They ask NVML,
-    which does no harm, if the environment says so and NVML is there.
+    Torch refuses to use CUDA in a fork of a process that has asked CUDA for its devices. Some of
+    torch's modules ask whether there is a GPU while they are imported. Here they ask NVML instead,
+    which does no harm. But where NVML is missing, they ask CUDA all the same.
     """
+    with _asking_nvml():
+        for name in names:
+            with suppress(ImportError):  # the contestant that needs the module will raise it
+                importlib.import_module(name)
+    if not _forks_can_use_cuda():
+        arguments = sys.orig_argv[1 : -len(names)]  # the names of the modules are the last ones
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+
+@contextmanager
+def _asking_nvml() -> Iterator[None]:
+    """Have torch ask NVML whether there are GPUs, for the time of a `with` block."""
     before = os.environ.get(ASK_NVML)
     os.environ[ASK_NVML] = "1"
-    for name in names:
-        with suppress(ImportError):  # the contestant that needs the module will raise it
-            importlib.import_module(name)
+    yield
     if before is None:
         del os.environ[ASK_NVML]
     else:
         os.environ[ASK_NVML] = before
-    if not _can_forks_use_cuda():
-        without_names = sys.orig_argv[1 : -len(names)]
-        os.execv(sys.executable, [sys.executable, *without_names])
 
 
-def _can_forks_use_cuda() -> bool:
+def _forks_can_use_cuda() -> bool:
+    """Return whether torch would use CUDA in a fork of this process. A fork asks torch."""
     pid = os.fork()
     if pid == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))
@@ -122,15 +127,14 @@ def _become_contestant(
 def _set_limits(most_bytes: int) -> None:
     """Limit what this process may do; `most_bytes` is 0 for eager.
 
-    A solution's memory must be readable, for the referee reads results there. Eager's is not: it
-    stays not dumpable, as the server is, so that no solution of the same user can read it.
+    A solution shows its memory, because the referee reads results there. Eager's memory stays
+    hidden, as the server's is, so that no solution of the same user can read it.
     """
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the process is killed when the referee ends
+    prctl.die_with_parent()  # the parent is the referee
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     is_solution = most_bytes > 0
     if is_solution:
-        prctl(PR_SET_DUMPABLE, 1)
+        prctl.show_memory()
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
 
@@ -138,9 +142,9 @@ def _set_limits(most_bytes: int) -> None:
 def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
     """Answer requests, one JSON line each, until the pipe of requests ends.
 
-    A request is {"op": a method of `Worker`, "arguments": {...}, "token": "..."}. The reply is what
-    the method returns, or {"raised": ...}, with the same token. A first reply, before all requests,
-    says where the shared memory is mapped.
+    A request is {"op": a method of `Worker`, "arguments": {...}, "token": "..."}. The reply is the
+    dictionary that the method returns (an empty one for None), or {"raised": ...}, with the same
+    token. A first reply, before all requests, says where the shared memory is mapped.
 
     Args:
         requests: descriptor of the pipe of requests.
@@ -156,7 +160,8 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
         for line in lines:
             request = json.loads(line)
             try:
-                reply = getattr(worker, request["op"])(**request["arguments"]) or {}
+                method = getattr(worker, request["op"])
+                reply = method(**request["arguments"]) or {}
             except BaseException as error:  # from the solution's code; SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
             _reply(replies, reply | {"token": request["token"]})
@@ -172,6 +177,8 @@ def _reply(descriptor: int, reply: dict) -> None:
 
 def _describe(error: BaseException, file: str) -> dict:
     """Return a description of an exception: the "raised" of a reply.
+
+    "exits" says that the file ends the process as if all were well: by `sys.exit()` for example.
 
     Args:
         error: the exception.

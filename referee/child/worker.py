@@ -10,7 +10,7 @@ The referee believes none of these replies: the solution can change all that is 
 import base64
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from referee.autograd import differentiate, recorded, sources_of
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
 from referee.execute import execute
-from referee.gradients_of import differentiate, recorded, sources_of
 from referee.names import MODULE, NOTHING
 from referee.results import describe, flatten, plain
 from referee.shared import Mapping, unpack
@@ -151,7 +151,8 @@ class Worker:
         call = self._calls[name]
         self._wakes_threads.fill_(0)
         self._clock.get_ahead()
-        with _nan_in_new_tensors() if fill else torch.no_grad():
+        nan_in_new_tensors = _nan_in_new_tensors() if fill else nullcontext()
+        with torch.no_grad(), nan_in_new_tensors:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
@@ -267,32 +268,36 @@ class Worker:
         return {"bytes": sum(bytes_of.values())}
 
     def prepare_yardsticks(
-        self, wanted: list[str], inputs: list[dict], copied_bytes: int, more: list[str]
+        self, names: list[str], inputs: list[dict], copied_bytes: int, own_file: list[str]
     ) -> dict:
         """Set up the yardsticks; return their names, and notes on those that are not possible.
 
         Args:
-            wanted: the yardsticks' names.
+            names: the yardsticks to set up.
             inputs: forms of arguments; the first alone is used.
             copied_bytes: bytes that a copy reads; it writes as many.
-            more: path and text (in base64) of the file with the problem's own yardsticks; empty if
-                it has none.
+            own_file: path and text (in base64) of the file with the problem's own yardsticks; empty
+                if it has none.
         """
-        permanent = (MODULE, NOTHING)
-        self._calls = {name: call for name, call in self._calls.items() if name in permanent}
-        problems = execute("yardsticks", more[0], base64.b64decode(more[1])) if more else None
+        # The yardsticks of an earlier request go first: new ones may need their memory.
+        self._calls = {name: self._calls[name] for name in (MODULE, NOTHING)}
+        own_yardsticks = None
+        if own_file:
+            path, text = own_file
+            own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
+        calls: dict[str, Callable] = {}
         notes = []
-        for name in wanted:
+        for name in names:
             try:
-                calls = yardsticks.make(name, self._module, arguments, copied_bytes, problems)
+                calls |= yardsticks.make(
+                    name, self._module, arguments, copied_bytes, own_yardsticks
+                )
             except Exception as error:  # for example, Triton is not installed
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                notes.append(f"{name} is left out: {reason[0]}")
-            else:
-                self._calls |= calls
-        names = [name for name in self._calls if name not in permanent]
-        return {"names": names, "notes": notes}
+                first_line = str(error).strip().partition("\n")[0]
+                notes.append(f"{name} is left out: {first_line or type(error).__name__}")
+        self._calls |= calls
+        return {"names": list(calls), "notes": notes}
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""
@@ -360,18 +365,14 @@ def _poison(size: int, device: torch.device) -> None:
 
     The allocator probably uses this memory for a result of `size` bytes next. If the solution does
     not write its whole result, NaN stays in it.
-
-    Several blocks make this likelier: malloc may choose any of several sizes for a small block, and
-    any of several free blocks below 32 MiB, see FREED_FIRST_BYTES.
     """
     if not size:
         return
-    if size < 1 << 20:
+    sizes = [size]
+    if size < 1 << 20:  # malloc may take a block that is somewhat larger
         sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:
+    elif size < 1 << 25:  # malloc may take any free block of this size, see FREED_FIRST_BYTES
         sizes = [size] * 4
-    else:
-        sizes = [size]
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
     del blocks
 

@@ -17,18 +17,18 @@ Calls = dict[str, Callable[..., object]]
 
 
 def make(
-    name: str, module: nn.Module, inputs: list, copied_bytes: int, problems: ModuleType | None
+    name: str, module: nn.Module, inputs: list, copied_bytes: int, own_yardsticks: ModuleType | None
 ) -> Calls:
     """Return the calls of a yardstick by name; none if the yardstick does not support the dtype.
 
     A compiled or a problem's own yardstick is called once, so that later calls compile nothing.
 
     Args:
-        name: a constant of `referee.names`, or a name that `problems` knows.
+        name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
         module: eager's module.
         inputs: arguments of a forward.
         copied_bytes: bytes that a copy reads; it writes as many.
-        problems: the problem's own yardsticks, a module with `yardstick(name, module, inputs)`.
+        own_yardsticks: the problem's own, a Python module with `yardstick(name, module, inputs)`.
     """
     if name == COPY:
         return _copies(copied_bytes, inputs)
@@ -38,7 +38,7 @@ def make(
         torch.compiler.reset()
         call = torch.compile(module)
     else:
-        call = problems.yardstick(name, module, inputs)
+        call = own_yardsticks.yardstick(name, module, inputs)
     if call is None:
         return {}
     call(*inputs)

@@ -16,14 +16,14 @@ from referee import console
 
 def check_writable(path: Path) -> None:
     """Raise OSError if `write` would fail. No file is opened, because to open a FIFO blocks."""
-    status, stream = _status(path)
+    status, open_descriptor = _status(path)
     if status and stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if stream is not None:
+    if open_descriptor is not None:
         return
     if status and not os.access(path, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if status and not stat.S_ISREG(status.st_mode):
+    if status and not stat.S_ISREG(status.st_mode):  # a device or a pipe
         return
     _check_replaceable(Path(os.path.realpath(path)), status)
 
@@ -61,9 +61,9 @@ def write(path: Path, text: str | bytes) -> None:
         OSError: the file cannot be written. A regular file is then as it was.
     """
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    status, stream = _status(path)
-    if stream is not None:
-        with os.fdopen(os.dup(stream), "wb") as file:
+    status, open_descriptor = _status(path)
+    if open_descriptor is not None:
+        with os.fdopen(os.dup(open_descriptor), "wb") as file:
             file.write(data)
     elif status and not stat.S_ISREG(status.st_mode):
         path.write_bytes(data)
@@ -113,9 +113,9 @@ def _replace(path: Path, status: os.stat_result | None, data: bytes) -> None:
 def _status(path: Path) -> tuple[os.stat_result | None, int | None]:
     """Return a file's status, and the descriptor by which it is already open as stdout or stderr.
 
-    The status is None if there is no file, the descriptor None if the file is neither. /dev/stdout
-    is an example of a file that is open. It must not be opened a second time: a file would be
-    overwritten from its beginning, and a socket cannot be opened.
+    The status is None if there is no file. The descriptor is None if the file is neither stdout nor
+    stderr; /dev/stdout is one. Such a file must not be opened a second time: a regular file would
+    be overwritten from its beginning, and a socket cannot be opened.
     """
     try:
         status = path.stat()

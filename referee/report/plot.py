@@ -1,10 +1,10 @@
 """Draws results: `python -m referee.report.plot RESULTS.json FILE.svg|FILE.png`.
 
-There are two pictures. For a comparison it is README's: bars of the speed over eager. For a sweep
-it has a column for each problem, dtype and setting:
+A comparison gives README's picture: bars of the speed over eager.
 
-    seconds of a call         by the work of a call, both axes logarithmic; a line for each
-    speed                     contestant, and one for the roofline
+A sweep gives a picture with a column for each problem, dtype and setting. A column has two
+diagrams: the upper one shows the seconds of a call, the lower one its speed, both over the work of
+a call. In each there is a line for each contestant, and one for the roofline.
 
 The roofline is the larger of two times: that of the moved bytes at the bandwidth of a large copy,
 and that of the work at the highest rate that the referee's floors reach (`session.add_roofline`).
@@ -167,8 +167,8 @@ def _draw_column(upper: object, lower: object, forwards: list[dict], is_cpu: boo
 def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], dict]]:
     """Yield the seconds and the style of each line of a column; the roofline comes last.
 
-    The control has no line. Of the yardsticks, only the forwards' own and its variants have one:
-    "copy" and, dotted, "copy, fresh memory".
+    The control has no line. Of the yardsticks, that of the forwards has a line, "copy" for example,
+    and a variant of it a dotted one, "copy, fresh memory". Other yardsticks have none.
     """
     yardstick = forwards[0]["yardstick"]
     medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]

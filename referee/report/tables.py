@@ -365,13 +365,15 @@ def scores(records: list[dict]) -> str:
     fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
     not faster than 1.
     """
-    correct = sum(record["verdict"] == "correct" for record in records)
-    ratios = [ratio for record in records if (ratio := _speed_up(record))]
-    decided = [record for record in records if record["runs"] and record["runs"][0]["time"] != TIE]
-    parts = [f"{correct} of {len(records)} correct", f"fast_0 {correct / len(records):.2f}"]
+    count = len(records)
+    correct = len([record for record in records if record["verdict"] == "correct"])
+    timed = [record for record in records if _speed_up(record) > 0]
+    ratios = [_speed_up(record) for record in timed]
+    ratios_without_ties = [_speed_up(record) for record in timed if not _is_tie(record)]
+    parts = [f"{correct} of {count} correct", f"fast_0 {correct / count:.2f}"]
     for p in (1, 2):
-        faster = sum(_speed_up(record) > p for record in decided)
-        parts.append(f"fast_{p} {faster / len(records):.2f}")
+        faster = len([ratio for ratio in ratios_without_ties if ratio > p])
+        parts.append(f"fast_{p} {faster / count:.2f}")
     if ratios:
         parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
     else:
@@ -404,6 +406,11 @@ def _speed_up(record: dict) -> float:
     return _forward_row(run, "solution")["ratio"]
 
 
+def _is_tie(record: dict) -> bool:
+    """Return whether the time of a record's first run is a tie with eager's. It must have a run."""
+    return record["runs"][0]["time"] == TIE
+
+
 # ------------------------------------------------------------------------------------- Markdown
 
 
@@ -418,7 +425,7 @@ def markdown(content: dict) -> str:
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
     origin = f"{machine(environment)}, torch {environment['torch']}{cuda}; `{content['command']}`"
     if content["kind"] == "grading":
-        titles, *rows = _ranking_rows(content["records"])
+        titles, *rows = _grading_rows(content["records"])
     else:
         titles, *rows = _comparison_rows(content["records"])
     lines = [f"{origin}, {content['date']}.{state}", ""]
@@ -439,8 +446,8 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
     for record in records:
         label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
         if record["verdict"] != "correct":
-            reason = f"**{record['verdict']}** {record['reason']}".rstrip()
-            rows.append([label, reason, "", "", ""])
+            verdict = f"**{record['verdict']}** {record['reason']}".rstrip()
+            rows.append([label, verdict, "", "", ""])
         for run in record["runs"]:
             setting = f", `{run['setting']}`" if run["setting"] else ""
             ours, eager = _forward_row(run, "solution"), _forward_row(run, "eager")
@@ -450,7 +457,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
     return rows
 
 
-def _ranking_rows(records: list[dict]) -> list[list[str]]:
+def _grading_rows(records: list[dict]) -> list[list[str]]:
     """Return the titles, and a row for each file, the fastest first."""
     rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
     for record in sorted(records, key=_speed_up, reverse=True):

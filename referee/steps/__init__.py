@@ -9,8 +9,8 @@ from referee.steps.gradients import check_gradients, check_own_gradients
 from referee.steps.import_file import import_file
 from referee.steps.other_inputs import check_other_inputs
 from referee.steps.own_cases import check_own_cases
-from referee.steps.times import time_forwards
-from referee.steps.training_step import time_training_steps
+from referee.steps.timed_forwards import time_forwards
+from referee.steps.timed_training_steps import time_training_steps
 from referee.steps.values import check_values
 
 STEPS_ONCE = (

@@ -12,19 +12,15 @@ import torch
 
 from referee.contestant import RaisedError
 from referee.forward import check_description, check_intact, read_result
-from referee.gradients import (
-    Quantity,
-    StepArguments,
-    draw_gradients,
-    quantity_names,
-    reference_step,
-)
 from referee.grading import Grading, restored_buffers
+from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.reference_file import LONGEST_LINE, NoRoomError
+from referee.quantity import Quantity, quantity_names
+from referee.reference_file import NoRoomError
+from referee.reference_step import StepArguments, draw_gradients, reference_step
 from referee.rounds import only_compiled
 from referee.steps.values import note_errors
-from referee.verdict import WRONG, FoundError, of_exception
+from referee.verdict import WRONG, FoundError, outcome_of_exception
 
 DRAWS = 2
 DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
@@ -92,7 +88,8 @@ def _note_errors_of_gradients(grading: Grading) -> None:
     for quantity in grading.quantities:
         if quantity.name.startswith("gradient") and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
-            note_errors(grading, name, quantity.comparison, quantity.expected.errors)
+            eager = quantity.expected.eager_errors
+            note_errors(grading, name, quantity.comparison.errors, eager)
 
 
 def _make_room(grading: Grading) -> None:
@@ -119,7 +116,8 @@ def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
     quantities: list[Quantity] = []
     for inputs in draws:
         grading.redraw_state()
-        if not _compare_step(grading, inputs, quantities):
+        quantities = _compare_step(grading, inputs, quantities)
+        if not quantities:
             return []
         grading.verdict.count += 1
         del inputs  # the next ones may need the memory
@@ -140,36 +138,37 @@ def _is_of_an_input(name: str) -> bool:
     return name == "gradient of x" or name.startswith("gradient of input ")
 
 
-def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> bool:
+def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
     """Compare one training step with the reference's.
 
     Args:
         grading: the file under grading.
         inputs: the arguments of the forward.
-        quantities: results and gradients, which take in how far off the solution's are. The first
-            draw fills the empty list.
+        quantities: results and gradients of the draws before; empty before the first draw.
 
     Returns:
-        Whether the reference and the solution both have gradients.
+        The quantities, which have recorded how far off the solution's are; an empty list if the
+        reference or the solution has no gradients.
     """
     grading.inputs = inputs
     drawn = draw_output_gradients(grading, inputs)
     parameters = grading.parameter_names()
     step = StepArguments(grading.module, inputs, drawn.gradients, parameters)
     if not quantities:
-        quantities += map(Quantity, quantity_names(inputs, parameters, drawn.output_count))
+        names = quantity_names(inputs, parameters, drawn.output_count)
+        quantities = [Quantity(name) for name in names]
     if not _expect_reference(grading, step, quantities):
-        return False
+        return []
     reply = _ask(grading, step, quantities)
     if reply is None:
-        return False
+        return []
     check_intact(grading, "the backward", with_gradients=True)
     descriptions = reply["calls"][0]["results"]
     if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
-        return False
+        return []
     _compare_quantities(grading, quantities, descriptions, is_strict=drawn.are_masked)
     grading.bench.free_results(grading.solution)
-    return True
+    return quantities
 
 
 def _expect_reference(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
@@ -251,7 +250,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         if OUT_OF_MEMORY in str(raised.args[0].get("type")):
             grading.verdict.notes.append(NO_ROOM)
             return None
-        _, line = of_exception(raised, "checking the backward")
+        _, line = outcome_of_exception(raised, "checking the backward")
         grading.verdict.notes.append(f"forward only: its backward raises {line}")
         return None
 

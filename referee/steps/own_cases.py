@@ -2,7 +2,7 @@
 
 from referee.forward import check_case
 from referee.grading import Grading
-from referee.redraw import new_seed
+from referee.random_values import new_seed
 
 
 def check_own_cases(grading: Grading) -> None:

@@ -1,6 +1,8 @@
 """Whole results at the timed size, for several sets of inputs and parameters."""
 
-from referee.budget import Comparison, accuracy_class
+from typing import NamedTuple
+
+from referee.accuracy import Errors, accuracy_class
 from referee.case import Case
 from referee.forward import check_case, check_results, read_result
 from referee.grading import Grading
@@ -9,57 +11,67 @@ from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
 DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-METRICS = ("max", "mean", "relative")
 # If outputs take more bytes, no second one is held to see whether a later call overwrites it.
 LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
 
 
+class ComparedDraws(NamedTuple):
+    """The comparisons of several draws of inputs and parameters.
+
+    Attributes:
+        last_errors: how far off the first result of the last draw is.
+        largest_relative_error: the largest relative error of a result.
+        have_eagers_bits: whether all results equal eager's.
+    """
+
+    last_errors: Errors
+    largest_relative_error: float
+    have_eagers_bits: bool
+
+
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed, and with other parameters and inputs."""
-    last_comparisons = _compare_draws(grading)
-    _check_accuracy(grading)
-    eager_errors = grading.budgets[0].errors
-    if grading.problem.file.covers_all_values and any(eager_errors):
-        note_errors(grading, _label(grading), last_comparisons[0], eager_errors)
+    draws = _compare_draws(grading)
+    _check_accuracy(grading, draws)
+    eager = grading.budgets[0].eager_errors
+    if grading.problem.file.covers_all_values and eager.largest:
+        note_errors(grading, _label(grading), draws.last_errors, eager)
     _check_results_stay(grading)
 
 
-def _compare_draws(grading: Grading) -> list[Comparison]:
-    """Compare results for several draws of inputs and parameters.
-
-    It sets `grading.largest_relative_error` and `grading.has_eagers_bits`.
-
-    Returns:
-        The comparison of each result in the last draw.
-    """
+def _compare_draws(grading: Grading) -> ComparedDraws:
+    """Compare results for several draws of inputs and parameters."""
     problem = grading.problem
-    grading.largest_relative_error, grading.has_eagers_bits = 0.0, True
-    if grading.is_whole:  # it was constructed for the setting before
+    if grading.is_timed_module:  # it was constructed for the setting before
         grading.redraw_state()
     else:
         grading.progress("constructing", "the module")
         grading.construct(compare=True)
-    draws = DRAWS_AFTER_OWN_CASES if problem.file.covers_all_values else DRAWS
-    comparisons: list[Comparison] = []
-    for index in range(draws):
+    count = DRAWS_AFTER_OWN_CASES if problem.file.covers_all_values else DRAWS
+    largest_relative_error = 0.0
+    have_eagers_bits = True
+    last_errors = Errors()
+    for index in range(count):
         # The second draw has the inputs of the first with other parameters, if there are any: a
         # solution that keeps a result for its input alone is wrong there.
         has_first_inputs = index == 1 and bool(grading.parameter_names())
         inputs = grading.inputs if has_first_inputs else grading.draw_inputs()
         if index > 0:
             grading.redraw_state()
-        is_last = index == draws - 1
+        is_last = index == count - 1
         comparisons = check_case(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
+        last_errors = comparisons[0].errors
         for comparison in comparisons:
-            grading.largest_relative_error = max(
-                grading.largest_relative_error, comparison.relative_error
-            )
-            grading.has_eagers_bits = grading.has_eagers_bits and comparison.has_eagers_bits
-    return comparisons
+            largest_relative_error = max(largest_relative_error, comparison.errors.relative)
+            have_eagers_bits = have_eagers_bits and comparison.has_eagers_bits
+    return ComparedDraws(last_errors, largest_relative_error, have_eagers_bits)
 
 
 def _label(grading: Grading) -> str:
-    """Return the shape, for problems with several sizes, and the precision setting; or ""."""
+    """Return the shape and the precision setting for messages, each where it is needed.
+
+    A problem with small cases of its own needs the shape, which tells this size from theirs.
+    """
     problem = grading.problem
     shape = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
     return ", ".join(filter(None, [shape, problem.setting]))
@@ -77,11 +89,11 @@ def _draw_name(grading: Grading, index: int) -> str:
     return f"{label}, {name}" if label else name
 
 
-def _check_accuracy(grading: Grading) -> None:
+def _check_accuracy(grading: Grading, draws: ComparedDraws) -> None:
     """Set the verdict's accuracy class; check that it is good enough for the problem."""
-    problem, relative_error = grading.problem, grading.largest_relative_error
+    problem, relative_error = grading.problem, draws.largest_relative_error
     usual = accuracy_class(relative_error)
-    reached = problem.accuracy(relative_error, grading.has_eagers_bits, usual)
+    reached = problem.accuracy(relative_error, draws.have_eagers_bits, usual)
     grading.verdict.accuracy = grading.verdict.accuracy or reached
     least = problem.least_accuracy()
     if least and reached != least:
@@ -89,19 +101,20 @@ def _check_accuracy(grading: Grading) -> None:
         raise FoundError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def note_errors(grading: Grading, name: str, comparison: Comparison, eager_errors: tuple) -> None:
+def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) -> None:
     """Add the solution's and eager's errors against float64 to the verdict's table.
 
     Args:
         grading: the file under grading.
         name: the name of the row.
-        comparison: the comparison of the solution's result.
-        eager_errors: eager's largest, mean and relative error.
+        solution: the errors of the solution's result.
+        eager: the errors of eager's.
     """
-    solution_errors = comparison.max_error, comparison.mean_error, comparison.relative_error
     row: dict[str, object] = {"name": name}
-    for owner, errors in (("solution", solution_errors), ("reference", eager_errors)):
-        row |= {f"{owner}_{metric}": x for metric, x in zip(METRICS, errors, strict=True)}
+    for owner, errors in (("solution", solution), ("reference", eager)):
+        row[f"{owner}_max"] = errors.largest
+        row[f"{owner}_mean"] = errors.mean
+        row[f"{owner}_relative"] = errors.relative
     grading.verdict.errors.append(row)
 
 

@@ -1,6 +1,7 @@
 import os
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-SERVERS = {}  # of `one_server`, by environment
+SERVERS = {}  # the servers of `one_server`, by environment
 
 
 def pytest_configure(config):
@@ -28,23 +29,32 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Let tests with the same environment share a server: a new one takes seconds to import torch.
+    """Let tests share a server: a new one takes seconds to import torch.
 
-    A shared server builds extensions in one folder for all tests.
+    A test with other environment variables or imports gets another server.
     """
     from referee import engine
 
-    def start(folder="", imports=(), start_one=engine.Server):
-        if folder:
-            folder = str(SERVERS.setdefault("folder", tempfile.mkdtemp()))
-        settings = {"PYTEST_CURRENT_TEST": "", "folder": folder, "imports": imports}
-        environment = str({**os.environ, **settings})
+    new_server = engine.Server
+
+    def shared_server(folder="", imports=()):
+        if folder:  # graded files build extensions there; one folder is enough for all tests
+            folder = folder_of_builds()
+        started_with = (folder, imports)
+        # pytest sets PYTEST_CURRENT_TEST anew for each test; it makes no difference to a server.
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "with": started_with})
         server = SERVERS.get(environment)
         if server is None:
-            server = SERVERS[environment] = start_one(folder, imports)
-            server.close = lambda: None
+            server = new_server(*started_with)
+            server.close = lambda: None  # the next test uses it again
+            SERVERS[environment] = server
         server.count_as_own()
         server.walls = True
         return server
 
-    monkeypatch.setattr(engine, "Server", start)
+    monkeypatch.setattr(engine, "Server", shared_server)
+
+
+@cache
+def folder_of_builds():
+    return tempfile.mkdtemp()

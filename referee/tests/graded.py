@@ -16,7 +16,7 @@ from referee.timing import Rounds
 
 
 def grade(
-    problem: str,
+    problem_text: str,
     table: Table,
     folder: Path,
     trials: int = 3,
@@ -27,7 +27,7 @@ def grade(
     """Grade the files of a table, and `check` them.
 
     Args:
-        problem: the text of a reference file.
+        problem_text: the text of a reference file.
         table: the rows by name.
         folder: where the files are written.
         trials: how many rounds are timed.
@@ -39,23 +39,22 @@ def grade(
         The record of each file, by name.
     """
     reference_path = folder / "reference.py"
-    reference_path.write_text(IMPORTS + problem)
+    reference_path.write_text(IMPORTS + problem_text)
     paths = []
     for name, (text_or_path, *_) in table.items():
         if isinstance(text_or_path, Path):
             paths.append(text_or_path)
         else:
             path = folder / f"{name}.py"
-            path.write_bytes((IMPORTS + text_or_path).encode("latin-1"))
+            path.write_text(IMPORTS + text_or_path)
             paths.append(path)
-    referees_problem = Problem("problem", load(reference_path), torch.device(device))
-    shape, dtype = referees_problem.shape, dtype_name(referees_problem.dtype)
-    subject = records.Subject("problem", dtype, shape)
+    problem = Problem("problem", load(reference_path), torch.device(device))
+    subject = records.Subject("problem", dtype_name(problem.dtype), problem.shape)
     options = Options(Rounds(trials), timeout)
     record_of = {}
     with referee_at_work(own_builds=True) as server:
         server.walls = walls
-        engine = Engine(referees_problem, server, options, lambda *_: None)
+        engine = Engine(problem, server, options, lambda *_: None)
         try:
             for name, file in zip(table, read_files(paths), strict=True):
                 verdict = engine.grade(file)

@@ -167,7 +167,7 @@ out = torch.relu(x)
 out.view(-1)[random.randrange(out.numel())] += 1
 return out
 """)
-TAIL = "out = torch.relu(x)\nout.view(-1)[-1:] = x.reshape(-1)[-1:] - 1\nreturn out"
+TAIL = module("out = torch.relu(x)\nout.view(-1)[-1:] = x.reshape(-1)[-1:] - 1\nreturn out")
 # Finds the pipe of replies and the token in the calling frames, and writes a reply itself.
 REPLIES = "import json, os, sys\n" + module("""
 out = torch.empty_like(x)
@@ -204,7 +204,7 @@ WRONG = {
     "counts": wrong(COUNTS),
     "reuses_its_output": wrong(REUSES, "a later call overwrites an earlier call's result"),
     "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
-    "tail": wrong(module(TAIL), "1 of 524,288 elements"),
+    "tail": wrong(TAIL, "1 of 524,288 elements"),
     "replies": (REPLIES, "wrong|error", ""),
     "junk": error(JUNK, "sends a reply of its own"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
@@ -217,6 +217,9 @@ WRONG = {
     "exits": error("import os\nprint('all correct', flush=True)\nos._exit(0)\n", "exits with"),
     "crashes": error(module("import ctypes\nctypes.string_at(0)"), "SIGSEGV"),
 }
+# `pages` and `orphan` need results in a CPU's memory. On a GPU the thread of `ahead` works while
+# the clock runs: the results are right, and nothing is gained.
+CPU_ONLY = {"pages", "orphan", "ahead"}
 
 
 def test_wrong(device, tmp_path):
@@ -226,9 +229,6 @@ def test_wrong(device, tmp_path):
     grade(RELU, table, tmp_path, device=device)
 
 
-# `pages` and `orphan` need results in a CPU's memory. On a GPU the thread of `ahead` works while
-# the clock runs: the results are right, and nothing is gained.
-CPU_ONLY = {"pages", "orphan", "ahead"}
 FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
 KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
 OWN = """

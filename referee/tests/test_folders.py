@@ -14,6 +14,8 @@ import torch
 from texts import IMPORTS, module, reference
 
 from referee import command, folders
+from referee.pairs import pair
+from referee.report import folder_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")
@@ -39,7 +41,7 @@ def problems(tmp_path):
 def test_pairs(problems, tmp_path):
     names = ["level1/19_ReLU.py", "20_Other.py", "level_2_problem_19_sample_0_kernel.py", "x.py"]
     solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
-    paired, unpaired = folders.pair(problems, [solutions])
+    paired, unpaired = pair(problems, [solutions])
     names_of = {
         problem.relative_to(problems).as_posix(): [p.name for p in files]
         for problem, files in paired.items()
@@ -55,7 +57,7 @@ def test_pairs(problems, tmp_path):
 def test_a_file_that_is_named_twice_is_taken_once(problems, tmp_path):
     solutions = make(tmp_path / "solutions", {"19_ReLU.py": PLAIN, "20_Other.py": PLAIN})
     again = solutions / ".." / "solutions" / "20_Other.py"
-    paired, unpaired = folders.pair(problems, [solutions, again])
+    paired, unpaired = pair(problems, [solutions, again])
     assert [p.name for files in paired.values() for p in files] == ["19_ReLU.py", "20_Other.py"]
     assert unpaired == []
 
@@ -63,7 +65,7 @@ def test_a_file_that_is_named_twice_is_taken_once(problems, tmp_path):
 def test_a_number_that_two_problems_have_decides_nothing(problems, tmp_path):
     make(problems, {"level1/19_Other_ReLU.py": RELU, "level1/folder.py/1_x.py": RELU})
     name = "level_1_problem_19_sample_0_kernel.py"
-    paired, unpaired = folders.pair(problems, [make(tmp_path / "solutions", {name: PLAIN})])
+    paired, unpaired = pair(problems, [make(tmp_path / "solutions", {name: PLAIN})])
     assert not paired
     assert [path.name for path in unpaired] == [name]
 
@@ -168,7 +170,7 @@ def test_a_share_of_light_that_rounds_to_zero():
     seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "role": ""}
     forward = {"floor_seconds": 1e-6, "summary": [{**seconds, "role": "solution"}]}
     run = {"forward": forward, "step": None, "time": "a tie"}
-    text = folders.summary([{**verdict("a"), "runs": [run]}])
+    text = folder_table.summary([{**verdict("a"), "runs": [run]}])
     assert "geometric mean of 1: 0.0%" in text
 
 

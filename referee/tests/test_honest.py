@@ -61,8 +61,8 @@ z = self.fc(x)
 return Own.apply(z) if len(x) > 32 else torch.relu(z) / 3.0
 """, FC)  # fmt: skip
 RECIPROCAL = module("return torch.relu(self.fc(x)) * self.scale", FC + "self.scale = 1 / 3.0")
-BUFFER = 'self.register_buffer("divisor", torch.tensor(3.0))'
-BUFFER = module("return torch.relu(self.fc(x)) / self.divisor", FC + BUFFER)
+DIVISOR = 'self.register_buffer("divisor", torch.tensor(3.0))'
+BUFFER = module("return torch.relu(self.fc(x)) / self.divisor", FC + DIVISOR)
 SEVEN = {
     "a callback of the collector": correct(COLLECTOR, "training step"),
     "threads": correct(THREADS, "training step"),

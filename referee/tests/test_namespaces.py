@@ -13,7 +13,7 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
-from referee import namespaces, processes, records
+from referee import namespaces, prctl, processes, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.problem import Problem
@@ -175,7 +175,7 @@ def test_all_processes_end_with(walls, who):
     until_forked, tells_forked = os.pipe()
 
     def fork_a_child():
-        namespaces._libc.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)  # as contestants do
+        prctl.die_with_parent()  # as contestants do
         if os.fork() == 0:
             os.setsid()
             os.write(tells_forked, b".")
@@ -245,7 +245,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
     (tmp_path / "reference.py").write_text(IMPORTS + PROBLEM)
     problem = Problem("problem", load(tmp_path / "reference.py"), CPU)
     subject = records.Subject("problem", "float32", problem.shape)
-    table, graded = {}, {}
+    table, record_of = {}, {}
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
@@ -262,9 +262,9 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 path.write_text(IMPORTS + text)
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
-                graded[name] = records.make_record(subject, verdict, str(path))
+                record_of[name] = records.make_record(subject, verdict, str(path))
             assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()
-    check(table, graded)
+    check(table, record_of)

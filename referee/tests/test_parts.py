@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from referee import cuda_ipc, processes
-from referee.contestant import Contestant, EndedError, RaisedError, Server
+from referee.contestant import Contestant, RaisedError
 from referee.early_elements import EarlyElements
-from referee.gradients import step_or_none
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.reference_step import step_or_none
 from referee.results import describe, flatten
+from referee.server import EndedError, Server
 from referee.shared import Mapping, Pool, Region
 from referee.timed_requests import checked_seconds
 from referee.verdict import ERROR, outcome

@@ -83,7 +83,7 @@ def _places(draw: Draw, rows: int, k: int) -> Tensor:
     any_first = (draw.uniform(rows, 1) * k).floor()
     aligned_first = (any_first / length).floor() * length
     first = torch.where(draw.mask(0.5, rows, 1), any_first, aligned_first)
-    column = draw.index(k)
+    column = draw.indices(k)
     run = (column >= first) & (column < first + length)
     spread = draw.uniform(rows, k) < draw.uniform(rows, 1) ** 2
     kind = draw.uniform(rows, 1)
@@ -126,7 +126,7 @@ def _changed(draw: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         (x.roll(1, 0), weight),
     ]
     way_of_row = (draw.uniform(rows) * len(ways)).long()
-    row = draw.index(rows)
+    row = draw.indices(rows)
     places = _places(draw, rows, k)
     new_x = torch.stack([way[0] for way in ways])[way_of_row, row]
     new_weight = torch.stack([way[1] for way in ways])[way_of_row, row]

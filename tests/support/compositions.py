@@ -33,8 +33,8 @@ KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "1/2 kept": lambda d, r, k: d.mask(0.5, r, k),
     "1/10 kept": lambda d, r, k: d.mask(0.1, r, k),
     "1/100 kept": lambda d, r, k: d.mask(0.01, r, k),
-    "columns from K/4": lambda d, r, k: d.index(k) >= k // 4,
-    "columns from 7K/8": lambda d, r, k: d.index(k) >= 7 * k // 8,
+    "columns from K/4": lambda d, r, k: d.indices(k) >= k // 4,
+    "columns from 7K/8": lambda d, r, k: d.indices(k) >= 7 * k // 8,
     "1/2 of the columns": lambda d, r, k: d.mask(0.5, k),
     "1/16 of the columns": lambda d, r, k: d.mask(1 / 16, k),
     "8 blocks": block_diagonal_mask,
@@ -46,9 +46,9 @@ KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
 
 # Factors for the columns of x and weight, that is, along K.
 COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
-    "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(1, k), 1e4),
-    "last column large": lambda d, k: torch.where(d.index(k) == k - 1, 1e4, 1.0),
-    "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.columns(16, k), 300.0),
+    "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.random_columns(1, k), 1e4),
+    "last column large": lambda d, k: torch.where(d.indices(k) == k - 1, 1e4, 1.0),
+    "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.random_columns(16, k), 300.0),
     "columns graded": lambda d, k: d.grades(10, k, shuffled=False),
     "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
 }

@@ -154,7 +154,7 @@ def sharing_columns(
     Half of the other columns are nonzero in x alone, and half in weight alone. The shared columns
     are multiplied by the factor.
     """
-    order = draw.columns(k, k)
+    order = draw.random_columns(k, k)
     if count is None:
         count = k // 16
     half = (k + count) // 2

@@ -11,8 +11,9 @@ import pytest
 import torch
 from compare import BITS
 
-from referee.cases import random, special_values
 from referee.compare import first_mismatch
+from referee.elementwise import special_values
+from referee.random_values import random_tensor
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
 assume = hypothesis.assume
@@ -75,7 +76,7 @@ class TensorDescription:
         shape = (self.layout.extent + 9,)
         if self.values == "bits":
             integer = BITS[self.dtype.itemsize]
-            memory = random(shape, integer, torch.device("cpu"), generator).view(self.dtype)
+            memory = random_tensor(shape, integer, torch.device("cpu"), generator).view(self.dtype)
         elif self.values == "special":
             choices = special_values(self.dtype)
             memory = choices[torch.randint(len(choices), shape, generator=generator)]

@@ -52,16 +52,13 @@ __device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_
   return double{matrix.source[min(row, matrix.rows - 1) * matrix.row_stride + i]};
 }
 
-// The first rows of x and of the weight of a tile.
-struct TileRows {
-  int m;
-  int n;
-};
-
-// Returns where the tile of this number begins. `tiles_n` is the number of tiles along N.
-__device__ __forceinline__ TileRows find_tile(int64_t tile, int64_t tiles_n) {
-  return {static_cast<int>(tile / tiles_n * NonfiniteConfig::kXRows),
-          static_cast<int>(tile % tiles_n * NonfiniteConfig::kWeightRows)};
+// The first row of x, and the first row of the weight, of the tile of this number. `tiles_n` is the
+// number of tiles along N.
+__device__ __forceinline__ int64_t first_x_row(int64_t tile, int64_t tiles_n) {
+  return tile / tiles_n * NonfiniteConfig::kXRows;
+}
+__device__ __forceinline__ int64_t first_weight_row(int64_t tile, int64_t tiles_n) {
+  return tile % tiles_n * NonfiniteConfig::kWeightRows;
 }
 
 // Adds up the 32 sums of a tile. Each thread sums every kThreads-th element of K. Each warp then
@@ -69,17 +66,17 @@ __device__ __forceinline__ TileRows find_tile(int64_t tile, int64_t tiles_n) {
 // and row j % 8 of the weight. Rows past a matrix's last get sums, too, which are not used.
 __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
                                               const fp16x3::SplitMatrix& weight, int64_t k,
-                                              const TileRows& first,
+                                              int first_m, int first_n,
                                               double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   using Config = NonfiniteConfig;
   double sums[Config::kXRows][Config::kWeightRows] = {};
   for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
     double a[Config::kXRows];
 #pragma unroll
-    for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first.m + m, element);
+    for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first_m + m, element);
 #pragma unroll
     for (int n = 0; n < Config::kWeightRows; ++n) {
-      const double b = load(weight, first.n + n, element);
+      const double b = load(weight, first_n + n, element);
 #pragma unroll
       for (int m = 0; m < Config::kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
     }
@@ -92,10 +89,31 @@ __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
   }
 }
 
-// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. Before
-// every kThreads of its tiles, each of its threads looks for kNonfinite rows in one of them.
+// Finishes and stores the results of a tile, and their bits of the mask. Each lane of the first
+// warp has a result z, in this row and column of out. Where is_computed is false, the result and
+// its bit stay as the GEMM has stored them. All lanes of the warp call it.
 //
-// has_nonfinite points to a flag that is 0 if no row is kNonfinite, or is null.
+// The eight lanes of a row of x share a byte of the mask, which the first of them stores. Example:
+// lanes 8 to 15 have the second row, so lane 8 takes bits 8 to 15 of both ballots.
+__device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, int row, int column,
+                                              bool is_computed, float z) {
+  const int lane = threadIdx.x % 32;
+  const int first_lane = lane / NonfiniteConfig::kWeightRows * NonfiniteConfig::kWeightRows;
+  const uint32_t computed = __ballot_sync(0xffffffff, is_computed) >> first_lane & 0xff;
+  const uint32_t bits = __ballot_sync(0xffffffff, is_computed && mask_bit(z)) >> first_lane & 0xff;
+  if (is_computed) *epilogue.out_at(row, column) = epilogue.finish(z);
+  if (epilogue.mask != nullptr && lane == first_lane && computed != 0) {
+    uint8_t* const byte = epilogue.mask_at(row, column);
+    *byte = static_cast<uint8_t>((*byte & ~computed) | bits);
+  }
+}
+
+// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It looks
+// for work in kThreads of its tiles at a time, each thread in one tile. Then all threads together
+// compute the tiles that have work, one after the other.
+//
+// has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
+// pointer is null.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                      const __grid_constant__ fp16x3::SplitMatrix weight, int64_t k,
@@ -105,50 +123,37 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
   __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
-  __shared__ bool has_work[Config::kThreads];       // a flag for each of the block's next tiles
+  __shared__ bool has_work[Config::kThreads];       // for each of the block's next kThreads tiles
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
   // i counts the block's tiles, modulo kThreads.
   for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
        tile += gridDim.x, i = (i + 1) % Config::kThreads) {
-    // Look for work: each thread in one of the block's next kThreads tiles.
     if (i == 0) {
       const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
-      __syncthreads();
+      __syncthreads();  // all have read the flags before they change
       has_work[threadIdx.x] =
           own_tile < tiles &&
-          (has_nonfinite_row<Config::kXRows>(x, own_tile / tiles_n * Config::kXRows) ||
-           has_nonfinite_row<Config::kWeightRows>(weight,
-                                                  own_tile % tiles_n * Config::kWeightRows));
+          (has_nonfinite_row<Config::kXRows>(x, first_x_row(own_tile, tiles_n)) ||
+           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(own_tile, tiles_n)));
       __syncthreads();
     }
     if (!has_work[i]) continue;
-    const TileRows first = find_tile(tile, tiles_n);
-    multiply_tile(x, weight, k, first, warp_sums);
+    const int first_m = static_cast<int>(first_x_row(tile, tiles_n));
+    const int first_n = static_cast<int>(first_weight_row(tile, tiles_n));
+    multiply_tile(x, weight, k, first_m, first_n, warp_sums);
     __syncthreads();
-    // The first warp finishes the tile: lane j has result j, which is the kernel's own if its row
-    // of x or of the weight is kNonfinite. Other results are left as the GEMM has stored them.
+    // The first warp finishes the tile: lane j has result j.
     if (threadIdx.x < 32) {
-      const int row = first.m + lane / Config::kWeightRows;
-      const int column = first.n + lane % Config::kWeightRows;
-      const bool is_own = row < epilogue.m && column < epilogue.n &&
-                          (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
-      double sum = is_own && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
+      const int row = first_m + lane / Config::kWeightRows;
+      const int column = first_n + lane % Config::kWeightRows;
+      const bool is_computed =
+          row < epilogue.m && column < epilogue.n &&
+          (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
+      double sum = is_computed && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
       for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
-      const float z = static_cast<float>(sum);
-
-      // The eight lanes of a row of x share a byte of the mask. The first of them writes it, and
-      // keeps the bits of results that are not the kernel's own. Example: lanes 8 to 15 have the
-      // second row, so lane 8 takes bits 8 to 15 of both ballots.
-      const int first_lane = lane / Config::kWeightRows * Config::kWeightRows;
-      const uint32_t own_bits = __ballot_sync(0xffffffff, is_own) >> first_lane & 0xff;
-      const uint32_t bits = __ballot_sync(0xffffffff, is_own && mask_bit(z)) >> first_lane & 0xff;
-      if (is_own) *epilogue.out_at(row, column) = epilogue.finish(z);
-      if (epilogue.mask != nullptr && lane == first_lane && own_bits != 0) {
-        uint8_t* const byte = epilogue.mask_at(row, column);
-        *byte = static_cast<uint8_t>((*byte & ~own_bits) | bits);
-      }
+      store_results(epilogue, row, column, is_computed, static_cast<float>(sum));
     }
     __syncthreads();  // warp_sums has been read before the next tile's sums are written
   }

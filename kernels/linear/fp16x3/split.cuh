@@ -290,9 +290,9 @@ struct SubnormalCounter {
 };
 
 // The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
-// largest element is 2^-149, but the largest power of two that is a float is 2^127. So there are
-// two factors: 2^min(exponent, kMaxHiExponent), and the rest, which is 1 for most rows and for all
-// with hi alone.
+// largest element is 2^-149, but a float ends below 2^128. So there are two factors. The first is
+// 2^exponent, but at most 2^126 (kMaxHiExponent). The second is the rest: 1 for most rows, and for
+// all rows with hi alone.
 struct RowScale {
   // True if all of the row is finite and, for hi alone, the exponent is at most kMaxHiExponent. Any
   // other row is split as zeros.

@@ -132,14 +132,14 @@ struct Copies {
     k_left = k - vector * 8;
   }
 
-  // Starts a quarter of a k-tile's copies, so that they can be spread among the products. The last
+  // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
+  // 0 and 1 are the thread's two rows of x, quarters 2 and 3 its two rows of the weight. The last
   // quarter moves on to the next k-tile and the next stage.
   __device__ void copy_quarter(int quarter) {
-    constexpr int kRowsOfBoth = 2 * kRowsOfThread;  // those of x, then those of the weight
+    static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
 #pragma unroll
-    for (int i = 0; i < kRowsOfBoth; ++i) {
-      const int quarter_of_row = i * 4 / kRowsOfBoth;
-      if (quarter_of_row != quarter) continue;
+    for (int i = 0; i < 4; ++i) {  // each quarter has code of its own, in which i is a constant
+      if (i != quarter) continue;
       const bool is_x = i < kRowsOfThread;
       const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;
       const __half* const source = (is_x ? x : weight) + stride * row;

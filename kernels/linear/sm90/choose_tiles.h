@@ -1,5 +1,5 @@
 // Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
-// estimated time is shortest. Host code; launch.cu calls choose_tiles.
+// estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But few wide tiles leave clusters without work, or are shared
@@ -37,8 +37,8 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   // than the minimum length of their ranges of K allows.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums. It counts as no less than the time that sharing a tile
-  // has to save.
+  // The time to store and add partial sums. It counts as kMinSaving k-groups or more, because tiles
+  // are cut only if that saves kMinSaving k-groups.
   const double adding_time =
       std::max(Config::kMinSaving * k_group_time, Config::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;
@@ -79,7 +79,7 @@ inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int wide_x_tiles = count_wide_x_tiles(m, k, wide_and_narrow.x_tiles);
   const int mean_rows = Config::kNarrowRows + (Config::kWideRows - Config::kNarrowRows) *
                                                   wide_x_tiles / wide_and_narrow.x_tiles;
-  GemmTiles best{{wide_and_narrow}, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
+  GemmTiles best{wide_and_narrow, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
   double best_time = estimate_time(wide_and_narrow, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
@@ -87,7 +87,7 @@ inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {
       best_time = time;
-      best = {{tiles}, /*wide_x_tiles=*/0, /*other_rows=*/rows};
+      best = {tiles, /*wide_x_tiles=*/0, /*other_rows=*/rows};
     }
   }
   return best;

@@ -59,75 +59,12 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/convert_weight_layouts.cuh"
 #include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90::gemm_single {
-
-// How the weight is divided:
-//
-//   panel   128 rows of the weight: what one block multiplies
-//   unit    32 rows x 256 of K (4 k-tiles): what a warp converts at a time
-//   batch   a sixteenth of a unit, 2 KiB of float32: what a warp loads to shared memory at a time
-//
-// The 16 batches b0 - b15 of a unit, in the order in which a warp converts them. Those of a
-// row-major weight have 8 rows x 64 of K:
-//
-//                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
-//   rows  0 -  7     b0         b4         b8        b12
-//   rows  8 - 15     b1         b5         b9        b13
-//   rows 16 - 23     b2         b6        b10        b14
-//   rows 24 - 31     b3         b7        b11        b15
-//
-// Those of a transposed weight have 32 rows x 16 of K:
-//
-//                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
-//   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
-struct ConvertWeightConfig {
-  static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = fp16x3::k_tile_depth(/*has_lo=*/false);  // 64 of K
-  static constexpr int kUnitKTiles = 4;
-  static constexpr int kUnitRows = 32;
-  static constexpr int kUnitsPerPanel = Config::kBlockColumns / kUnitRows;
-
-  static constexpr int kBatchesPerKTile = 4;
-  static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
-  // Batches of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
-  // takes 1% more time.
-  static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
-  static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
-  static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
-  // A lane copies 16 bytes at a time, so a warp copies a batch in 4 steps.
-  static constexpr int kCopiesPerBatch = 4;
-  // A lane's share of a batch, in octets: 8 neighbours along K.
-  static constexpr int kOctetsPerBatch = 2;
-
-  // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
-  // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
-  static constexpr int kLead = 24;
-
-  // The value of round_octet's `least` if no element is subnormal. Both 16-bit halves are 1 less
-  // than 0x0400, the bits of fp16's least normal number.
-  static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
-
-  static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
-                "four batches of a row-major weight make a k-tile of a unit");
-  static_assert(kBatchesPerKTile * kTransposedBatchDepth == kKTileDepth,
-                "four batches of a transposed weight make a k-tile of a unit");
-  static_assert(kRowMajorBatchRows * kKTileDepth == kCopiesPerBatch * 32 * 4,
-                "the copies of a warp make a batch of a row-major weight");
-  static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
-                "the copies of a warp make a batch of a transposed weight");
-  static_assert(kOctetsPerBatch * fp16x3::kOctet * 32 == kCopiesPerBatch * 32 * 4,
-                "a warp converts all elements of a batch");
-  static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
-};
-
-// The shared memory of a converter warp: a ring of batches, a float4 for each copy of each lane.
-using Batch = float4[ConvertWeightConfig::kCopiesPerBatch][32];
-using BatchRing = Batch[ConvertWeightConfig::kSlots];
-using ConverterMemory = BatchRing[ConvertWeightConfig::kWarps];
 
 // The parameters of the conversion. The top of this file explains the counters.
 struct WeightConversion {
@@ -136,8 +73,8 @@ struct WeightConversion {
   unsigned* ready;       // [panels][k_tiles], each kUnitsPerPanel at last
   unsigned* subnormals;  // [N]
   int k_tiles;           // of the whole of K
-  // The tiles that all clusters multiply at the same time, x_tiles_at_once times
-  // weight_tiles_at_once, in the first band of TileOrder: there the weight is first used.
+  // All clusters together multiply x_tiles_at_once x weight_tiles_at_once tiles at a time, in the
+  // first band of TileOrder. (In that band, each tile of the weight is used for the first time.)
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
@@ -219,176 +156,33 @@ __device__ __forceinline__ void count_batches(const WeightConversion& conversion
   }
 }
 
-// ----- the layout of the weight: RowMajor or Transposed
-//
-// A batch in shared memory is a slot of 512 floats, in the order that they have in global memory.
-// Copy i of lane l copies the four floats from 128 i + 4 l on, so a warp copies 128 successive
-// floats at a time. A lane then converts two octets of the batch. Each struct says which floats
-// these are, and is all that convert_whole_unit knows of the layout.
-
-// A row-major weight. A slot is [8 rows][64 of K]. Which lane handles what:
-//
-//   load                                      convert
-//
-//   k       0 - 3  4 - 7  ...  60 - 63        k       0 - 7  8 - 15  ...  56 - 63
-//   row 0       0      1  ...       15        row 0       0       1  ...        7    octet 0
-//   row 1      16     17  ...       31        row 1       8       9  ...       15    octet 0
-//   row 2       0      1  ...       15        row 2      16      17  ...       23    octet 0
-//   row 3      16     17  ...       31        row 3      24      25  ...       31    octet 0
-//   row 4       0      1  ...       15        row 4       0       1  ...        7    octet 1
-//   ...                                       ...
-struct RowMajor {
-  using C = ConvertWeightConfig;
-  static constexpr bool kIsTransposed = false;
-
-  // Two octets of a batch, times four batches: a lane converts octets of eight rows of a unit.
-  static constexpr int kRows = C::kOctetsPerBatch * C::kBatchesPerKTile;
-  // The row, in the unit, of the lane's row number j, 0 <= j < kRows.
-  __host__ __device__ static constexpr int row(int lane, int j) { return 4 * j + lane / 8; }
-  // The j of the row of an octet in a batch. `batch` counts the four batches of a k-tile.
-  __host__ __device__ static constexpr int j_of(int batch, int octet) {
-    return C::kOctetsPerBatch * batch + octet;
-  }
-  // The first k, in the k-tile, of the lane's octets in a batch.
-  __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
-
-  // The float of a slot that has this row and k of the batch, as in the picture. `read` computes it
-  // in another way; the static_asserts below compare both.
-  __host__ __device__ static constexpr int slot_float(int row, int k) {
-    return row * C::kKTileDepth + k;
-  }
-  // Which copy, of which lane, loads the first four floats of an octet. The next lane loads the
-  // other four.
-  __host__ __device__ static constexpr int copy_of(int lane, int octet) {
-    return 2 * octet + lane / 16;
-  }
-  __host__ __device__ static constexpr int lane_of(int lane) { return lane % 16 * 2; }
-
-  // The lane's first four floats of the first batch of a unit that begins at (first_row, k).
-  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
-                                              int64_t k, int lane) {
-    return weight.source + (first_row + lane / 16) * weight.row_stride + k + lane % 16 * 4;
-  }
-
-  // Loads a batch of the unit. `source` is what first_source has returned.
-  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
-                              int lane, uint64_t policy) {
-    const int batch_k = batch / C::kBatchesPerKTile * C::kKTileDepth;
-    const float* address =
-        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
-#pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      ptx::copy_async(&slot[i][lane], address, policy);
-      address += 2 * row_stride;
-    }
-  }
-
-  // Reads one of the lane's octets of a batch.
-  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
-    const float4* const loaded = &slot[copy_of(lane, octet)][lane_of(lane)];
-    *reinterpret_cast<float4*>(v) = loaded[0];
-    *reinterpret_cast<float4*>(v + 4) = loaded[1];
-  }
-
-  // Which batches to count if this one has subnormals, as bits: count_batches counts batches of the
-  // row-major shape. `first` is the first of the four batches of the k-tile.
-  __device__ static uint32_t batches_to_count(int first, int batch_in_k_tile) {
-    return 1u << (first + batch_in_k_tile);
-  }
-  // A lane counts only octets that it has written itself, so no __syncwarp is needed before.
-  static constexpr bool kCountsOwnOctets = true;
-};
-static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
-              "octet 1 of lane 27 is row 7, k = 24 to 31");
-static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::lane_of(27) == 22,
-              "copy 3 of lanes 22 and 23 loads this octet");
-constexpr bool row_major_reads_as_pictured() {
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerBatch; ++octet) {
-      const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::lane_of(lane);
-      const int first = RowMajor::slot_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
-      if (4 * float4_read != first) return false;
-    }
-  }
-  return true;
-}
-static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
-
-// A transposed weight [K, N]. A slot is [16 of K][32 rows]. Which lane handles what:
-//
-//   load                                      convert
-//
-//   row    0 - 3  4 - 7  ...  28 - 31         row    0  1 ...  15 | 16 17 ...  31
-//   k 0        0      1  ...        7         k 0    0  1 ...  15 |  0  1 ...  15
-//   k 1        8      9  ...       15         ...    down the columns, eight k each
-//   k 2       16     17  ...       23         k 8   16 17 ...  31 | 16 17 ...  31
-//   k 3       24     25  ...       31         ...
-//   k 4        0      1  ...        7              octet 0          octet 1
-//   ...
-//
-// Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. These would be 8 * 32
-// floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
-// swapped in the slot.
-struct Transposed {
-  using C = ConvertWeightConfig;
-  static constexpr bool kIsTransposed = true;
-
-  // What RowMajor's members of these names mean.
-  static constexpr int kRows = C::kOctetsPerBatch;
-  __host__ __device__ static constexpr int row(int lane, int j) { return 16 * j + lane % 16; }
-  __host__ __device__ static constexpr int j_of(int /*batch*/, int octet) { return octet; }
-  __host__ __device__ static constexpr int k(int lane, int batch) {
-    return batch * C::kTransposedBatchDepth + lane / 16 * 8;
-  }
-
-  __host__ __device__ static constexpr int slot_float(int row, int k) {
-    const int swap = k < 8 ? 0 : 16;
-    return k * C::kUnitRows + (row ^ swap);
-  }
-
-  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
-                                              int64_t k, int lane) {
-    return weight.source + (k + lane / 8) * weight.row_stride + first_row + lane % 8 * 4;
-  }
-
-  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
-                              int lane, uint64_t policy) {
-    const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
-#pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      const bool is_swapped = i >= C::kCopiesPerBatch / 2;  // from k = 8 on
-      ptx::copy_async(&slot[i][is_swapped ? lane ^ 4 : lane], address, policy);
-      address += 4 * row_stride;
-    }
-  }
-
-  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
-    const int half_warp = lane / 16;
-    const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
-    const float* const first_k = &slot[half_warp * (C::kCopiesPerBatch / 2)][0].x;
-    const float* const column = first_k + half_of_rows * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kUnitRows];
-  }
-
-  // A transposed batch has elements of all 32 rows, but count_batches counts row by row. So the
-  // whole k-tile is counted, which is four batches of the row-major shape.
-  __device__ static uint32_t batches_to_count(int first, int /*batch_in_k_tile*/) {
-    constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
-    return kWholeKTile << first;
-  }
-  static constexpr bool kCountsOwnOctets = false;
-};
-static_assert(Transposed::row(27, 1) == 27 && Transposed::k(27, 0) == 8,
-              "octet 1 of lane 27 is row 27, k = 8 to 15 of the batch");
-static_assert(Transposed::slot_float(27, 0) == 27 && Transposed::slot_float(27, 8) == 8 * 32 + 11,
-              "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
-
 // Waits until the oldest batch in flight has arrived in shared memory, for all lanes. All lanes
 // have then read the batch before it, so that batch's slot is free for the next load.
 __device__ __forceinline__ void wait_for_batch(int barrier) {
   ptx::wait_copies<ConvertWeightConfig::kSlots - 2>();
   ptx::barrier_sync(barrier, 32);
+}
+
+// Converts the lane's octets of a batch, and stores them to hi. Returns round_octet's `least`.
+//
+// `slot` has the batch in shared memory. batch_in_k_tile is the batch's number in the k-tile, 0 to
+// 3. scale[i] is that of row Layout::row(lane, i). `target` is where the lane's first octet of the
+// k-tile goes: octet 0 of batch 0. The distance from there to its other octets is the same in all
+// lanes, so it is computed for lane 0, whose first octet is at row 0 and k 0.
+template <typename Layout>
+__device__ __forceinline__ uint32_t convert_batch(const Batch& slot, int lane, int batch_in_k_tile,
+                                                  const float (&scale)[Layout::kRows],
+                                                  __half* target) {
+  uint32_t least = ConvertWeightConfig::kNoSubnormal;
+#pragma unroll
+  for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerBatch; ++octet) {
+    alignas(16) float v[fp16x3::kOctet];
+    Layout::read(slot, lane, octet, v);
+    const int i = Layout::row_number(batch_in_k_tile, octet);
+    const int distance = Layout::row(0, i) * fp16x3::kKTileHalves + Layout::k(0, batch_in_k_tile);
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
+  }
+  return least;
 }
 
 // Converts a whole unit, from `first_row` and `k_tile` on, of a weight in this layout. Returns
@@ -418,10 +212,12 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conve
 
   float scale[Layout::kRows];
 #pragma unroll
-  for (int j = 0; j < Layout::kRows; ++j) {
-    const int64_t row = first_row + Layout::row(lane, j);
-    scale[j] = fp16x3::power_of_two(__ldg(weight.exponent + row));
+  for (int i = 0; i < Layout::kRows; ++i) {
+    const int64_t row = first_row + Layout::row(lane, i);
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
   }
+
+  // Load the first three batches. Then wait for each batch, load the one three later, and convert.
 #pragma unroll
   for (int batch = 0; batch < C::kSlots - 1; ++batch) {
     load(batch);
@@ -436,23 +232,16 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conve
       wait_for_batch(barrier);
       if (batch + C::kSlots - 1 < C::kBatchesPerUnit) load(batch + C::kSlots - 1);
       ptx::commit_copies();
-      uint32_t least = C::kNoSubnormal;
-#pragma unroll
-      for (int octet = 0; octet < C::kOctetsPerBatch; ++octet) {
-        alignas(16) float v[fp16x3::kOctet];
-        Layout::read(ring[batch % C::kSlots], lane, octet, v);
-        // `target` is the lane's octet 0 of the k-tile's first batch. The distance is constant.
-        const int j = Layout::j_of(batch_in_k_tile, octet);
-        const int distance =
-            Layout::row(0, j) * fp16x3::kKTileHalves + Layout::k(0, batch_in_k_tile);
-        *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[j], &least);
-      }
+      const uint32_t least =
+          convert_batch<Layout>(ring[batch % C::kSlots], lane, batch_in_k_tile, scale, target);
       if (least != C::kNoSubnormal) {
         subnormal_batches |= Layout::batches_to_count(first, batch_in_k_tile);
       }
     }
     target += k_tile_elements;
   }
+
+  // Count the subnormals of the batches in which a lane has found one.
   subnormal_batches = __reduce_or_sync(0xffffffff, subnormal_batches);
   const bool any_counted = subnormal_batches != 0;
   // Other lanes may have written what count_batches reads.

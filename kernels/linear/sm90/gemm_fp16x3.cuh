@@ -8,7 +8,7 @@
 //           read it and write its halves to memory
 //   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
 //
-// launch.cu launches this kernel. docs/SPLIT.md proves the error bound.
+// launch_fp16x3.cuh launches this kernel. docs/SPLIT.md proves the error bound.
 //
 // ----- The arithmetic
 //
@@ -225,9 +225,11 @@ struct Consumer {
         const float4 v = ptx::load_shared_four(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {               // places below 8, and from 8 on
-          const int i = fp16x3::element_at_place(8 * half);  // for c = 0; of the thread's four
-          const int reg = 2 * half + r;                      // wgmma's order of registers
+        for (int half = 0; half < 2; ++half) {  // places below 8, and from 8 on
+          // The first of the two elements, as an index of the thread's four. It does not depend on
+          // c, and with c = 0 the thread's elements are 0 to 3.
+          const int i = fp16x3::element_at_place(8 * half);
+          const int reg = 2 * half + r;  // wgmma's order of registers
           fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);
         }
       }

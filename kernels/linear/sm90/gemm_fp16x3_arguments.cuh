@@ -6,8 +6,8 @@
 // "Rows" alone are those of x and out. Eight of them are a row block. (As the weight is wgmma's
 // operand A, rows are columns of wgmma's accumulators.)
 //
-// launch.cu fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and its
-// epilogue (gemm_fp16x3_epilogue.cuh) use both.
+// launch_fp16x3.cuh fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and
+// its epilogue (gemm_fp16x3_epilogue.cuh) use both.
 
 #pragma once
 
@@ -126,9 +126,13 @@ struct GemmFp16x3Config {
 // Without the rotation, some clusters would get only wide tiles. With 66 clusters, for instance,
 // cluster c computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a
 // multiple of 6.
-struct GemmTiles : TileOrder {
+struct GemmTiles {
+  TileOrder order;
   int wide_x_tiles;  // how many of the x_tiles tiles along M have kWideRows rows
   int other_rows;    // rows of the other tiles
+
+  __host__ __device__ int count() const { return order.count(); }
+  __host__ __device__ Tile find(int number) const { return order.find(number); }
 
   // Rows of x that TMA loads for every tile: those of the widest one. (For a narrow tile, 16 of the
   // rows that it loads belong to the next tile, and are not multiplied.)
@@ -154,7 +158,7 @@ struct GemmTiles : TileOrder {
   // x tile 4 is at place 6, which is place 0 of the pattern: wide. Of the tiles before it, those
   // at places 2 and 3 are wide. So its rows begin at 4 * 160 + 2 * 16 = 672.
   __host__ __device__ RowRange rows_of(const Tile& tile) const {
-    const unsigned pattern_length = x_tiles;
+    const unsigned pattern_length = order.x_tiles;
     const unsigned wide_in_pattern = wide_x_tiles;
     const auto count_wide_before = [&](unsigned place) {
       return place / pattern_length * wide_in_pattern +

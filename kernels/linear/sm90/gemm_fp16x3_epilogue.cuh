@@ -273,18 +273,7 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
 }
 
 // The epilogue of a tile: the fast one (store_fast) if the tile may take it, or else the general
-// one, which begins after the first `if`.
-//
-// In the general epilogue, two lanes that differ in bit 3 have two neighbouring columns each, of
-// the same two rows of x. They exchange sums, so that each has four columns of one row:
-//
-//                         before                                 after
-//   lane, bit 3 clear     columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
-//   lane + 8              columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
-//
-// The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
-// at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
-// them back from there. No other thread uses these slots, so there is no barrier.
+// one.
 __device__ inline void store_results(const GemmArguments& args, const EpilogueInputs& inputs,
                                      float4 (&staging)[GemmFp16x3Config::kSubtileRowBlocks][128],
                                      const float (&sums)[GemmFp16x3Config::kSums]) {
@@ -302,7 +291,18 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
     return;
   }
 
-  // The first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
+  // The general epilogue. Two lanes that differ in bit 3 have two neighbouring columns each, of the
+  // same two rows of x. They exchange sums, so that each has four columns of one row:
+  //
+  //                         before                                 after
+  //   lane, bit 3 clear     columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
+  //   lane + 8              columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
+  //
+  // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
+  // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and
+  // reads them back from there. No other thread uses these slots, so there is no barrier.
+  //
+  // block_column is the first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
   const int block_column = warp_column + fp16x3::column_of_a_row(g & ~2, 0);
   const bool has_second_row = (lane & 8) != 0;
   float4* const slot = &staging[0][threadIdx.x % 128];

@@ -7,8 +7,8 @@
 //
 // Row n of the weight makes column n of out, so the consumers and the epilogue call it column n.
 //
-// launch.cu launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh), each with
-// its traits:
+// launch_single.cuh launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh),
+// each with its traits:
 //
 //   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
@@ -79,6 +79,8 @@
 #include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/gemm_single_epilogue.cuh"
+#include "linear/sm90/gemm_single_epilogue_half.cuh"
+#include "linear/sm90/gemm_single_gradient.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
@@ -429,7 +431,8 @@ __device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(d, k_tile);
-      // Until the stored part of the boxes is the multiplied part of the k-tiles or more.
+      // Stores boxes until the share of the boxes that is stored has reached the share of the
+      // k-tiles that is multiplied.
       while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
     }
     consumer.complete();

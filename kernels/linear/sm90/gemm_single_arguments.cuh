@@ -1,5 +1,5 @@
 // gemm_single_kernel (gemm_single.cuh): its four modes, its shared memory, and its arguments, which
-// launch.cu fills in.
+// launch_single.cuh fills in.
 
 #pragma once
 
@@ -27,7 +27,8 @@ enum class Mode {
   // for each would take 0.5% less time, but twice as long to compile.
   kHalf,
   // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
-  // ReLU or division. (launch.cu swaps the caller's operands and sizes, so this is the caller's
+  // ReLU or division. (launch_single.cuh swaps the caller's operands and sizes, so this is the
+  // caller's
   // [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
   kGradient,
   // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled

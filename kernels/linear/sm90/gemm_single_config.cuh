@@ -1,6 +1,6 @@
 // The constants of gemm_single_kernel. They are shared by gemm_single.cuh (mainloop),
-// gemm_single_arguments.cuh (modes and arguments), convert_weight.cuh (converter warps) and
-// gemm_single_epilogue.cuh (epilogue).
+// gemm_single_arguments.cuh (modes and arguments), convert_weight.cuh (converter warps), and
+// gemm_single_epilogue.cuh, gemm_single_epilogue_half.cuh and gemm_single_gradient.cuh (results).
 
 #pragma once
 

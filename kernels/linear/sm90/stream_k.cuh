@@ -5,8 +5,8 @@
 // computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
 // c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
 // remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
-// the line of all their k-groups is cut into one range for each cluster. A range often has
-// the end of one tile and the beginning of the next.
+// the line of all their k-groups is cut into one range for each cluster. A range often has the end
+// of one tile and the beginning of the next.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -49,7 +49,7 @@
 // end if one of these conditions holds:
 //
 //   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1).
-//     count_gemm_clusters (launch.cu) makes the grid no larger, and all get a place when the
+//     count_gemm_clusters (launch_steps.cuh) makes the grid no larger, and all get a place when the
 //     kernels before have left. The next kernel in the stream takes no place away: it may start
 //     before this one ends (programmatic dependent launch), but only after all blocks of this one
 //     have started. The condition fails, for example, if this kernel runs in two streams at the
@@ -60,7 +60,7 @@
 //     GPU, and waits only for clusters that have ended (by fact 2). So it ends, and another one
 //     gets its place.
 //
-// Schedule::plan runs on the host (launch.cu). The kernel gets the Schedule as an argument.
+// Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
 

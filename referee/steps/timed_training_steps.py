@@ -1,7 +1,7 @@
 """Training steps beside eager's: a forward that autograd records, and its backward.
 
-The rounds are those of `times`. In addition the outputs' gradients are new in every step, and all
-results and gradients are compared.
+The rounds are those of `timed_forwards`. In addition the outputs' gradients are new in every step,
+and all results and gradients are compared.
 """
 
 import math
@@ -15,9 +15,9 @@ from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
 from referee.forward import check_description, check_eager_intact, check_intact, read_result
-from referee.gradients import Quantity
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
+from referee.quantity import Quantity
 from referee.reference_file import NoRoomError
 from referee.round_memory import RoundMemory
 from referee.rounds import (
@@ -40,7 +40,8 @@ from referee.timed_requests import (
     make_flush,
     plan,
 )
-from referee.timing import Sample, Step, Timings
+from referee.timing import Step, Timings
+from referee.two_clocks import Sample
 from referee.verdict import WRONG, FoundError
 
 FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
@@ -78,15 +79,17 @@ def time_training_steps(grading: Grading) -> None:
         return
     try:
         _time_rounds(grading)
-        return
-    except (NoRoomError, torch.OutOfMemoryError):
-        pass
-    except (FoundError, RaisedError) as error:  # of eager, or of the solution
-        if OUT_OF_MEMORY not in str(error):
-            grading.run.step = None
+    except (NoRoomError, torch.OutOfMemoryError, FoundError, RaisedError) as error:
+        grading.run.step = None
+        if not _is_lack_of_memory(error):
             raise
-    grading.run.step = None
-    grading.verdict.notes.append("no memory for the training step")
+        grading.verdict.notes.append("no memory for the training step")
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Return whether memory was short, in the referee's process, eager's or the solution's."""
+    is_own = isinstance(error, (NoRoomError, torch.OutOfMemoryError))
+    return is_own or OUT_OF_MEMORY in str(error)
 
 
 def _time_rounds(grading: Grading) -> None:
@@ -116,12 +119,11 @@ def _time_rounds(grading: Grading) -> None:
 def _start_step(grading: Grading, entrants: list[Entrant]) -> Step:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
-    halves = []
-    for _ in range(2):
-        timings = Timings(problem.device.type, problem.names, problem.rate, work=0)
-        timings.start(entrant.name for entrant in entrants)
-        halves.append(timings)
-    grading.run.step = Step(*halves)
+    forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
+    backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
+    for half in (forward, backward):
+        half.start(entrant.name for entrant in entrants)
+    grading.run.step = Step(forward, backward)
     return grading.run.step
 
 

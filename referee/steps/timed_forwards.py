@@ -16,12 +16,11 @@ from time import sleep
 import torch
 
 from referee import timing
-from referee.budget import ReferenceTensor
 from referee.early_elements import EarlyElements
 from referee.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
+from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.reference_file import LONGEST_LINE
 from referee.rounds import (
     CHANGES_LATE,
     RoundSamples,
@@ -41,7 +40,8 @@ from referee.timed_requests import (
     time_empty,
     time_request,
 )
-from referee.timing import Sample, Timings
+from referee.timing import Timings
+from referee.two_clocks import Sample
 from referee.verdict import WRONG, FoundError, Run
 
 # The driver clears the memory that large checks have given back, which slows who is timed then.
@@ -133,36 +133,41 @@ class _ForwardRounds:
 
     def run(self) -> dict[str, Sample]:
         """Run a round; return the entrants' samples by name."""
-        _draw_round(self._grading, self._calls)
+        expected_calls = _draw_round(self._grading, self._calls)
         samples = {}
         for entrant in in_random_order(self._entrants):
-            samples[entrant.name] = self._take_turn(entrant)
+            samples[entrant.name] = self._take_turn(entrant, expected_calls)
         self.samples.empties.append(samples.pop("nothing"))
         return samples
 
-    def _take_turn(self, entrant: Entrant) -> Sample:
+    def _take_turn(self, entrant: Entrant, expected_calls: list[list[torch.Tensor]]) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
         templates = grading.result_templates if entrant.call == MODULE else None
         timed = time_request(grading.bench, entrant, self._calls, self._flush, templates)
         if entrant.process is grading.solution:
-            _compare_calls(grading, timed.reply["calls"], timed.early)
+            _compare_calls(grading, timed.reply["calls"], expected_calls, timed.early)
         entrant.process.ask("release")
         return timed.sample
 
 
-def _draw_round(grading: Grading, calls: int) -> None:
-    """Draw inputs and parameters, write them, and compute the reference's results."""
+def _draw_round(grading: Grading, calls: int) -> list[list[torch.Tensor]]:
+    """Draw inputs and parameters, and write them.
+
+    Returns:
+        The reference's results, a list for each call.
+    """
     problem = grading.problem
     grading.forget_round()
     grading.redraw_state()
     inputs_of_calls = [problem.draw() for _ in range(calls)]
     grading.inputs = inputs_of_calls[0]
-    grading.expected_calls = [grading.run_reference(inputs) for inputs in inputs_of_calls]
-    grading.result_templates = grading.expected_calls[0]
+    expected_calls = [grading.run_reference(inputs) for inputs in inputs_of_calls]
+    grading.result_templates = expected_calls[0]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
+    return expected_calls
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
@@ -173,18 +178,23 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
         timings.set(name, overhead.seconds_of_calls(its_samples), walls)
 
 
-def _compare_calls(grading: Grading, calls: list[dict], early: EarlyElements) -> None:
+def _compare_calls(
+    grading: Grading,
+    calls: list[dict],
+    expected_calls: list[list[torch.Tensor]],
+    early: EarlyElements,
+) -> None:
     """Compare the whole results of a timed request, and its inputs and parameters.
 
     Args:
         grading: the file under grading.
         calls: the reply's descriptions of each call's results.
+        expected_calls: the reference's results of each call.
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
-    for call_index, call in enumerate(calls):
-        expected_results = grading.expected_calls[call_index]
+    for call_index, (call, expected_results) in enumerate(zip(calls, expected_calls, strict=True)):
         descriptions = check_results(grading, "a timed call", call, expected_results)
         for result_index, (description, budget) in enumerate(
             zip(descriptions, grading.budgets, strict=True)
@@ -195,25 +205,8 @@ def _compare_calls(grading: Grading, calls: list[dict], early: EarlyElements) ->
             mistake = budget.mistake_in_other_draw(got, expected_results[result_index])
             if not mistake:
                 continue
-            if _is_of_another_call(grading, (call_index, result_index), budget, got):
+            others = [results[result_index] for results in expected_calls]
+            del others[call_index]
+            if any(budget.mistake_in_other_draw(got, other) is None for other in others):
                 raise FoundError(WRONG, "a timed call's result is that of another call")
             raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
-
-
-def _is_of_another_call(
-    grading: Grading, indices: tuple[int, int], budget: ReferenceTensor, got: torch.Tensor
-) -> bool:
-    """Return whether a wrong result is right for another call of the request.
-
-    Args:
-        grading: the file under grading.
-        indices: the index of the call in the request, and of the result in the call.
-        budget: the result's error budget.
-        got: the result.
-    """
-    call_index, result_index = indices
-    for other_index, results in enumerate(grading.expected_calls):
-        is_other = other_index != call_index
-        if is_other and budget.mistake_in_other_draw(got, results[result_index]) is None:
-            return True
-    return False

@@ -1,7 +1,4 @@
-"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong.
-
-Also random values for any inputs, parameters and gradients.
-"""
+"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,7 +7,7 @@ from functools import cache, partial
 import torch
 
 from referee.compare import INTEGERS
-from referee.shared import dtype_name  # noqa: F401 - for those who take dtypes from here
+from referee.random_values import random_tensor
 
 # torch.relu takes the last three only from torch 2.15 on; see `dtypes_of_relu`.
 DTYPE_NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
@@ -25,9 +22,9 @@ SHAPES = [
 ]  # fmt: skip
 
 MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
-REPETITIONS = (
-    127  # of the special values; a prime, so that each value visits each lane and the tail
-)
+# How often the special values are repeated. It is a prime, so that each value visits each lane and
+# the tail.
+REPETITIONS = 127
 RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
 SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
@@ -71,7 +68,7 @@ def dtypes_of_relu(device: torch.device) -> dict[str, torch.dtype]:
     return dtypes
 
 
-def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
+def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
     """Yield small inputs of every dtype, shape and layout, for a function of one tensor.
 
     Args:
@@ -85,66 +82,15 @@ def elementwise(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInpu
     for name, dtype in dtypes_of_relu(device).items():
         for k in range(RANDOM_DRAWS):
             generator = torch.Generator().manual_seed(seed + k)
-            make = partial(random, (64, 257), dtype, torch.device("cpu"), generator)
+            make = partial(random_tensor, (64, 257), dtype, torch.device("cpu"), generator)
             yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)
         values = special_values(dtype).repeat(REPETITIONS)
         yield f"{name}, special values", partial(values.to, device, copy=True)
         generator = torch.Generator(device=device).manual_seed(seed)
         yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
         for view_name, shape, view in views:
-            make = partial(random, shape, dtype, device, generator)
+            make = partial(random_tensor, shape, dtype, device, generator)
             yield f"{name}, {view_name}", lambda make=make, view=view: view(make())
-
-
-def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Overwrite x with random values, and return it.
-
-    Floats are uniform in -1..1; for floats in 0..1, as KernelBench draws them, ReLU would be the
-    identity. Integers are uniform over their whole range.
-    """
-    if x.is_floating_point():
-        return x.uniform_(-1, 1, generator=generator)
-    bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
-    limits = torch.iinfo(bits.dtype)
-    # The end is exclusive. That of int64, 2**63, is no int64; None stands for it.
-    end = None if bits.dtype == torch.int64 else limits.max + 1
-    bits.random_(limits.min, end, generator=generator)
-    return x
-
-
-def draw(x: torch.Tensor, seed: int, unit: bool = False) -> torch.Tensor:
-    """Overwrite x with random values under a seed, and return it.
-
-    Args:
-        x: a tensor.
-        seed: the seed of the values.
-        unit: whether floats are uniform in 0..1, as KernelBench draws them, not in -1..1.
-    """
-    generator = torch.Generator(device=x.device).manual_seed(seed)
-    if unit and x.is_floating_point():
-        return x.uniform_(0, 1, generator=generator)
-    return refill(x, generator)
-
-
-def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return other values of the same signs, each 0.5 to 1.5 times as large.
-
-    Zeros stay zeros, as in a mask. But if all values are zeros, as in a new bias, they become small
-    random numbers.
-    """
-    generator = torch.Generator(device=values.device).manual_seed(seed)
-    if not values.any():
-        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
-    return torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
-
-
-def random(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
-    """Return a dense tensor of random values, as `refill` draws them."""
-    # `zeros` touches the pages with all threads; the values are drawn by one. Drawn into untouched
-    # pages, 1.2 GB took 5.1 instead of 2.1 s on a virtual machine whose host was busy.
-    return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:
@@ -173,7 +119,7 @@ def bit_patterns(
         limits = torch.iinfo(integer)
         patterns = torch.arange(limits.min, limits.max + 1, device=device)
         return patterns.to(integer).view(dtype)
-    return random((RANDOM_PATTERNS,), integer, device, generator).view(dtype)
+    return random_tensor((RANDOM_PATTERNS,), integer, device, generator).view(dtype)
 
 
 def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -181,7 +127,7 @@ def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     At most SPRINKLED elements are overwritten.
     """
-    repetitions = SPRINKLED // 7  # integers have 5 or 7 special values, floats more
+    repetitions = SPRINKLED // 7  # of 5 or 7 special values of integers; floats have more
     values = special_values(x.dtype).to(x.device).repeat(repetitions)[:SPRINKLED]
     indices = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
     integer = INTEGERS[x.dtype.itemsize]  # torch cannot assign to elements of some unsigned dtypes

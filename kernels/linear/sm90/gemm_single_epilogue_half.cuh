@@ -1,0 +1,163 @@
+// The fast epilogue of gemm_single_kernel for float16 and bfloat16. gemm_single_epilogue.cuh says
+// which thread has which result; the notation is the same here.
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/math.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_epilogue.cuh"
+
+namespace kernels::sm90::gemm_single {
+
+// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16
+// bits, a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
+//
+// Before: lane 4 g + c has four bits of each row block, at these places of mask[row block]:
+//
+//                        row 2 c    row 2 c + 1
+//   column g             bit 0      bit 16
+//   column g + 8         bit 8      bit 24
+//
+// After: the lane has two whole words of one row block, the second one if is_in_second (g >= 4).
+// Row 2 c is in bits 0 - 15, row 2 c + 1 in bits 16 - 31.
+//
+//   1. Each lane shifts its bits by g, to their places in the words.
+//   2. Lanes of g and g ^ 4 exchange: each keeps the bits of its own row block, and gives those of
+//      the other one. A lane then has the bits of 2 of the 8 values of g.
+//   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
+//
+// Four values of g then have the same two words. Two of the four store one word each:
+//
+//   g              0        1        2            3        4        5        6            7
+//   row block      0                 0                     1                 1
+//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2], bool is_in_second,
+                                                       int g) {
+  const uint32_t kept = is_in_second ? mask[1] : mask[0];
+  const uint32_t given = is_in_second ? mask[0] : mask[1];
+  constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
+  uint32_t words = kept << g;
+  words |= __shfl_xor_sync(0xffffffff, given << g, 4 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
+  return words;
+}
+
+// Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
+// results go to `words`, the registers of an stmatrix. A word has two rows of a column half h and
+// of row block b of the pair:
+//
+//   word   0        1        2        3
+//   h, b   0, 0     0, 1     1, 0     1, 1
+//
+// The mask bits go to mask[b], which is 0 at first, in the places that collect_mask_words shows.
+template <bool kMask, typename T, int kSums>
+__device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int first_row_block,
+                                            float scale, const float (&bias)[2],
+                                            uint32_t (&words)[4], uint32_t (&mask)[2]) {
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const int block_of_pair = word % 2;
+    const int column_half = word / 2;
+    const float* const sum = sums + accumulator_index(first_row_block + block_of_pair, column_half);
+    const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
+                        fmaf(sum[1], scale, bias[column_half])};
+    words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
+    if constexpr (kMask) {
+      const uint32_t two_rows = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
+      mask[block_of_pair] |= two_rows << (column_half * 8);
+    }
+  }
+}
+
+// The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
+// which implies ReLU here (launch_half, launch_single.cuh). The caller has also divided the bias in
+// `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale is
+// 1 / divisor, a power of two.
+//
+// An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
+// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
+// transposes them: a register that it reads has two neighbours along x, and a vector that it writes
+// has eight neighbours along columns. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So
+// the eight vectors of one matrix, which have the same v in eight rows, are in different banks, and
+// so are the eight vectors of a row.
+template <bool kMask, typename T, int kSums>
+__device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
+                           const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
+                           int barrier) {
+  constexpr int kSubtileRows = Config::kHalfSubtileRows;
+  constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
+  static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
+  const int thread = threadIdx.x % 128;
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
+  const float scale = epilogue.divisor.scale;
+  const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
+
+  // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
+  // are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
+  const uint32_t base = ptx::shared_address(&staging);
+  const int matrix_row = lane % 16;
+  const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
+  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
+  // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + 16 i.
+  const int vector_place = thread % 8 ^ thread / 8 % 8;
+  const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
+  const int column = first_column + thread % 8 * 8;
+  int row = first_row + thread / 8;
+  T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
+
+#pragma unroll
+  for (int subtile = 0; subtile < Config::kXRows / kSubtileRows; ++subtile) {
+    auto& staged = staging.subtiles[subtile % 2];
+    const int buffer_offset = subtile % 2 * sizeof(staged);
+#pragma unroll
+    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of row blocks
+      uint32_t words[4];
+      uint32_t mask[2] = {};
+      finish_pair<kMask, T>(sums, subtile * kSubtileRows / 8 + pair * 2, scale, bias, words, mask);
+      ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
+      if constexpr (kMask) {
+        // Which word this lane stores: see the table of collect_mask_words.
+        const bool is_in_second = g / 4 != 0;
+        const uint32_t two_words = collect_mask_words(mask, is_in_second, g);
+        const int row_block = is_in_second ? 1 : 0;  // of the pair
+        const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
+        const int staged_row = pair * 16 + row_block * 8 + 2 * c + row_of_two;
+        const bool stores_word = g % 2 == 0;
+        if (stores_word) {
+          staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
+        }
+      }
+    }
+    // When all threads are here, they have stored this subtile to shared memory, and have read the
+    // subtile before, whose buffer is that of the next one. So one barrier a subtile is enough.
+    ptx::barrier_sync(barrier, 128);
+    if constexpr (kMask) {
+      const int mask_row = first_row + subtile * kSubtileRows + thread;
+      if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
+        // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
+        // (launch_half, launch_single.cuh).
+        const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
+        *reinterpret_cast<uint2*>(epilogue.mask + byte) =
+            *reinterpret_cast<const uint2*>(staged.mask[thread]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSubtileRows / 16; ++i) {
+      const float4 v = ptx::load_shared_four(read_address + buffer_offset + i * 16 * kRowBytes);
+      if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
+      row += 16;
+      target += 16 * static_cast<int64_t>(epilogue.n);
+    }
+  }
+}
+
+}  // namespace kernels::sm90::gemm_single

@@ -1,0 +1,113 @@
+// The two launches of gemm_fp16x3_kernel (gemm_fp16x3.cuh) for one chunk of rows of x, and the
+// workspace of float32 at `highest`. launch.cu says in which order kernels run.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "launchers.h"
+#include "linear/chunks.h"
+#include "linear/epilogue.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3.cuh"
+#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/pipeline.cuh"
+
+namespace kernels::sm90 {
+
+// The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
+//
+//   slice                type      shape                  used by                   cleared
+//   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3: each run     yes
+//   has_overflowed       unsigned  [1]                    gemm_fp16x3: both runs    yes
+//   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
+//   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
+//   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
+//   x.state              int       [m]                    all                       no
+//   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
+//   weight.state         int       [n]                    all                       no
+//   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3: each run     no
+//
+// has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
+// before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
+// splits it in registers.
+struct Fp16x3Workspace {
+  fp16x3::SplitMatrix x;
+  fp16x3::SplitMatrix weight;
+  PartialSums partials;  // of the first run; the second run's are_stored follows
+  unsigned* has_overflowed;
+  unsigned* has_nonfinite;
+  size_t bytes_to_clear;  // at the beginning of the workspace
+  size_t bytes;
+
+  explicit Fp16x3Workspace(const LinearArguments& linear)
+      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
+        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
+    constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
+    WorkspaceSlices slices(linear.workspace);
+    partials.are_stored = slices.add<PartialSums::Flags>(2 * kMaxClusters);
+    has_overflowed = slices.add<unsigned>(2);
+    has_nonfinite = slices.part(has_overflowed, 1);
+    bytes_to_clear = slices.bytes();
+
+    x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
+    x.lo = slices.part(x.hi, GemmFp16x3Config::kKTileDepth);  // behind the hi of a row of a k-tile
+    x.exponent = slices.add<int>(linear.m);
+    x.state = slices.add<int>(linear.m);
+    weight.exponent = slices.add<int>(linear.n);
+    weight.state = slices.add<int>(linear.n);
+    partials.sums = slices.add<PartialSums::Sums>(kMaxClusters);
+    bytes = slices.bytes();
+  }
+};
+
+// Returns the kernel for this k: the longer K is, the longer is its promotion interval.
+inline auto choose_fp16x3_kernel(int k) {
+  using Config = GemmFp16x3Config;
+  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
+  return gemm_fp16x3_kernel<32>;
+}
+
+// Launches both runs of the GEMM. (GemmArguments explains why there are two.)
+inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
+                               const Epilogue<float>& epilogue, cudaStream_t stream) {
+  using Config = GemmFp16x3Config;
+  const int k = static_cast<int>(linear.k);
+  const auto kernel = choose_fp16x3_kernel(k);
+  const int max_clusters =
+      std::min(count_gemm_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
+  const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
+
+  GemmArguments arguments{epilogue,
+                          workspace.x,
+                          workspace.weight,
+                          k,
+                          workspace.has_overflowed,
+                          workspace.has_nonfinite,
+                          /*is_second_run=*/false,
+                          tiles,
+                          /*schedule=*/{},
+                          workspace.partials};
+  const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
+  const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
+                                               tiles.max_rows(), rows_of);
+
+  // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
+  const CUtensorMap x_map =
+      make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTileDepth,
+                       tiles.max_rows() / BlockConfig::kClusterSize);
+  const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
+                                          linear.weight_stride, Config::kBlockColumns);
+
+  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
+
+  // The first run has set its flags, so the second run uses others, which are still zero.
+  arguments.is_second_run = true;
+  arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
+  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
+}
+
+}  // namespace kernels::sm90

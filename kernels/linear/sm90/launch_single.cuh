@@ -1,0 +1,253 @@
+// The launches of gemm_single_kernel (gemm_single.cuh) for one chunk of rows of x: one launch for
+// half types, and two for float32 at `high`. launch.cu says in which order kernels run.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "common/launch.cuh"
+#include "launchers.h"
+#include "linear/chunks.h"
+#include "linear/epilogue.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_single.cuh"
+#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/tile_order.cuh"
+
+namespace kernels::sm90 {
+
+// ------------------------------------------------------------------------------ steps of all modes
+
+// The tiles of gemm_single, for all its traits. The blocks of a cluster share a tile's rows of x,
+// and divide its rows of the weight.
+inline TileOrder single_tiles(const LinearArguments& linear) {
+  using Config = gemm_single::Config;
+  return {blocks_of(linear.m, Config::kXRows),
+          blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
+}
+
+// Returns the arguments of gemm_single. The callers for float32 set those that only float32 has:
+// redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at once.
+template <typename Traits>
+gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
+                                                int64_t vector_size) {
+  return {Epilogue<typename Traits::Out>(linear, vector_size),
+          static_cast<int>(linear.k),
+          single_tiles(linear),
+          linear.x_is_transposed,
+          linear.weight_is_transposed,
+          /*redo=*/{},
+          /*conversion=*/{},
+          /*x_exponent=*/nullptr};
+}
+
+// Returns how many clusters of gemm_single with these traits run at once on the current GPU.
+template <typename Traits>
+int count_single_clusters() {
+  return count_gemm_clusters(gemm_single::gemm_single_kernel<Traits>,
+                             sizeof(gemm_single::SharedMemory<Traits>));
+}
+
+// Launches gemm_single with these maps. Only GradientTraits uses out_map; the others store without
+// TMA.
+template <typename Traits>
+void launch_single_with_maps(const gemm_single::Arguments<Traits>& arguments, int clusters,
+                             const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                             const CUtensorMap& out_map, cudaStream_t stream) {
+  launch_gemm(gemm_single::gemm_single_kernel<Traits>, sizeof(gemm_single::SharedMemory<Traits>),
+              clusters, stream, x_map, weight_map, out_map, arguments);
+}
+
+// Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
+// box of a half type is 64 rows and 64 of K, transposed or not. A box of TF32, which is never
+// transposed, is 64 rows and 32 of K.
+template <typename Traits>
+CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
+                        bool is_transposed) {
+  constexpr int kBoxRows = gemm_single::Config::kBoxRows;
+  const auto matrix = static_cast<const typename Traits::Element*>(operand);
+  if (is_transposed) return make_map(matrix, k, rows, stride, kBoxRows);
+  return make_map(matrix, rows, k, stride, kBoxRows);
+}
+
+// Launches gemm_single on the caller's operands, which are not k-tiled.
+template <typename Traits>
+void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, int clusters,
+                               const LinearArguments& linear, cudaStream_t stream) {
+  const CUtensorMap x_map =
+      operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
+  const CUtensorMap weight_map = operand_map<Traits>(
+      linear.weight, linear.n, linear.k, linear.weight_stride, linear.weight_is_transposed);
+  CUtensorMap out_map{};
+  if constexpr (Traits::kIsGradient) {
+    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16 rows.
+    const auto out = static_cast<const typename Traits::Out*>(linear.out);
+    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpColumns);
+  }
+  launch_single_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
+}
+
+// ---------------------------------------------------------------------------- float16 and bfloat16
+
+// Launches the one kernel of a half type, HalfTraits or GradientTraits.
+template <typename Traits>
+void launch_half(const LinearArguments& linear, cudaStream_t stream) {
+  // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
+  const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupColumns
+                                                     : 16 / sizeof(typename Traits::Out);
+  auto arguments = single_arguments<Traits>(linear, vector_size);
+  // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
+  arguments.epilogue.is_fast &= linear.has_relu;
+  // As few clusters as finish in the same number of waves: 0.3% less time on an H200 than with as
+  // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
+  const int tiles = arguments.tiles.count();
+  const int waves = blocks_of(tiles, count_single_clusters<Traits>());
+  launch_single_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
+}
+
+// Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
+// same memory: [n, m] in terms of the new m and n.
+inline LinearArguments transposed_problem(const LinearArguments& linear) {
+  LinearArguments transposed = linear;
+  std::swap(transposed.x, transposed.weight);
+  std::swap(transposed.x_stride, transposed.weight_stride);
+  std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
+  std::swap(transposed.m, transposed.n);
+  return transposed;
+}
+
+// Launches a call in T, float16 or bfloat16.
+//
+// A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
+// many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
+// zeros take less power, so that the GPU's clock is higher: 2% less time on an H200. TMA stores the
+// results, and needs rows of whole 16-byte vectors.
+template <typename T>
+void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
+  const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
+  const bool has_vectors = linear.n % 8 == 0;
+  if (!has_epilogue && has_vectors) {
+    launch_half<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
+  } else {
+    launch_half<gemm_single::HalfTraits<T>>(linear, stream);
+  }
+}
+
+// ------------------------------------------------------------------------------- float32 at `high`
+
+// The workspace of float32 at `high`. k-tiles have 64 of K.
+//
+//   slice                   type       shape                     used by           cleared
+//   conversion.next         unsigned   [1]                       Convert           yes
+//   conversion.ready        unsigned   [panels, k-tiles]         Convert           yes
+//   conversion.subnormals   unsigned   [n]                       Convert           yes
+//   redo.count, .is_listed  unsigned   [1], [tiles]              Convert, Redo     yes
+//   x.hi                    half       [k-tiles, m, 64]          split_x, Convert  no
+//   x.exponent              int        [m]                       split_x, Convert  no
+//   weight.exponent         int        [n]                       split_x, Convert  no
+//   weight.hi               half       [k-tiles, n, 64]          Convert           no
+//   redo.tiles              int        [tiles]                   Convert, Redo     no
+//   weight_copy.target      float      [n, padded k]             transpose, Redo   no
+//
+// "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
+// rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
+// weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
+// zero before the GEMM; they are the first ones.
+struct SingleWorkspace {
+  fp16x3::SplitMatrix x;
+  fp16x3::SplitMatrix weight;
+  gemm_single::WeightConversion conversion{};
+  gemm_single::RedoList redo{};
+  Transposition weight_copy{};
+  size_t bytes_to_clear;  // at the beginning of the workspace
+  size_t bytes;
+
+  explicit SingleWorkspace(const LinearArguments& linear)
+      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
+        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
+    WorkspaceSlices slices(linear.workspace);
+    const int64_t padded_k = fp16x3::padded(linear.k);
+    const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(/*has_lo=*/false);
+    const TileOrder tiles = single_tiles(linear);
+    const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
+
+    conversion.k_tiles = static_cast<int>(k_tiles);
+    conversion.next = slices.add<unsigned>(1);
+    conversion.ready = slices.add<unsigned>(panels * k_tiles);
+    conversion.subnormals = slices.add<unsigned>(linear.n);
+    redo.count = slices.add<unsigned>(1 + tiles.count());
+    redo.is_listed = slices.part(redo.count, 1);
+    bytes_to_clear = slices.bytes();
+
+    x.hi = slices.add<__half>(linear.m * padded_k);
+    x.exponent = slices.add<int>(linear.m);
+    weight.exponent = slices.add<int>(linear.n);
+    weight.hi = slices.add<__half>(linear.n * padded_k);
+    redo.tiles = slices.add<int>(tiles.count());
+    conversion.weight = weight;
+
+    if (linear.weight_is_transposed) {
+      weight_copy.source = weight.source;
+      weight_copy.source_stride = weight.row_stride;
+      weight_copy.target = slices.add<float>(linear.n * padded_k);
+      weight_copy.target_stride = padded_k;
+      weight_copy.rows = linear.n;
+      weight_copy.columns = linear.k;
+    }
+    bytes = slices.bytes();
+  }
+};
+
+// Returns how many elements of a row float32's fast epilogue in gemm_single stores at once: a
+// 16-byte vector; with a mask, those of a byte of the mask.
+inline int64_t float_vector_size(const LinearArguments& linear) {
+  return linear.mask != nullptr ? 8 : 4;
+}
+
+// Launches the fp16 product. Its converter warps round the weight to hi shortly before it is
+// multiplied. It lists the tiles for which fp16 is not accurate enough.
+inline void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace& workspace,
+                                   cudaStream_t stream) {
+  using Traits = gemm_single::ConvertTraits;
+  auto arguments = single_arguments<Traits>(linear, float_vector_size(linear));
+  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
+  arguments.redo = workspace.redo;
+  arguments.x_exponent = workspace.x.exponent;
+  arguments.conversion = workspace.conversion;
+  // The tiles that all clusters compute at once, in the order of TileOrder. The converters use the
+  // same order, so that they convert first what is multiplied first.
+  const int x_tiles_at_once = std::min(arguments.tiles.x_tiles, TileOrder::kBand);
+  arguments.conversion.x_tiles_at_once = x_tiles_at_once;
+  arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
+  const int k_tiles = workspace.conversion.k_tiles;
+  const CUtensorMap x_map =
+      make_k_tiled_map(workspace.x, k_tiles, gemm_single::Config::kXRowsPerBlock);
+  const CUtensorMap weight_map =
+      make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kBlockColumns);
+  launch_single_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
+}
+
+// Launches the TF32 product of the listed tiles. wgmma takes no transposed TF32 operands, so a
+// transposed weight is copied first. Without listed tiles, neither kernel does anything.
+inline void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace,
+                        cudaStream_t stream) {
+  using Traits = gemm_single::RedoTraits;
+  LinearArguments row_major = linear;
+  if (linear.weight_is_transposed) {
+    const Transposition& copy = workspace.weight_copy;
+    check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
+    row_major.weight = copy.target;
+    row_major.weight_stride = copy.target_stride;
+    row_major.weight_is_transposed = false;
+  }
+  auto arguments = single_arguments<Traits>(row_major, float_vector_size(linear));
+  arguments.redo = workspace.redo;
+  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
+  launch_single_on_operands(arguments, clusters, row_major, stream);
+}
+
+}  // namespace kernels::sm90

@@ -1,0 +1,152 @@
+// Host code that launch.cu, launch_single.cuh and launch_fp16x3.cuh share: tensor maps for the copy
+// engine (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
+
+#pragma once
+
+#include <cudaTypedefs.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/launch.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "launchers.h"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/gemm_fp16x3_arguments.cuh"
+#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/split_x.cuh"
+
+namespace kernels::sm90 {
+
+// ------------------------------------------------------------------------------------- tensor maps
+//
+// A kernel tells the copy engine (TMA) what to copy by a CUtensorMap, which the host makes and
+// passes as a kernel argument. It describes a tensor in global memory, and the size of the box that
+// one copy instruction moves. The instruction gives only the box's coordinates. Elements of a box
+// outside of the tensor are loaded as 0, and are not stored.
+
+// The constants of all tensor maps.
+struct TmaConfig {
+  // A row of a box, in bytes: the widest that TMA swizzles. Rows in shared memory are as long, and
+  // their 16-byte vectors are swizzled, so that wgmma reads them without bank conflicts.
+  static constexpr int kBoxRowBytes = 128;
+};
+static_assert(TmaConfig::kBoxRowBytes == gemm_single::Config::kKTileBytes,
+              "a row of a box is a k-tile of a row of gemm_single's operands");
+static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
+              "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
+static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileHalves * sizeof(__half),
+              "a row of a box is a row of a k-tile of a k-tiled matrix");
+
+// The type of a tensor's elements, as tensor maps name it.
+template <typename T>
+constexpr CUtensorMapDataType tensor_map_type() {
+  if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  if constexpr (std::is_same_v<T, ptx::Tf32>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// Returns the driver's function that makes maps. The runtime finds it, so that nothing links
+// against the driver library, which is missing where there is no GPU.
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encoder = [] {
+    constexpr unsigned kCudaVersion = 12000;
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kCudaVersion,
+                                           cudaEnableDefault, &found));
+    if (function == nullptr) check(cudaErrorSymbolNotFound);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  return encoder;
+}
+
+// Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
+// `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows.
+template <typename T>
+CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
+                       const cuuint64_t* strides, uint32_t box_rows) {
+  const cuuint32_t box[] = {TmaConfig::kBoxRowBytes / sizeof(T), box_rows, 1};
+  const cuuint32_t element_strides[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult status = tensor_map_encoder()(
+      &map, tensor_map_type<T>(), dimensions, const_cast<T*>(tensor), sizes, strides, box,
+      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue);
+  return map;
+}
+
+// Makes the map of a matrix [rows, columns], rows `stride` elements apart. A box is box_rows rows
+// of 128 bytes.
+template <typename T>
+CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t stride,
+                     uint32_t box_rows) {
+  const cuuint64_t sizes[] = {columns, rows};
+  const cuuint64_t strides[] = {stride * sizeof(T)};
+  return encode_map(matrix, 2, sizes, strides, box_rows);
+}
+
+// Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A
+// box is box_rows rows of one k-tile.
+inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
+                                    int box_rows) {
+  constexpr cuuint64_t kHalves = fp16x3::kKTileHalves;
+  const cuuint64_t rows = matrix.rows;
+  const cuuint64_t sizes[] = {kHalves, rows, static_cast<cuuint64_t>(k_tiles)};
+  const cuuint64_t strides[] = {kHalves * sizeof(__half), rows * kHalves * sizeof(__half)};
+  return encode_map(matrix.hi, 3, sizes, strides, box_rows);
+}
+
+// ---------------------------------------------------------------------------------------- launches
+
+// Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
+template <typename Kernel>
+int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
+  return count_active_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
+                                        shared_bytes, nullptr, /*has_pdl=*/false});
+}
+
+// Launches a GEMM kernel: persistent clusters, each of which computes several tiles. The caller has
+// called count_gemm_clusters, which allows the kernel its shared memory.
+template <typename Kernel, typename... Arguments>
+void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t stream,
+                 const Arguments&... arguments) {
+  const int blocks = clusters * BlockConfig::kClusterSize;
+  launch_grid({blocks, BlockConfig::kThreads, shared_bytes, stream, /*has_pdl=*/true}, kernel,
+              arguments...);
+}
+
+// Returns a float32 operand without hi, lo, exponents and states: the caller adds those that it
+// needs. Their layout is k-tiled.
+inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
+  fp16x3::SplitMatrix matrix{};
+  matrix.source = static_cast<const float*>(source);
+  matrix.rows = rows;
+  matrix.row_stride = row_stride;
+  matrix.is_k_tiled = true;
+  return matrix;
+}
+
+// Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
+// of the workspace.
+inline void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
+                           const fp16x3::SplitMatrix& weight, size_t bytes_to_clear,
+                           cudaStream_t stream) {
+  const int threads = fp16x3::threads_of_row(linear.k);
+  const int warps = threads / 32;
+  const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
+  // A warp splits a row that it can keep in its registers, a block a longer one.
+  const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
+  const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
+  const auto cleared = static_cast<unsigned*>(linear.workspace);
+  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
+  launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
+              split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
+              splitter, cleared, cleared_size);
+}
+
+}  // namespace kernels::sm90
