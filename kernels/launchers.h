@@ -9,7 +9,9 @@
 //
 //   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
-//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0.
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN. ReLU's kernels also keep -0. Linear's kernels on
+//     a GPU do not promise the sign of a zero (Epilogue::finish in linear/epilogue.cuh, and
+//     docs/SPLIT.md, step 5).
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
 //     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
 //     between the forward and the backward.
@@ -129,8 +131,8 @@ bool linear_sm90_supports(const LinearArguments& linear);
 size_t linear_sm90_workspace(const LinearArguments& linear);
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
 
-// linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync). Only float32, and only
-// at kHighest.
+// linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
+// KiB of shared memory. Only float32, and only at kHighest.
 bool linear_sm80_supports(const LinearArguments& linear);
 size_t linear_sm80_workspace(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);

@@ -196,6 +196,26 @@ def test_special_values(case):
             assert torch.equal(mine(x).isnan(), theirs(x).isnan())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("divisor", [2.0, 3.0])
+@pytest.mark.parametrize("n", [512, 129])
+def test_float16_is_finite_where_the_quotient_fits(n, divisor):
+    """Our kernel rounds once, after the division. torch rounds z = 80000 to infinity before it."""
+    x = torch.zeros(300, 64, dtype=torch.float16, device="cuda")
+    weight = torch.zeros(n, 64, dtype=torch.float16, device="cuda")
+    bias = torch.full((n,), 16000.0, dtype=torch.float16, device="cuda")
+    x[:, 5] = 250  # 250 * 256 + 16000 = 80000; these numbers, and 64000, are exact in float16
+    weight[:, 5] = 256
+    want = torch.full((300, n), 80000 / divisor, dtype=torch.float16, device="cuda")
+    with linear_path("sm90"):
+        got, _ = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, divisor)
+        assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, divisor), want)
+    assert_same_bits(got, want)
+    assert (torch.relu(linear(x, weight, bias)) / divisor).isinf().all()
+    with linear_path("torch"):
+        assert OPERATORS.linear_relu_divide(x, weight, bias, divisor).isinf().all()
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_conversions_of_half_types(device, dtype):
     """Results are right for every bit pattern, where the division is exact and where it rounds.

@@ -40,7 +40,7 @@ enum class Path {
   // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
   kSm90,
   // sm80/launch.cu: fp16x3 by mma.sync. It is chosen on compute capability 8.0 alone, but never ran
-  // on such a GPU: its limits follow from the arithmetic rates. Tests run it on other GPUs.
+  // on such a GPU: its limits follow from the arithmetic rates. Tests run it on Hopper.
   kSm80,
   // torch's product, then the fused pass in place.
   kTorch,
@@ -163,10 +163,10 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
 //
-// The limits are fitted to measured times. They were compared with torch on 2,343 forwards, by CUDA
-// graphs with operands in L2 (docs/EXPERIMENTS.md, "Settings of the Linear kernels"): one forward
-// is more than 1.5% slower than torch's, and the geometric mean of the gains is 1.87. Simple
-// thresholds on M * N, N * K, K and N left 63 slower.
+// The limits were fitted by hand to times measured on an H200, and so were the formulas of
+// features_squared_k and `work`: no model of the kernels gives them. The list of sizes was not
+// kept. The top of this file says how to measure again. docs/EXPERIMENTS.md, "Settings of the
+// Linear kernels", compares these limits and simpler ones with torch.
 inline bool fp16x3_forward_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
@@ -182,17 +182,20 @@ inline bool fp16x3_forward_wins(const Product& product) {
   const int too_few_features = k < kLongK ? kTooFewFeatures : kTooFewFeaturesForLongK;
   if (m <= kTooFewRows || n <= too_few_features) return false;
 
-  // Our kernel wins where two measures of the size are large enough. Their forms, like the limits,
-  // are fitted to measured times; no model of the kernels gives them.
+  // Our kernel wins where two measures of the size are large enough:
   //
-  //   features_squared_k = N^2 K        the elements of the weight, N K, times N; M does not count
-  //   work = (M N + kFreeElements) K    multiplications, as if out had 2^17 elements more. From
-  //                                     K = 2^11 on, these alone are kLeastWork or more
+  //   features_squared_k = N^2 K        The least N^2 K excludes few features with a short K. The
+  //                                     fewer the features, the longer K has to be: if it is 2^24,
+  //                                     128 features need K >= 1024, and 1024 features K >= 16.
+  //   work = (M N + kFreeElements) K    The least work excludes small products. It counts
+  //                                     multiplications, as if out had 2^17 elements more. From
+  //                                     K = 2^11 on, these alone are kLeastWork.
   constexpr int kFreeElements = 1 << 17;  // elements of out
   const double features_squared_k = n * n * k;
   const double work = (m * n + kFreeElements) * k;
 
-  // Storing rows of out that are not aligned to 16 bytes takes as long as computing short sums.
+  // Excludes short sums whose rows of out are not aligned to 16 bytes: storing such rows takes as
+  // long as computing the sums.
   constexpr int kLongSum = 64;                                // elements of K
   constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;

@@ -1,12 +1,13 @@
-// The fused pass: the elementwise part of Linear -> ReLU -> divide where torch's GEMM, and not one
-// of linear/sm90, linear/sm80 and skinny.cu, computes the product. linear_op.cpp calls it through
-// launchers.h.
+// The fused pass: the elementwise part of Linear -> ReLU -> divide that no GEMM kernel computes.
+// forward.h and backward.h call it through launchers.h.
 //
-//   linear_fused_pass            Forward, after torch has written z = x weight^T + bias to out:
-//                                out = relu(out) / divisor in place, and the mask for backward.
-//   linear_fused_pass_backward   Backward, before torch's products: grad_z = grad_output / divisor
-//                                where the mask's bit is 1, else 0. Also grad_bias, the sum of each
-//                                column of grad_z.
+//   linear_fused_pass            Forward, where torch's GEMM, and not one of linear/sm90,
+//                                linear/sm80 and skinny.cu, has written z = x weight^T + bias to
+//                                out: out = relu(out) / divisor in place, and the mask for
+//                                backward.
+//   linear_fused_pass_backward   Backward, before the products of the other gradients: grad_z =
+//                                grad_output / divisor where the mask's bit is 1, else 0. Also
+//                                grad_bias, the sum of each column of grad_z.
 //
 // Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
 // mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
@@ -165,8 +166,9 @@ struct BackwardConfig {
   // [8192, 8192] take 5% and 7% longer with one row. With four rows they take 9% and 1% longer, and
   // registers spill on other GPUs.
   static constexpr int kBatch = 2;
-  // A thread sums its rows in runs of this many, and then sums the runs, so that the rounding error
-  // stays small however many rows there are.
+  // A thread sums its own rows, which are rows_at_once apart (BlockGrid), in runs of this many, and
+  // then its runs. So the rounding error stays small however many rows there are. The sums of the
+  // threads (store_column_sums) and then of the blocks (add_partials_kernel) are added after that.
   static constexpr int kRun = 64;
   static_assert(kRun % kBatch == 0, "a run ends where a batch does");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has

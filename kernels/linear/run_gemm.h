@@ -42,7 +42,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
     copy.copy_(matrix);
     return {copy, stride};
   }
-  // Our kernel transposes an [8192, 8192] in 163 us on an H200. torch's copy_ takes 466 us.
+  // Our kernel takes less time than torch's copy_: transpose.cu has both times.
   Transposition transposition{};
   transposition.source = matrix.const_data_ptr<float>();
   transposition.source_stride = matrix.stride(1);

@@ -72,9 +72,9 @@ struct SizeLimits {
   // instead of 48.0 us on an H100.
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
-  // Between these sizes, without a mask, a thread has four vectors: 9.6 instead of 10.3 us for
-  // 12 MiB on an H200. For fewer bytes, one vector wins because its code is shorter. For more
-  // bytes, one vector is 2% better.
+  // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
+  // wins because its code is shorter. For more bytes, one vector wins as well. docs/EXPERIMENTS.md,
+  // "ReLU on a GPU", has the times.
   static constexpr int64_t kFourVectorsBegin = 512 << 10;
   static constexpr int64_t kFourVectorsEnd = 20 << 20;
 };
@@ -338,8 +338,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 struct StridedConfig {
   static constexpr int kThreads = 256;  // of a block
   // Elements of a thread, kThreads apart, if the innermost dimension of grad_output has stride 1.
-  // For any other stride a thread has one element, which takes 0.75 of the time of four (float16,
-  // H100).
+  // For any other stride one element is faster, and a thread has one (docs/EXPERIMENTS.md, "ReLU on
+  // a GPU").
   static constexpr int kElements = 4;
 };
 

@@ -117,8 +117,10 @@ constexpr int kMaxHiExponent = 126;
 // A hi of a smaller magnitude is subnormal: it has fewer than the 11 bits that TF32 would keep.
 constexpr float kSmallHi = 0x1p-14f;
 
-// Returns whether a row has too many subnormals for hi alone: more than one in 32 of its nonzero
-// elements.
+// Returns whether a row has too many subnormals for hi alone: more than one for 32 `nonzeros`.
+//
+// For a row of x, both arguments are exact counts. For a row of the weight, `nonzeros` is K, and
+// `subnormals` is a count that count_subnormals (sm90/convert_weight.cuh) scales up in each k-tile.
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
   return subnormals * 32 > nonzeros;
 }

@@ -1,4 +1,5 @@
-// Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on.
+// Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on whose blocks can have 128
+// KiB of shared memory. sm_86, sm_89 and sm_120 have less (linear_sm80_supports).
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 //
@@ -26,8 +27,8 @@
 namespace kernels::sm80 {
 
 // Returns whether this build contains the kernels below. nvcc spends 1 of its 9 s on them, and
-// choose_path chooses them only on GPUs of capability 8.0, so other builds omit them. Tests run
-// them on every GPU, and define KERNELS_ALL_PATHS.
+// choose_path chooses them only on GPUs of capability 8.0, so other builds omit them. Tests define
+// KERNELS_ALL_PATHS, and can run them on every GPU that linear_sm80_supports accepts.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;

@@ -3,9 +3,10 @@
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But few wide tiles leave clusters without work, or are shared
-// by many clusters along K, one of which has to add all their partial sums. An example from an
-// H200: x [160, 13592], weight [256, 13592] is one tile of 160 rows. If 53 clusters share it, it
-// takes 230 us, where torch takes 118. This code chooses three tiles of 64 rows.
+// by many clusters along K, one of which has to add all their partial sums. For example, x [160,
+// 13592], weight [256, 13592] is one tile of 160 rows. If clusters share it in short ranges of K,
+// it takes longer than torch's product (docs/EXPERIMENTS.md, "Hopper's products"). This code
+// chooses three tiles of 64 rows.
 //
 // Times are in row steps, the unit of stream_k.cuh's cost model (StreamKConfig).
 

@@ -29,7 +29,7 @@
 //                producer loads the panel's k-tile when the count is 4.
 //   progress     the k-tile that the producer has begun last, counted over all of its tiles. It
 //                keeps converters from running so far ahead that L2 evicts hi before it is read.
-//   subnormals   how many elements of a row have lost bits in fp16: see below.
+//   subnormals   of a row, its elements that have lost bits in fp16, weighted: see below.
 //
 // Memory ordering. Only the counter `ready` announces that other data, hi, has been written. As
 // ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, a release and
@@ -45,9 +45,10 @@
 //               lane 0: TMA load of hi
 //
 // The counter `subnormals` decides which rows need TF32. fp16 has 11 significant bits, as TF32 has,
-// but only from 2^-14 on. A smaller element is subnormal and has lost bits. If more than 1 in 32 of
-// a row's nonzero elements are subnormal, fp16 is less accurate than TF32 for the row. A converter
-// warp then puts an infinity into the row, so that its tiles are computed again (gemm_single.cuh).
+// but only from 2^-14 on. A smaller element is subnormal and has lost bits. In each k-tile of a
+// row, count_subnormals takes the share of subnormals among the nonzero elements, which is 0 if all
+// elements are zero. If the mean of the k-tiles' shares exceeds 1/32, a converter warp puts an
+// infinity into the row, so that its tiles are computed again (gemm_single.cuh).
 
 #pragma once
 
@@ -103,7 +104,8 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 
 // Counts the subnormals of a row in one k-tile, and adds them to subnormals[row]. Zeros are left
 // out: the count is scaled up as if all 64 elements were nonzero, so that has_many_subnormals may
-// compare the row's sum with K. Eight lanes have a row, with an octet of eight elements each.
+// compare the row's sum with K. The scaled count is rounded down, and 0 if all elements are zero.
+// Eight lanes have a row, with an octet of eight elements each.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,

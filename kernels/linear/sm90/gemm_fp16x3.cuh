@@ -48,7 +48,7 @@
 // ----- The mainloop
 //
 // The mainloop takes K in k-groups of four k-tiles, 128 of K. In these pictures, time runs to the
-// right, and 0 to 3 are the k-tiles of a k-group, 0' and 1' those of the next one:
+// right. 0 to 3 are the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
 //
 //   hi 0   the hi product of k-tile 0 (asynchronous, on the tensor cores)
 //   lo 0   both lo products of k-tile 0
@@ -62,10 +62,10 @@
 //   conversion    c 0  c 1              c 2  c 3              c 0' c 1'
 //   freed stages                             0, 1                  2, 3
 //
-// A warpgroup converts a k-tile while the product before it is computed. It has registers for the
-// fragments of two k-tiles, so c 2 overwrites those of k-tile 0 when lo 0 has ended. A stage of x
-// is freed when its last product has ended: lo 0 and lo 1 for the first two, hi 2 and hi 3 for the
-// others.
+// A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
+// registers for the fragments of two k-tiles, so c 2 overwrites the fragments of k-tile 0 when lo 0
+// has ended. A stage of x is freed when its last product has ended: lo 0 and lo 1 for k-tiles 0 and
+// 1, hi 2 and hi 3 for k-tiles 2 and 3.
 //
 // The three promotion intervals differ only in the promotions:
 //

@@ -113,8 +113,8 @@ struct EpilogueInputs {
 };
 
 // The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
-// epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite
-// those of the one before, which both warpgroups have read by then.
+// epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite the
+// inputs of the previous work tile, which both warpgroups have read by then.
 //
 // Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
 // other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers

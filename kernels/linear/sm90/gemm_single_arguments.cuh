@@ -23,13 +23,13 @@ namespace kernels::sm90::gemm_single {
 // in other modes.
 enum class Mode {
   // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
-  // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: on an H100, a kernel
-  // for each would take 0.5% less time, but twice as long to compile.
+  // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: a kernel for each is
+  // hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's products").
   kHalf,
   // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
   // ReLU or division. (launch_single.cuh swaps the caller's operands and sizes, so this is the
-  // caller's
-  // [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
+  // caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
+  // tile.
   kGradient,
   // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
   // layout whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. The converter

@@ -7,7 +7,7 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_single.cuh calls one of these for each tile. The first two are in this file:
+// gemm_single.cuh calls one of these functions for each tile. The first two are in this file:
 //
 //   store_general           any divisor, exponent and alignment
 //   store_fast, float       a call that is_fast (epilogue.cuh), and small exponents

@@ -138,7 +138,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       }
     }
     // When all threads are here, they have stored this subtile to shared memory, and have read the
-    // subtile before, whose buffer is that of the next one. So one barrier a subtile is enough.
+    // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, 128);
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;

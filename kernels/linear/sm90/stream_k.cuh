@@ -41,9 +41,11 @@
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of it. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits. Partial sums are those of the last
-//      tile of its range, which it takes first. It waits in the first tile, which it takes last.
-//   2. A cluster waits only for smaller numbers, which have the k-groups before its own.
+//   1. A cluster stores its own partial sums before it waits. It stores partial sums of the last
+//      tile of its range, and takes this tile first. It waits in the first tile of its range, and
+//      takes that tile last.
+//   2. A cluster waits only for clusters with smaller numbers: they have the k-groups before its
+//      own.
 //
 // A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
 // end if one of these conditions holds:
