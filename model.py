@@ -1,6 +1,7 @@
-"""The reference modules, and the inputs on which solutions are compared with them and timed.
+"""The reference modules, and their inputs as KernelBench draws them.
 
-`Model` is KernelBench level 1 #19, `LinearReluDivide` level 2 #63.
+`Model` is KernelBench level 1 #19, `LinearReluDivide` level 2 #63. `run.py` takes the sizes and the
+constructors' arguments from here, but draws x itself, in [-1, 1) (`problems/sizes.py`).
 """
 
 from collections.abc import Callable

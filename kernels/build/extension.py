@@ -236,7 +236,7 @@ def _announce_slow_build(extensions: list[Extension], folder: Path) -> Iterator[
         QUIET_S,
         say,
         [
-            f"compiling {problems}. This happens once, and usually takes under two minutes. The "
+            f"compiling {problems}. This happens once, and usually takes less than a minute. The "
             f"result is kept in {folder}"
         ],
     )

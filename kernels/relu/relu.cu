@@ -66,10 +66,10 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 
 // The sizes of x, in bytes, by which choose_config (below) chooses among these.
 struct SizeLimits {
-  // x is large from these sizes on. If L2 evicts the lines of a large x last, the lines of results
-  // go to memory in longer runs. For a smaller tensor the hint does harm: a loop over the same
-  // tensor finds more of it in L2 without the hint. For 64 MiB, without a mask, it then takes 45.1
-  // instead of 48.0 us on an H100.
+  // x is large from these sizes on. L2 evicts the lines of a large x last. That is faster, probably
+  // because the lines of results then go to memory in longer runs. For a smaller tensor the hint
+  // does harm: a loop over the same tensor finds more of it in L2 without the hint. For 64 MiB,
+  // without a mask, it then takes 45.1 instead of 48.0 us on an H100.
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
