@@ -249,6 +249,8 @@ class Own(torch.autograd.Function):
 kept = []
 """
 KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
+# Right in the first three steps, while gradients are compared before the times, and wrong later.
+LATER_WRONG = OWN.replace("HERE", "kept.append(0)\n        g = g if len(kept) <= 3 else 1.2 * g")
 APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", LINEAR_INIT)
 OF_PARAMETERS = {
     "folds": wrong(
@@ -259,6 +261,7 @@ OF_PARAMETERS = {
     ),
     "keeps_a_buffer": wrong(module("return self.fc(x).relu() * self.kept.to(x)", KEPT_BUFFER)),
     "keeps_a_gradient": wrong(KEEPS_G + APPLY, "gradient of"),
+    "wrong_gradients_later": wrong(LATER_WRONG + APPLY, "gradient of"),
     "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
     "half_precision": wrong(
         module("return self.fc.bfloat16()(x.bfloat16()).relu().float() * self.scale", LINEAR_INIT),
