@@ -34,9 +34,14 @@ def test_the_readmes_example(tmp_path):
     assert output.startswith("correct ")
 
 
-LINEAR = "self.fc = nn.Linear(64, 32)"
-RIGHT = "return torch.softmax(self.fc(x), dim=-1)"
-WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :32] + 1\n{RIGHT}"
+LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"
+FORWARD = "return self.fc(x)"
+# Adds in another order than eager, so that its roundings differ. For zeros both are exact.
+TWO_SUMS = """
+w = self.fc.weight
+return x[:, ::2] @ w[:, ::2].t() + x[:, 1::2] @ w[:, 1::2].t()
+"""
+WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 
 
 @pytest.mark.slow
@@ -50,10 +55,10 @@ def test_the_readmes_check(place, tmp_path, monkeypatch):
     with_check.insert(place, namespace["check_zeros"])
     monkeypatch.setattr(engine, "STEPS_PER_SETTING", with_check)
     table = {
-        "right": correct(module(RIGHT, LINEAR), "training step"),
+        "right": correct(module(TWO_SUMS, LINEAR), "training step"),
         "wrong": wrong(module(WRONG_FOR_ZEROS, LINEAR), "zeros"),
     }
-    grade(reference(RIGHT, "[torch.rand(16, 64)]", LINEAR), table, tmp_path)
+    grade(reference(FORWARD, "[torch.randn(64, 256)]", LINEAR), table, tmp_path)
 
 
 def test_names():
