@@ -48,13 +48,16 @@ def make_parser(project: Project | None) -> Parser:
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
-    on_gpu = f"{QUICK_ROUNDS}, with --full {MOST_ROUNDS['cuda']}"
+    on_gpu = str(MOST_ROUNDS["cuda"])
+    if project:
+        on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {on_gpu}"
     rounds = (
         f"timed rounds (default: {on_gpu}; on a CPU {LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']})"
     )
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="time longer, as for a table that is published")
-    add("--verbose", action="store_true", help="print tracebacks, and what graded files print")
+    verbose = "print tracebacks, and what graded files print; has no effect on folders"
+    add("--verbose", action="store_true", help=verbose)
     file = {"type": _writable, "metavar": "FILE"}
     add("--json", **file, help="write everything as JSON too")
     add("--markdown", **file, help="write tables for a README too")

@@ -176,6 +176,7 @@ class Engine:
         except (EndedError, ForgedError, RaisedError) as error:
             verdict.word, verdict.reason = outcome(error, stage.text)
             verdict.details = _traceback(error)
+            verdict.has_traceback = bool(verdict.details)
         finally:
             if grading:
                 verdict.details += grading.solution.printed()

@@ -21,12 +21,14 @@ LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
 
 
-def check_case(grading: Grading, case: Case) -> list[Comparison]:
+def check_case(grading: Grading, case: Case, keep_budgets: bool = False) -> list[Comparison]:
     """Compare one forward with the reference's.
 
     Args:
         grading: the file under grading.
         case: the inputs, on the device, and what the solution has to do with them.
+        keep_budgets: whether timed calls, too, are compared by the error budgets of these results.
+            Their inputs must then be of the same kind, and as large.
 
     Returns:
         The comparison of each result; an empty list if the solution refuses the inputs.
@@ -63,7 +65,7 @@ def check_case(grading: Grading, case: Case) -> list[Comparison]:
             return comparisons
         raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
-    if not case.may_differ:  # timed calls have inputs of the same kind, and so the same budgets
+    if keep_budgets:
         grading.budgets = expected
     for tensor in expected:
         tensor.forget()
@@ -169,7 +171,7 @@ def check_results(
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
         if not grading.problem.shares and _is_within(description, grading.solution.span):
-            raise FoundError(WRONG, f"returns its input, not new memory: {name}")
+            raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
     return descriptions
 
 
@@ -199,7 +201,7 @@ def check_description(
 
 
 def _is_within(description: dict, span: tuple[int, int]) -> bool:
-    """Return whether a result is in the shared memory, where its input is.
+    """Return whether a result is in the shared memory, where inputs and parameters are.
 
     Args:
         description: describes the result.

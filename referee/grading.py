@@ -91,8 +91,8 @@ class Grading:
         previous_module: the reference's module with the parameters of the call before, or None.
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
-        budgets: the error budgets for timed calls, one for each result. The latest untimed
-            comparison at the timed size has set them; the values of its results are forgotten.
+        budgets: the error budgets for timed calls, one for each result. `steps/values.py` sets
+            them by its latest comparison; the values of its results are forgotten.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
         quantities: results and gradients of a training step, with their error budgets; empty if

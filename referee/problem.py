@@ -22,7 +22,7 @@ from referee.random_values import new_seed
 from referee.reference_file import BadReferenceError, ReferenceFile
 from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten, plain
-from referee.shared import forms_of, pack
+from referee.shared import flat_bytes, forms_of, pack
 from referee.tf32 import operators_in_tf32
 from referee.timing import Names, Rate, Timings
 
@@ -57,6 +57,7 @@ class Problem:
         form: the form of the inputs, as `shared.forms_of` gives it.
         tensor_indices: the indices of those inputs that are tensors with elements.
         float_indices: the indices of those tensors that hold floats; float8 does not count.
+        repeats_inputs: whether `get_inputs` draws equal inputs each time, as under a fixed seed.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
@@ -95,8 +96,11 @@ class Problem:
         module = self.construct(new_seed())
         inputs, self._draws_on_device = self._draw_first()
         self.form = forms_of(inputs)
+        self.repeats_inputs = False
         if not file.covers_all_values:
-            self.draw()  # raises if the second inputs have another form
+            second_inputs = self.draw()  # raises if they have another form
+            self.repeats_inputs = _are_equal(inputs, second_inputs)
+            del second_inputs
         self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensor_indices:
             raise file.bad("get_inputs gives no tensor")
@@ -326,6 +330,12 @@ class Problem:
 def _is_tensor(x: object) -> bool:
     """Return whether an argument of a forward is a tensor."""
     return isinstance(x, torch.Tensor)
+
+
+def _are_equal(first: list, second: list) -> bool:
+    """Return whether all tensors of two lists of inputs of one form have equal values."""
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(flat_bytes(x), flat_bytes(y)) for x, y in pairs if _is_tensor(x))
 
 
 def _is_drawable_float(x: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Stops, continues and ends processes, each with everything that it started.
 
 The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children. So no
-process that a solution starts can get out of the referee's sight.
+descendant of a solution can get out of the referee's sight.
 
 All functions look processes up in /proc:
 

@@ -256,7 +256,7 @@ class Session:
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
         elif verdict.details and not self._is_ours:
-            traceback = "its traceback and " if verdict.word == ERROR else ""
+            traceback = "its traceback and " if verdict.has_traceback else ""
             console.say(f"{file.path}: --verbose shows {traceback}what it printed")
 
     def _show_sweep_line(self, record: dict) -> None:

@@ -10,6 +10,7 @@ import random
 import torch
 
 from referee.problem import Problem
+from referee.random_values import new_seed, redraw
 from referee.shared import flat_bytes
 
 # The kinds of unusual inputs; the words are for messages.
@@ -34,6 +35,10 @@ def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
         for i in problem.float_indices:
             _draw_signs(_elements(unusual[i]))
         return unusual
+    if problem.repeats_inputs:
+        for i in problem.float_indices:
+            _shuffle_a_part(_elements(unusual[i]))
+        return unusual
     fresh = problem.draw()
     for i in problem.float_indices:
         _copy_a_part(_elements(unusual[i]), _elements(fresh[i]))
@@ -53,11 +58,32 @@ def _draw_signs(x: torch.Tensor) -> None:
 
 
 def _copy_a_part(x: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a random range of one flat tensor to the same place in another.
+    """Copy a random range of one flat tensor to the same place in another."""
+    part = _random_range(x)
+    x[part] = source[part]
+
+
+def _shuffle_a_part(x: torch.Tensor) -> None:
+    """Overwrite a random range of a flat tensor with elements of random places in the tensor.
+
+    So the new values are some that `get_inputs` draws, and a sum of all of them changes, too. If
+    that alters nothing, as where all elements are equal, the range gets other magnitudes.
+    """
+    part = _random_range(x)
+    old = x[part].clone()
+    generator = torch.Generator(device=x.device).manual_seed(new_seed())
+    places = torch.randint(len(x), (len(old),), device=x.device, generator=generator)
+    x[part] = x[places]
+    if torch.equal(x[part], old):
+        x[part] = redraw(old, new_seed())
+
+
+def _random_range(x: torch.Tensor) -> slice:
+    """Return a random range of a flat tensor's elements, which is altered.
 
     The range leaves out the tensor's beginning, at which a guess is most likely to look.
     """
     count = max(1, min(len(x) // ALTERED_SHARE, MOST_ALTERED_BYTES // x.element_size()))
     last_start = len(x) - count
     start = random.randrange(min(count, last_start), last_start + 1)
-    x[start : start + count] = source[start : start + count]
+    return slice(start, start + count)

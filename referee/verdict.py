@@ -98,6 +98,7 @@ class Verdict:
         errors: rows of the solution's and eager's errors against float64.
         runs: the times, one run for each precision setting.
         details: a traceback, and the end of what the file printed.
+        has_traceback: whether `details` begins with a traceback; a crash has none.
     """
 
     file: Path
@@ -112,6 +113,7 @@ class Verdict:
     errors: list[dict] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     details: str = ""
+    has_traceback: bool = False
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:

@@ -111,6 +111,15 @@ def test_verbose_shows_what_graded_files_print(quick, tmp_path, capsys):
     assert sections[2].index("Traceback") < last < sections[2].index("printed by the import")
 
 
+def test_no_traceback_is_promised_for_a_crash(quick, tmp_path, capsys):
+    path = tmp_path / "crashes.py"
+    path.write_text(PRINTS.format(end="import os; os.kill(os.getpid(), 11)"))
+    assert run.main(["relu", *OPTIONS, "--rows", "1", "--solution", str(path)]) == 1
+    output = capsys.readouterr()
+    assert "SIGSEGV" in output.out
+    assert f"run.py: {path}: --verbose shows what it printed\n" in output.err
+
+
 def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch, tmp_path, capsys):
     """The disk may be full, or the writing may fail. No unfinished file is left beside it."""
     options = ["relu", *OPTIONS, "--rows", "1", "--json"]

@@ -22,7 +22,7 @@ def load(path: Path) -> dict:
     except ValueError:
         raise ValueError(f"{path} is no JSON") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is not what run.py --json of this version writes")
+        raise ValueError(f"{path} is not what --json of this version writes")
     return content
 
 

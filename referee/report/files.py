@@ -91,7 +91,7 @@ def _replace(path: Path, status: os.stat_result | None, data: bytes) -> None:
         status: of the old file; None if there is none.
         data: the new content.
     """
-    new = path.with_name(f".run.py-{secrets.token_hex(8)}")
+    new = path.with_name(f".referee-{secrets.token_hex(8)}")
     mode = 0o666 if status is None else stat.S_IMODE(status.st_mode)
     # The system takes the umask's bits off the mode. For an old file's mode, fchmod restores them.
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -189,7 +189,7 @@ def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], di
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="referee.report.plot", description=__doc__.split("\n")[0])
-    parser.add_argument("json", type=Path, help="what run.py --json wrote")
+    parser.add_argument("json", type=Path, help="what --json wrote")
     parser.add_argument("picture", type=Path, help="the .svg or .png to write")
     args = parser.parse_args(arguments)
     try:

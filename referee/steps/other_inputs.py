@@ -11,12 +11,14 @@ from referee.trivial_results import describe_trivial_results
 from referee.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
 from referee.verdict import FoundError
 
+REPEATS_INPUTS = "get_inputs draws the same inputs every time"
+
 
 def check_other_inputs(grading: Grading) -> None:
     """Compare results for inputs of both signs, and for those that are altered in part.
 
     Notes say where the comparisons tell little: the reference's results are trivial, or have no
-    float64 result beside them.
+    float64 result beside them, or all inputs that `get_inputs` draws are equal.
     """
     problem = grading.problem
     if problem.file.covers_all_values:
@@ -25,6 +27,8 @@ def check_other_inputs(grading: Grading) -> None:
     compared_kinds = _compare_unusual_inputs(grading) if problem.float_indices else []
     grading.relies_on_inputs = grading.has_differed or not compared_kinds
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
+    if problem.repeats_inputs:
+        grading.verdict.notes.append(REPEATS_INPUTS)
     if problem.why_no_float64:
         grading.verdict.notes.append(problem.why_no_float64)
 

@@ -7,6 +7,7 @@ from referee.case import Case
 from referee.forward import check_case, check_results, read_result
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
@@ -59,7 +60,8 @@ def _compare_draws(grading: Grading) -> ComparedDraws:
         if index > 0:
             grading.redraw_state()
         is_last = index == count - 1
-        comparisons = check_case(grading, Case(_draw_name(grading, index), inputs, fill=is_last))
+        case = Case(_draw_name(grading, index), inputs, fill=is_last)
+        comparisons = check_case(grading, case, keep_budgets=True)
         last_errors = comparisons[0].errors
         for comparison in comparisons:
             largest_relative_error = max(largest_relative_error, comparison.errors.relative)
@@ -128,7 +130,11 @@ def _check_results_stay(grading: Grading) -> None:
     is_too_large = problem.output_bytes > LARGEST_HELD_OUTPUT[grading.device.type]
     if is_too_large or problem.shares or bench.are_results_copied:
         return
-    first_inputs, second_inputs = problem.draw(), problem.draw()
+    first_inputs = problem.draw()
+    if problem.repeats_inputs:  # equal results would not show that one overwrites the other
+        second_inputs = unusual_inputs(problem, ALTERED, first_inputs)
+    else:
+        second_inputs = problem.draw()
     grading.previous_inputs = []
     first_call = _call(grading, first_inputs)
     _call(grading, second_inputs)

@@ -1,4 +1,4 @@
-"""The API of three names, and the example in the README."""
+"""The API of three names, and the examples in the README."""
 
 import re
 import subprocess
@@ -6,19 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from texts import IMPORTS, module, reference
+from graded import grade
+from texts import IMPORTS, correct, module, reference, wrong
 
 import referee
+from referee import engine, steps
 
 FOLDER = Path(__file__).resolve().parent.parent
 
 
+def code_in_readme(part: str) -> str:
+    """Return the README's only Python example that has this part."""
+    text = (FOLDER / "README.md").read_text()
+    [example] = [code for code in re.findall(r"```python\n(.*?)```", text, re.S) if part in code]
+    return example
+
+
 @pytest.mark.slow
 def test_the_readmes_example(tmp_path):
-    text = (FOLDER / "README.md").read_text()
-    [example] = [
-        code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "grade(" in code
-    ]
+    example = code_in_readme("grade(Reference")
     forward = "return torch.relu(x)"
     (tmp_path / "problem.py").write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
     (tmp_path / "solution.py").write_text(IMPORTS + module(forward))
@@ -26,6 +32,33 @@ def test_the_readmes_example(tmp_path):
     environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
     output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert output.startswith("correct ")
+
+
+LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"
+FORWARD = "return self.fc(x)"
+# Adds in another order than eager, so that its roundings differ. For zeros both are exact.
+TWO_SUMS = """
+w = self.fc.weight
+return x[:, ::2] @ w[:, ::2].t() + x[:, 1::2] @ w[:, 1::2].t()
+"""
+WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(1, len(steps.STEPS_PER_SETTING) + 1))
+def test_the_readmes_check(place, tmp_path, monkeypatch):
+    """It may be anywhere after `check_values`, and does not change what other steps find."""
+    namespace = {}
+    exec(code_in_readme("def check_zeros"), namespace)
+    assert steps.STEPS_PER_SETTING[0] is steps.check_values
+    with_check = list(steps.STEPS_PER_SETTING)
+    with_check.insert(place, namespace["check_zeros"])
+    monkeypatch.setattr(engine, "STEPS_PER_SETTING", with_check)
+    table = {
+        "right": correct(module(TWO_SUMS, LINEAR), "training step"),
+        "wrong": wrong(module(WRONG_FOR_ZEROS, LINEAR), "zeros"),
+    }
+    grade(reference(FORWARD, "[torch.randn(64, 256)]", LINEAR), table, tmp_path)
 
 
 def test_names():

@@ -1,11 +1,14 @@
 """Tests of files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from graded import grade
 from texts import correct, error, module, reference, wrong
 
 from referee.reference_file import BadReferenceError
+from referee.unusual_inputs import ALTERED, unusual_inputs
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces a part of each reply that has results. %s becomes items of a dictionary.
@@ -164,3 +167,35 @@ def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
         "sleeps": (module("import time\ntime.sleep(60)"), "time limit", "3 s, while"),
     }
     grade(slow, table, tmp_path, trials=1, timeout=3)
+
+
+# Under a fixed seed, as some generated problems have it.
+SEEDED = reference("return torch.relu(x)", "[torch.manual_seed(42) and torch.randn(64, 64)]")
+# Keeps the first result for each beginning of its input.
+KEEPS = """
+key = tuple(x.flatten()[:16].tolist())
+if key not in self.kept:
+    self.kept[key] = torch.relu(x)
+return self.kept[key].clone()
+"""
+SAME_MEMORY = """
+self.out = torch.empty_like(x) if self.out is None else self.out
+return self.out.copy_(torch.relu(x))
+"""
+
+
+def test_a_reference_draws_the_same_inputs_every_time(tmp_path):
+    note = "get_inputs draws the same inputs every time"
+    table = {
+        "correct": correct(PLAIN, note),
+        "keeps_results": wrong(module(KEEPS, "self.kept = {}"), "replays"),
+        "same_memory": wrong(module(SAME_MEMORY, "self.out = None"), "overwrites"),
+    }
+    grade(SEEDED, table, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize("values", [torch.rand(1000), torch.ones(1000), torch.zeros(1000)])
+def test_repeated_inputs_are_altered_in_part(values):
+    problem = SimpleNamespace(float_indices=[0], repeats_inputs=True)
+    [altered] = unusual_inputs(problem, ALTERED, [values])
+    assert 0 < int((altered != values).sum()) <= 1000 // 16
