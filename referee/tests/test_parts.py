@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee import cuda_ipc, processes
+from referee import cuda_ipc, processes, reading
 from referee.contestant import Contestant, RaisedError
 from referee.early_elements import EarlyElements
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
@@ -169,6 +169,34 @@ def test_what_cannot_be_read(stopped):
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
             checked({**description, **wrong})
+
+
+@pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
+def test_dtypes_that_torch_cannot_compute_with(dtype):
+    with pytest.raises(BadDescriptionError, match="dtype"):
+        checked(describe(torch.rand(3)) | {"dtype": dtype})
+
+
+def test_all_other_dtypes_can_be_read(stopped):
+    bytes_of_all = torch.randint(2, (64,), dtype=torch.uint8)
+    reader = Reader(stopped(), CPU)
+    for name in reading.DTYPES:
+        if not hasattr(torch, name):
+            continue
+        x = bytes_of_all.view(getattr(torch, name))
+        early = reader.elements(describe(x), torch.tensor([0, 3]))
+        late = reader.whole(describe(x)).reshape(-1)[torch.tensor([0, 3])]
+        assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
+
+
+def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
+    x = torch.rand(1 << 12)
+    reader = Reader(stopped(), CPU)
+    monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.nbytes)
+    assert torch.equal(reader.whole(describe(x)), x)
+    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
+    with pytest.raises(UnreadableError, match="more than there is memory"):
+        reader.whole(describe(x[:2049:4]))
 
 
 def test_addresses_between_elements_are_not_read_on_a_gpu():
