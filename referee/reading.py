@@ -10,6 +10,7 @@ it is therefore wrong, or unreadable.
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ReadTimeoutError
 
@@ -162,7 +163,7 @@ class Reader:
         description = checked(description)
         dtype = getattr(torch, description["dtype"])
         shape, strides = description["shape"], description["strides"]
-        offsets = [_memory_offset(index, shape, strides) for index in indices.tolist()]
+        offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
             data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
@@ -236,7 +237,7 @@ class Reader:
         return cuda_ipc.bytes_at(base + distance, size, self._device)
 
 
-def _memory_offset(index: int, shape: list[int], strides: list[int]) -> int:
+def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return an element's distance from the first element in memory, counted in elements.
 
     Example: a tensor of shape [2, 3] with strides [1, 2], as a transposed [3, 2] has. The element

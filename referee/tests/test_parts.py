@@ -192,11 +192,11 @@ def test_all_other_dtypes_can_be_read(stopped):
 def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
     x = torch.rand(1 << 12)
     reader = Reader(stopped(), CPU)
-    monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.nbytes)
-    assert torch.equal(reader.whole(describe(x)), x)
-    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
+    monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.numel())
     with pytest.raises(UnreadableError, match="more than there is memory"):
         reader.whole(describe(x[:2049:4]))
+    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
+    assert torch.equal(reader.whole(describe(x)), x)
 
 
 def test_addresses_between_elements_are_not_read_on_a_gpu():
@@ -215,12 +215,37 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
 def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False)
+    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_copies_that_change_after_their_clock_has_stopped(device):
+    """They are in the referee's memory, so that the reply need not say anything of them."""
+    pool = Pool(CPU)
+    region = Region(pool)
+    results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
+    region.place(results)
+    problem = SimpleNamespace(device=torch.device(device))
+    bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
+    forged = {"calls": [{"results": []}]}
+    is_late = {0: False, 2: False}
+    for _ in range(100):
+        region.fill()
+        early = EarlyElements(bench, SimpleNamespace(reader=None))
+        early.read(forged)
+        for result_index in (0, 1, 2):
+            assert not early.differs(0, result_index, region.tensors[result_index])
+        region.write(results)
+        assert not early.differs(0, 1, region.tensors[1])
+        for result_index in is_late:
+            is_late[result_index] |= early.differs(0, result_index, region.tensors[result_index])
+    assert is_late == {0: True, 2: True}
+    pool.close()
 
 
 def test_a_stopped_tree_does_nothing():
