@@ -4,15 +4,16 @@ import base64
 import mmap
 import os
 import signal
+import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from referee import cuda_ipc, processes, reading
-from referee.contestant import Contestant, RaisedError
+from referee.contestant import Contestant, RaisedError, UnstoppableError
 from referee.early_elements import EarlyElements
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.reference_step import step_or_none
@@ -177,6 +178,7 @@ def test_dtypes_that_torch_cannot_compute_with(dtype):
         checked(describe(torch.rand(3)) | {"dtype": dtype})
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_all_other_dtypes_can_be_read(stopped):
     bytes_of_all = torch.randint(2, (64,), dtype=torch.uint8)
     reader = Reader(stopped(), CPU)
@@ -277,6 +279,44 @@ def test_a_stopped_tree_does_nothing():
         while processes.state_of(child) not in "XZ" and time.monotonic() < end:
             time.sleep(0.001)
         assert processes.state_of(child) in "XZ"
+
+
+@pytest.fixture
+def sleeper():
+    """A child process that sleeps."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+    yield pid
+    with suppress(ProcessLookupError, ChildProcessError):  # a test may have waited for its end
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_tree_that_starts_programs_is_stopped():
+    """A thread that waits for a child of vfork(2) cannot be stopped before the child goes on."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            subprocess.run(["/bin/true"], check=False)
+    tree = processes.Tree(pid, is_solution=False)
+    for index in range(200):
+        assert tree.stop()
+        assert processes.state_of(pid) == "T"
+        tree.go_on()
+        time.sleep(index % 5 * 1e-3)
+    tree.end()
+    os.waitpid(pid, 0)
+
+
+def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
+    monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
+    monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
+    assert not processes.Tree(sleeper, is_solution=False).stop()
+    _, status = os.waitpid(sleeper, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    error = UnstoppableError(-signal.SIGKILL, "")
+    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
 
 
 def test_orphans_are_found_and_ended():
