@@ -118,19 +118,21 @@ class Tree:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             for pid in new:
-                is_alone = _stops_until(monotonic() + SECONDS_ALONE, pid)
-                if not is_alone:
-                    below = _below([pid])
-                    for child in below:
-                        _send(child, signal.SIGCONT)
-                    stopped.difference_update(below)
-                    _stops_until(deadline, pid)
-                if monotonic() > deadline:
+                if _stops_until(monotonic() + SECONDS_ALONE, pid):
+                    stopped.add(pid)
+                    continue
+                below = _below([pid])
+                for child in below:
+                    _send(child, signal.SIGCONT)
+                if not _stops_until(deadline, pid):
                     self._kill()
                     return False
                 stopped.add(pid)
-                if not is_alone:
-                    break  # what is below it runs, and is new again
+                stopped.difference_update(below)
+                break  # what is below it runs, and is new to the next search
+            if monotonic() > deadline:  # there are always new ones
+                self._kill()
+                return False
         self._stopped = list(stopped)
         return True
 
