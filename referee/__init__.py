@@ -49,7 +49,7 @@ Times
     timed_requests       a timed request; how many calls it has
     two_clocks           the seconds of a call, from the process's clock and the referee's
     rounds, timing       entrants take turns; their times and ratios
-    early_elements       elements of a GPU's results, read before the clock stops
+    early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager
     empty_call           a program that measures what an empty call costs

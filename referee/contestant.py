@@ -56,6 +56,10 @@ class LateError(Exception):
     """The deadline has passed."""
 
 
+class UnstoppableError(EndedError):
+    """The process was killed, because something in its tree did not stop."""
+
+
 class RaisedError(Exception):
     """The solution has raised an exception; the argument is the child's description of it."""
 
@@ -152,7 +156,7 @@ class Contestant:
             self.close()
             raise
         self.span = tuple(first_reply["span"])
-        self._tree.stop()
+        self._stop()
         self._stopped_at = monotonic()
 
     def ask(
@@ -167,7 +171,7 @@ class Contestant:
             arguments: of the method; JSON must be able to hold them.
 
         Raises:
-            EndedError: the process has ended instead.
+            EndedError: the process has ended instead, or UnstoppableError: it does not stop.
             ForgedError: the reply is not the worker's.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
@@ -192,7 +196,7 @@ class Contestant:
                     raise ForgedError
         finally:
             if not self._has_ended:
-                self._tree.stop()
+                self._stop()
             self._stopped_at = monotonic()
         if read_early:
             read_early(reply)
@@ -219,6 +223,11 @@ class Contestant:
         self.reader.close()
         self._selector.close()
         self._pipes.close()
+
+    def _stop(self) -> None:
+        """Stop the process and all that it started, or raise UnstoppableError."""
+        if not self._tree.stop():
+            raise UnstoppableError(-signal.SIGKILL, self.printed())
 
     def _write(self, data: bytes) -> bytes:
         """Write as much of a request as the pipe can hold; return the rest."""

@@ -18,7 +18,9 @@ from time import monotonic, sleep
 
 from referee import prctl
 
-SECONDS_TO_STOP = 10.0
+SECONDS_TO_STOP = 10.0  # then a tree is killed
+SECONDS_ALONE = 0.01  # a process that has not stopped by then may need one below it
+SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
 # States in /proc/PID/stat of a process that does not run: stopped, traced, zombie, dead.
@@ -97,20 +99,48 @@ class Tree:
         self._init_pid = init_pid
         self._stopped: list[int] = []
 
-    def stop(self) -> None:
-        """Stop all processes of the tree. When this returns, none of their threads runs.
+    def stop(self) -> bool:
+        """Stop all processes of the tree. When this returns True, none of their threads runs.
 
         A process can fork until it has stopped. So the search is repeated until it finds no
         process that was not stopped yet.
+
+        A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
+        has started the program. If the child was stopped before that, it has to go on. It is
+        stopped again when the thread has stopped.
+
+        Returns:
+            False if some process does not stop; all processes of the tree are then killed.
         """
+        deadline = monotonic() + SECONDS_TO_STOP
         stopped: set[int] = set()
         while new := [pid for pid in self._pids() if pid not in stopped]:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             for pid in new:
-                _wait_until_stopped(pid)
-            stopped.update(new)
+                if _stops_until(monotonic() + SECONDS_ALONE, pid):
+                    stopped.add(pid)
+                    continue
+                below = _below([pid])
+                for child in below:
+                    _send(child, signal.SIGCONT)
+                if not _stops_until(deadline, pid):
+                    self._kill()
+                    return False
+                stopped.add(pid)
+                stopped.difference_update(below)
+                break  # what is below it runs, and is new to the next search
+            if monotonic() > deadline:  # there are always new ones
+                self._kill()
+                return False
         self._stopped = list(stopped)
+        return True
+
+    def _kill(self) -> None:
+        """Kill all processes of the tree, stopped or not."""
+        for pid in self._pids():
+            _send(pid, signal.SIGKILL)
+        self._stopped = []
 
     def go_on(self) -> None:
         """Continue all processes that `stop` has stopped."""
@@ -134,9 +164,17 @@ class Tree:
             orphans = _orphans(except_pid=self._pid)
             if self._is_solution:
                 pids += orphans
-        for pid in pids:  # the loop also visits what it appends
-            pids += children_of(pid)
-        return pids
+        return pids + _below(pids)
+
+
+def _below(pids: list[int]) -> list[int]:
+    """Return the children of some processes, their children, and so on."""
+    below = []
+    for pid in pids:
+        below += children_of(pid)
+    for pid in below:  # the loop also visits what it appends
+        below += children_of(pid)
+    return below
 
 
 def end_orphans() -> None:
@@ -173,11 +211,29 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _wait_until_stopped(pid: int) -> None:
-    """Wait until no thread of a process runs, or until it has ended."""
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:  # not a child of the referee: only /proc has its state
-        deadline = monotonic() + SECONDS_TO_STOP
-        while state_of(pid) not in AT_REST and monotonic() < deadline:
+def _stops_until(deadline: float, pid: int) -> bool:
+    """Wait until no thread of a process runs, or until it has ended; return False if it is late.
+
+    Args:
+        deadline: by `monotonic`.
+        pid: the process.
+    """
+    start = monotonic()
+    while not _is_at_rest(pid):
+        now = monotonic()
+        if now > deadline:
+            return False
+        if now < start + SECONDS_OF_YIELDS:  # a sleep would add to the clock of a contestant
+            os.sched_yield()
+        else:
             sleep(1e-5)
+    return True
+
+
+def _is_at_rest(pid: int) -> bool:
+    """Return whether all threads of a process have stopped, or it has ended."""
+    try:
+        events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, pid, events) is not None
+    except ChildProcessError:  # not a child of the referee: only /proc has its state
+        return state_of(pid) in AT_REST

@@ -8,7 +8,9 @@ it is therefore wrong, or unreadable.
 """
 
 import ctypes
+import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ReadTimeoutError
 
@@ -22,6 +24,14 @@ COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
+# A copy of a result with large gaps between its elements gets this part of the free memory.
+SHARE_FOR_GAPS = 0.25
+# The dtypes whose elements torch can index and compare; it has no kernels for "bits8" and others.
+DTYPES = {
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+}
 CPU = torch.device("cpu")
 
 
@@ -98,8 +108,9 @@ def checked(description: dict) -> dict:
         is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
     if not is_valid:
         raise BadDescriptionError("its description has no valid shape, strides and address")
-    if not isinstance(getattr(torch, str(description.get("dtype")), None), torch.dtype):
-        raise BadDescriptionError("its dtype is none of torch's")
+    dtype = description.get("dtype")
+    if not isinstance(dtype, str) or dtype not in DTYPES or not hasattr(torch, dtype):
+        raise BadDescriptionError("its dtype is none that torch computes with")
     return description
 
 
@@ -134,7 +145,8 @@ class Reader:
         if self._device.type == "cuda":
             data = self._map_gpu_bytes(description, size, dtype.itemsize)
         else:
-            data = self._copy_bytes(description, size)
+            own_bytes = math.prod(description["shape"]) * dtype.itemsize
+            data = self._copy_bytes(description["address"], size, own_bytes)
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
@@ -151,7 +163,7 @@ class Reader:
         description = checked(description)
         dtype = getattr(torch, description["dtype"])
         shape, strides = description["shape"], description["strides"]
-        offsets = [_memory_offset(index, shape, strides) for index in indices.tolist()]
+        offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
             data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
@@ -175,15 +187,24 @@ class Reader:
         self.forget()
         self._thread.shutdown(wait=False)
 
-    def _copy_bytes(self, description: dict, size: int) -> torch.Tensor:
-        """Return a copy of `size` bytes of the process's memory, from the described address on."""
+    def _copy_bytes(self, address: int, size: int, own_bytes: int) -> torch.Tensor:
+        """Return a copy of the process's memory.
+
+        Strides may be false. So what is much larger than its elements cannot take all free memory.
+
+        Args:
+            address: of the first byte in the process.
+            size: how many bytes.
+            own_bytes: how many bytes the elements have, without the gaps between them.
+        """
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
-            if size > free_bytes(CPU):
+            free = free_bytes(CPU)
+            if size > min(free, max(2 * own_bytes, SHARE_FOR_GAPS * free)):
                 raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
             self._buffer = torch.empty(size, dtype=torch.uint8)
         target = self._buffer.data_ptr()
-        reading = self._thread.submit(copy_memory, self._pid, description["address"], size, target)
+        reading = self._thread.submit(copy_memory, self._pid, address, size, target)
         try:
             reading.result(timeout=MAX_READ_SECONDS)
         except ReadTimeoutError:
@@ -216,7 +237,7 @@ class Reader:
         return cuda_ipc.bytes_at(base + distance, size, self._device)
 
 
-def _memory_offset(index: int, shape: list[int], strides: list[int]) -> int:
+def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return an element's distance from the first element in memory, counted in elements.
 
     Example: a tensor of shape [2, 3] with strides [1, 2], as a transposed [3, 2] has. The element

@@ -4,7 +4,13 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.contestant import EndedError, ForgedError, RaisedError, was_killed
+from referee.contestant import (
+    EndedError,
+    ForgedError,
+    RaisedError,
+    UnstoppableError,
+    was_killed,
+)
 from referee.messages import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
@@ -127,6 +133,8 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
         return outcome_of_exception(error, stage)
     if isinstance(error, ForgedError):
         return ERROR, f"sends a reply of its own while {stage}"
+    if isinstance(error, UnstoppableError):
+        return ERROR, f"does not stop at SIGSTOP while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""

@@ -4,15 +4,16 @@ import base64
 import mmap
 import os
 import signal
+import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from referee import cuda_ipc, processes
-from referee.contestant import Contestant, RaisedError
+from referee import cuda_ipc, processes, reading
+from referee.contestant import Contestant, RaisedError, UnstoppableError
 from referee.early_elements import EarlyElements
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.reference_step import step_or_none
@@ -171,6 +172,35 @@ def test_what_cannot_be_read(stopped):
             checked({**description, **wrong})
 
 
+@pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
+def test_dtypes_that_torch_cannot_compute_with(dtype):
+    with pytest.raises(BadDescriptionError, match="dtype"):
+        checked(describe(torch.rand(3)) | {"dtype": dtype})
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_all_other_dtypes_can_be_read(stopped):
+    bytes_of_all = torch.randint(2, (64,), dtype=torch.uint8)
+    reader = Reader(stopped(), CPU)
+    for name in reading.DTYPES:
+        if not hasattr(torch, name):
+            continue
+        x = bytes_of_all.view(getattr(torch, name))
+        early = reader.elements(describe(x), torch.tensor([0, 3]))
+        late = reader.whole(describe(x)).reshape(-1)[torch.tensor([0, 3])]
+        assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
+
+
+def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
+    x = torch.rand(1 << 12)
+    reader = Reader(stopped(), CPU)
+    monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.numel())
+    with pytest.raises(UnreadableError, match="more than there is memory"):
+        reader.whole(describe(x[:2049:4]))
+    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
+    assert torch.equal(reader.whole(describe(x)), x)
+
+
 def test_addresses_between_elements_are_not_read_on_a_gpu():
     reader = Reader(os.getpid(), torch.device("cuda"))
     description = describe(torch.rand(3)) | {"handle": "00" * 64}
@@ -187,12 +217,37 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
 def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     reader = Reader(stopped(), CPU)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False)
+    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_copies_that_change_after_their_clock_has_stopped(device):
+    """They are in the referee's memory, so that the reply need not say anything of them."""
+    pool = Pool(CPU)
+    region = Region(pool)
+    results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
+    region.place(results)
+    problem = SimpleNamespace(device=torch.device(device))
+    bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
+    forged = {"calls": [{"results": []}]}
+    is_late = {0: False, 2: False}
+    for _ in range(100):
+        region.fill()
+        early = EarlyElements(bench, SimpleNamespace(reader=None))
+        early.read(forged)
+        for result_index in (0, 1, 2):
+            assert not early.differs(0, result_index, region.tensors[result_index])
+        region.write(results)
+        assert not early.differs(0, 1, region.tensors[1])
+        for result_index in is_late:
+            is_late[result_index] |= early.differs(0, result_index, region.tensors[result_index])
+    assert is_late == {0: True, 2: True}
+    pool.close()
 
 
 def test_a_stopped_tree_does_nothing():
@@ -224,6 +279,44 @@ def test_a_stopped_tree_does_nothing():
         while processes.state_of(child) not in "XZ" and time.monotonic() < end:
             time.sleep(0.001)
         assert processes.state_of(child) in "XZ"
+
+
+@pytest.fixture
+def sleeper():
+    """A child process that sleeps."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+    yield pid
+    with suppress(ProcessLookupError, ChildProcessError):  # a test may have waited for its end
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_tree_that_starts_programs_is_stopped():
+    """A thread that waits for a child of vfork(2) cannot be stopped before the child goes on."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            subprocess.run(["/bin/true"], check=False)
+    tree = processes.Tree(pid, is_solution=False)
+    for index in range(200):
+        assert tree.stop()
+        assert processes.state_of(pid) == "T"
+        tree.go_on()
+        time.sleep(index % 5 * 1e-3)
+    tree.end()
+    os.waitpid(pid, 0)
+
+
+def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
+    monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
+    monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
+    assert not processes.Tree(sleeper, is_solution=False).stop()
+    _, status = os.waitpid(sleeper, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    error = UnstoppableError(-signal.SIGKILL, "")
+    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
 
 
 def test_orphans_are_found_and_ended():
