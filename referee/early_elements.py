@@ -12,6 +12,7 @@ from referee.reading import (
     LARGEST_NUMBER,
     BadDescriptionError,
     UnreadableError,
+    as_integers,
     checked,
     memory_offset,
 )
@@ -67,7 +68,7 @@ class EarlyElements:
         indices = torch.randint(copy.numel(), (count,))
         offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices.tolist()]
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
-        flat = copy.as_strided((max(offsets) + 1,), (1,))
+        flat = as_integers(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
         self._elements[call_index, result_index] = indices, values
 
@@ -94,5 +95,5 @@ class EarlyElements:
         if (call_index, result_index) not in self._elements:
             return False
         indices, early = self._elements[call_index, result_index]
-        late = whole.reshape(-1)[indices.to(whole.device)].cpu()
+        late = as_integers(whole).reshape(-1)[indices.to(whole.device)].cpu()
         return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))

@@ -26,11 +26,19 @@ MAX_READ_SECONDS = 30.0
 LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements gets this part of the free memory.
 SHARE_FOR_GAPS = 0.25
-# The dtypes whose elements torch can index and compare; it has no kernels for "bits8" and others.
+# The dtypes with which torch computes; it has no kernels for "bits8" and others.
 DTYPES = {
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+}
+# By the bytes of an element. torch 2.9 has no kernels that index float8 or unsigned integers.
+DTYPES_BY_SIZE = {
+    1: torch.int8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
 }
 CPU = torch.device("cpu")
 
@@ -167,7 +175,7 @@ class Reader:
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
             data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
-            return data[torch.tensor(offsets, device=self._device)]
+            return as_integers(data)[torch.tensor(offsets, device=self._device)].view(dtype)
         values = torch.empty(len(indices), dtype=dtype)
         for i, offset in enumerate(offsets):
             address = description["address"] + offset * dtype.itemsize
@@ -235,6 +243,11 @@ class Reader:
         except (cuda_ipc.CudaError, ValueError) as error:
             raise UnreadableError(str(error)) from None
         return cuda_ipc.bytes_at(base + distance, size, self._device)
+
+
+def as_integers(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor's bits in a dtype that every torch can index."""
+    return x.view(DTYPES_BY_SIZE[x.itemsize])
 
 
 def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:
