@@ -198,7 +198,7 @@ class Engine:
 
 
 class _Stage:
-    """What a grading does now, for the progress line and for reasons.
+    """Keeps what a grading does now, for the progress line and for reasons.
 
     Args:
         name: of the file, for the progress line.

@@ -17,7 +17,7 @@ from referee.shared import dtype_name
 
 @dataclass(frozen=True)
 class FirstForward:
-    """What the first forwards of the reference tell.
+    """Findings from the first forwards of the reference.
 
     Attributes:
         structure: the nesting of the results, as `results.flatten` says it.

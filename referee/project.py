@@ -1,4 +1,4 @@
-"""What a project with problems of its own adds to the command."""
+"""Additions to the command by a project that has problems of its own."""
 
 import argparse
 from collections.abc import Callable

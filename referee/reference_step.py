@@ -38,7 +38,7 @@ class StepArguments(NamedTuple):
 
 
 class ReferenceStep(NamedTuple):
-    """What the reference gives for a training step.
+    """The reference's results and gradients for a training step.
 
     Attributes:
         tensors: results, then gradients, each with its error budget; None for a gradient that does

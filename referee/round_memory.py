@@ -1,4 +1,4 @@
-"""Whether processes keep unused GPU memory between the turns of a round, when a problem is large.
+"""Decides if processes of a large problem keep unused GPU memory between the turns of a round.
 
 A process that gives its memory back has to allocate it again in its next turn, while its clock
 runs. To be fair, either all processes keep their memory, or all give it back.

@@ -1,12 +1,15 @@
-"""What rounds of forwards and rounds of training steps have in common.
+"""Functions that rounds of forwards and rounds of training steps share.
 
 In a round, all entrants take turns in random order: the solution, eager twice, the yardsticks and
 the empty call. The order is random so that nobody profits from who was timed before.
 """
 
 import random
+from collections.abc import Callable, Iterator
 from statistics import median
+from typing import TypeVar
 
+from referee import timing
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
 from referee.timed_requests import Entrant
@@ -14,6 +17,7 @@ from referee.timing import Names
 from referee.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import FASTER, compare_times
 
+Round = TypeVar("Round")  # what a function that runs one round returns
 # Inputs, and parameters, of at most so many bytes are written before every request, so that all
 # processes find the same part of them in the caches. Larger ones are written once a round.
 CACHED_BYTES = 1 << 26
@@ -69,9 +73,22 @@ def in_random_order(entrants: list[Entrant]) -> list[Entrant]:
     return random.sample(entrants, len(entrants))
 
 
-def with_setting(name: str, setting: str) -> str:
-    """Return a name with the precision setting, if there is one: "the forward at high"."""
-    return f"{name} at {setting}" if setting else name
+def timed_rounds(grading: Grading, run: Callable[[], Round], name: str) -> Iterator[Round]:
+    """Run the warm-up and the timed rounds; yield what each timed round returns.
+
+    Args:
+        grading: the file under grading.
+        run: runs one round.
+        name: what is timed, for the progress line: "the forward".
+    """
+    setting = grading.problem.setting
+    return timing.run_rounds(
+        run,
+        grading.options.rounds,
+        grading.device,
+        f"{name} at {setting}" if setting else name,
+        grading.progress,
+    )
 
 
 def only_compiled(yardsticks: list[str]) -> list[str]:

@@ -57,7 +57,7 @@ class Session:
     options: Options
     progress: console.Progress
     _start: float = 0.0  # when `run` began, by `monotonic`
-    # What was printed already: subjects with a headline, and a sweep's problems with a title.
+    # These were printed already: subjects with a headline, and a sweep's problems with a title.
     _subjects_shown: list[Subject] = field(default_factory=list)
     _titles_shown: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What run.py shows and writes: JSON, Markdown, sweeps, plots, README's picture."""
+"""Tests of what run.py shows and writes: JSON, Markdown, sweeps, plots, README's picture."""
 
 import importlib.util
 import json

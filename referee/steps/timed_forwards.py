@@ -15,7 +15,6 @@ from time import sleep
 
 import torch
 
-from referee import timing
 from referee.early_elements import EarlyElements
 from referee.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
@@ -28,7 +27,7 @@ from referee.rounds import (
     in_random_order,
     note_clock,
     rewrite_small_memory,
-    with_setting,
+    timed_rounds,
     write_state_for_all,
 )
 from referee.slow_eager import check_eager_speed
@@ -59,13 +58,7 @@ def time_forwards(grading: Grading) -> None:
         sleep(SECONDS_TO_SETTLE)
     rounds = _ForwardRounds(grading, entrants, timing_plan.calls)
     rounds.time_empty_requests()
-    for samples in timing.run_rounds(
-        rounds.run,
-        grading.options.rounds,
-        problem.device,
-        with_setting("the forward", problem.setting),
-        grading.progress,
-    ):
+    for samples in timed_rounds(grading, rounds.run, "the forward"):
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for entrant in entrants:

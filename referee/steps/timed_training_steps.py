@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee import timing
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
@@ -28,7 +27,7 @@ from referee.rounds import (
     note_clock,
     only_compiled,
     rewrite_small_memory,
-    with_setting,
+    timed_rounds,
     write_state_for_all,
 )
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
@@ -94,20 +93,14 @@ def _is_lack_of_memory(error: Exception) -> bool:
 
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.run.step`."""
-    problem, bench = grading.problem, grading.bench
+    bench = grading.bench
     entrants = entrants_of(grading, only_compiled(bench.yardsticks))
     step = _start_step(grading, entrants)
     # A request of steps then lasts as long as one of forwards.
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, entrants, calls)
     rounds.prepare()
-    for times in timing.run_rounds(
-        rounds.run,
-        grading.options.rounds,
-        problem.device,
-        with_setting("the training step", problem.setting),
-        grading.progress,
-    ):
+    for times in timed_rounds(grading, rounds.run, "the training step"):
         rounds.keep(times)
         _set_times(step, rounds.samples, rounds.shares_of_forwards)
     note_clock(grading, rounds.samples)

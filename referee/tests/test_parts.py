@@ -252,7 +252,7 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
 
 
 def test_a_stopped_tree_does_nothing():
-    """That includes the processes that it has started, in other sessions too."""
+    """Processes that it has started, in other sessions too, do nothing either."""
     memory = mmap.mmap(-1, 16)
     pid = os.fork()
     if pid == 0:

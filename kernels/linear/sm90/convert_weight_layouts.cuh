@@ -150,8 +150,8 @@ struct RowMajor {
   __device__ static uint32_t batches_to_count(int first, int batch_in_k_tile) {
     return 1u << (first + batch_in_k_tile);
   }
-  // Whether a lane counts only octets that it has written itself. If not, the warp needs a
-  // __syncwarp between writing and counting.
+  // A lane counts only octets that it has written itself. If a layout has false here, the warp
+  // needs a __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
 static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
@@ -189,7 +189,7 @@ struct Transposed {
   using C = ConvertWeightConfig;
   static constexpr bool kIsTransposed = true;
 
-  // What RowMajor's members of these names mean.
+  // These members mean what RowMajor's members of the same names mean.
   static constexpr int kRows = C::kOctetsPerBatch;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
   __host__ __device__ static constexpr int row_number(int /*batch*/, int octet) { return octet; }
