@@ -15,7 +15,7 @@ import torch
 from referee.accuracy import GROSS, count_true
 from referee.autograd import is_differentiable
 from referee.compare import relative_difference
-from referee.reference_tensor import Comparison, ReferenceTensor
+from referee.reference_tensor import Comparison, ReferenceTensor, describe_wrong
 
 RESULT = "result"  # the name of a result begins with it
 # Some elements are wrong in every draw. Rounding explains them only if it alone would make at least
@@ -77,13 +77,14 @@ class Quantity:
 
     def compare_timed(self, got: torch.Tensor, eager: torch.Tensor) -> None:
         """Compare the solution's tensor of a timed step with eager's."""
-        mistake = self.expected.mistake_in_other_draw(got, eager)
         is_result = self.name.startswith(RESULT)  # rounding does not decide whether it is right
         if self.expected.is_exact or is_result:
-            if mistake:
+            if mistake := self.expected.mistake_in_other_draw(got, eager):
                 self._is_wrong = True
                 self._keep_first(mistake)
             return
+        wrong = self.expected.wrong_in_other_draw(got, eager)
+        mistake = describe_wrong(wrong, got.reshape(-1), eager.reshape(-1))
         relative_error = relative_difference(got, eager) if mistake else 0.0
         if relative_error > LARGEST_ERROR_BY_RELU:
             self._is_wrong = True
@@ -91,7 +92,6 @@ class Quantity:
         self._timed_draws += 1
         if relative_error > self._error_of_a_mistake():
             self._timed_draws_far_off += 1
-        wrong = self.expected.wrong_in_other_draw(got, eager)
         self._record(wrong, relative_error, mistake or "", is_strict=False)
 
     def mistake(self) -> str | None:

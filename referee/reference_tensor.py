@@ -135,11 +135,7 @@ class ReferenceTensor:
         got, eager = got.reshape(-1), eager.reshape(-1)
         if self.is_exact:
             return first_mismatch(got, eager)
-        wrong = self.wrong_in_other_draw(got, eager)
-        first_wrong = _describe_first(wrong, got, eager)
-        if not first_wrong:
-            return None
-        return f"{count_true(wrong):,} of {got.numel():,} elements, the first: {first_wrong}"
+        return describe_wrong(self.wrong_in_other_draw(got, eager), got, eager)
 
     def wrong_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
         """Return a flat mask of the elements of `got` that are too far from `eager`."""
@@ -239,6 +235,20 @@ def _flat(x: OptionalTensor) -> OptionalTensor:
 def _join_masks(parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the masks of blocks as one."""
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> str | None:
+    """Return how many elements are wrong, and the first of them, in words; None if none is.
+
+    Args:
+        wrong: a flat mask.
+        got: the flat result.
+        eager: eager's flat result for the same inputs.
+    """
+    first_wrong = _describe_first(wrong, got, eager)
+    if not first_wrong:
+        return None
+    return f"{count_true(wrong):,} of {got.numel():,} elements, the first: {first_wrong}"
 
 
 def _describe_first(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:

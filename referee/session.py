@@ -114,7 +114,7 @@ class Session:
         """Print what the quick check grades, and how long that takes."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
         seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
-        built = "once the first run has built the kernels (up to two minutes)"
+        built = "once the first run has built the kernels (up to a minute)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
     def _grade_subject(self, subject: Subject, index: int, server: Server) -> None:
