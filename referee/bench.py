@@ -23,6 +23,48 @@ from referee.verdict import ERROR, FoundError, outcome
 SMALL_REQUEST = 1 << 28
 
 
+class Reserve:
+    """Keeps eager's process on a GPU between two problems.
+
+    The first program of torch.compile takes seconds in a new process, for it imports the compiler.
+    Later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
+    of one problem.
+    """
+
+    def __init__(self) -> None:
+        self._contestant: Contestant | None = None
+
+    def keep(self, contestant: Contestant) -> None:
+        """Keep a process, which forgets its module; close it if that fails."""
+        contestant.reader.forget()
+        try:
+            contestant.ask("reset")
+        except (EndedError, ForgedError, RaisedError):
+            contestant.close()
+            return
+        self._contestant = contestant
+
+    def take(self) -> Contestant | None:
+        """Return the process if there is one that still runs; the caller closes it."""
+        contestant = self._contestant
+        self._contestant = None
+        if contestant is not None and _has_ended(contestant):
+            contestant.close()
+            return None
+        return contestant
+
+    def close(self) -> None:
+        """End the process."""
+        if self._contestant is not None:
+            self._contestant.close()
+        self._contestant = None
+
+
+def _has_ended(contestant: Contestant) -> bool:
+    """Return whether a process is dead or a zombie."""
+    return processes.state_of(contestant.pid) in "XZ"
+
+
 class Eager:
     """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
 
@@ -37,7 +79,7 @@ class Eager:
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench
         problem = bench.problem
-        self.contestant = Contestant(bench.server, bench.pool, problem.device)
+        self.contestant = bench.process_for_eager()
         self.state = State(self.contestant, bench.pool)
         file = problem.file
         self.ask(
@@ -96,6 +138,7 @@ class Bench:
     Args:
         problem: the problem that is graded.
         server: the process from which all others are forked.
+        reserve: may have a process for eager, and keeps it afterwards; None to start a new one.
 
     Attributes:
         pool: the shared memory.
@@ -111,7 +154,7 @@ class Bench:
         plans: how the problem is timed, by setting; `timed_requests.plan` makes them.
     """
 
-    def __init__(self, problem: Problem, server: Server) -> None:
+    def __init__(self, problem: Problem, server: Server, reserve: Reserve | None = None) -> None:
         self.problem = problem
         self.server = server
         self.pool = Pool(problem.device)
@@ -123,6 +166,7 @@ class Bench:
         self.notes: list[str] = []
         self.are_results_copied = False
         self.plans: dict[str, Plan] = {}
+        self._reserve = reserve
         self._prepared: tuple | None = None  # the setting and yardsticks that are set up
         if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
@@ -130,11 +174,26 @@ class Bench:
     def start_eager(self) -> None:
         """Start eager's processes, unless they are there."""
         count = 2 if self.problem.device.type == "cpu" else 1
-        states = [processes.state_of(eager.contestant.pid) for eager in self.eager]
-        if any(state in "XZ" for state in states):  # dead, or a zombie
+        if any(_has_ended(eager.contestant) for eager in self.eager):
             self.close_eager()
         while len(self.eager) < count:
             self.eager.append(Eager(self))
+
+    def process_for_eager(self) -> Contestant:
+        """Return a process from the reserve, or else a new one."""
+        if self._reserve is not None:
+            kept = self._reserve.take()
+            if kept is not None:
+                return kept
+        return Contestant(self.server, self.pool, self.problem.device)
+
+    def keep_eager(self) -> None:
+        """Give eager's process to the reserve instead of ending it, on a GPU."""
+        if self._reserve is None or self.problem.device.type != "cuda":
+            return
+        for eager in self.take_eager():
+            self._reserve.keep(eager.contestant)
+            eager.state.close()
 
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up these yardsticks, unless it has done so before.

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from referee import processes
-from referee.bench import Bench
+from referee.bench import Bench, Reserve
 from referee.contestant import ForgedError, LateError, RaisedError
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
@@ -48,7 +48,6 @@ from referee.verdict import (
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent
-COMPILER = "torch._inductor.compile_fx"  # this module takes many seconds to import
 MAX_TRACEBACK_CHARACTERS = 1 << 14
 
 
@@ -58,7 +57,7 @@ def read_files(paths: list[Path]) -> list[GradedFile]:
 
 
 @contextmanager
-def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server]:
+def referee_at_work(own_builds: bool) -> Iterator[Server]:
     """Start the server that forks contestants; end all processes after the `with` block.
 
     Torch's precision of float32 products is restored afterwards.
@@ -67,13 +66,10 @@ def referee_at_work(own_builds: bool, compiled: bool = False) -> Iterator[Server
         own_builds: whether graded files build extensions in a temporary folder. If a build is
             killed, torch's lock file stays behind, and a later run in the same folder would wait
             for it for ever.
-        compiled: whether torch.compile's programs will be timed. The server then imports the
-            compiler once for all contestants.
     """
     precision_before = torch.get_float32_matmul_precision()
-    imports = (COMPILER,) if compiled else ()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
-        server = Server(folder if own_builds else "", imports)
+        server = Server(folder if own_builds else "")
         # Else the first backward would import this module. Here the import costs no time: the
         # server needs some seconds to start.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
@@ -93,18 +89,24 @@ class Engine:
         server: forks contestants.
         options: how files are graded.
         progress: is called with a text that says what is done now, and one that says how far it is.
+        reserve: see `Bench`.
 
     Attributes:
         problem: as above.
     """
 
     def __init__(
-        self, problem: Problem, server: Server, options: Options, progress: ShowProgress
+        self,
+        problem: Problem,
+        server: Server,
+        options: Options,
+        progress: ShowProgress,
+        reserve: Reserve | None = None,
     ) -> None:
         self.problem = problem
         self._options = options
         self._progress = progress
-        self._bench = Bench(problem, server)
+        self._bench = Bench(problem, server, reserve)
 
     def prepare(self) -> None:
         """Start eager and time it alone, before any solution has started.
@@ -150,6 +152,10 @@ class Engine:
             raise
         _drop_unfinished_times(verdict)
         return verdict
+
+    def keep_eager(self) -> None:
+        """Give eager's process to the reserve. It must have answered all requests."""
+        self._bench.keep_eager()
 
     def close(self) -> None:
         """End eager's processes."""

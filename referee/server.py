@@ -14,8 +14,8 @@ from pathlib import Path
 from referee import processes
 
 PACKAGE = Path(__file__).resolve().parent
-# The program of the server. Its arguments are the folder of the package `referee`, the descriptor
-# of its socket, and the names of modules to import.
+# The program of the server. Its arguments are the folder of the package `referee`, and the
+# descriptor of its socket.
 SERVER_PROGRAM = """
 import sys
 
@@ -24,7 +24,7 @@ sys.path = [sys.argv[1], *filter(None, sys.path)]
 from referee.child.main import start
 
 del sys.path[0]  # else graded files could import what is beside the package
-start(int(sys.argv[2]), sys.argv[3:])
+start(int(sys.argv[2]))
 """
 # By default OpenMP's threads spin for milliseconds after they have finished. They would take cores
 # from the process that is timed next, or from the thread that they wait for.
@@ -45,19 +45,17 @@ class Server:
 
     Args:
         folder: where graded files build extensions; "" for the user's usual folder.
-        imports: names of modules that the server imports, so that contestants have them.
 
     Attributes:
         walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
-    def __init__(self, folder: str = "", imports: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: str = "") -> None:
         self.walls = True
-        self._imports = imports
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
-        self._process, self._socket = _start_server(self._environment, imports)
+        self._process, self._socket = _start_server(self._environment)
 
     def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
@@ -80,7 +78,7 @@ class Server:
                 return int(ids[0]), int(ids[1])
             status = self._process.wait()
             self.close()
-            self._process, self._socket = _start_server(self._environment, self._imports)
+            self._process, self._socket = _start_server(self._environment)
         raise EndedError(status, "")
 
     def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
@@ -108,18 +106,15 @@ class Server:
         processes.own_pids.add(self._process.pid)
 
 
-def _start_server(
-    environment: dict[str, str], imports: tuple[str, ...]
-) -> tuple[subprocess.Popen, socket.socket]:
+def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
     """Start a server's process; return it, and the socket through which it gets requests.
 
     Args:
         environment: its environment variables.
-        imports: names of modules that it imports.
     """
     referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with servers_end:
-        arguments = [str(PACKAGE.parent), str(servers_end.fileno()), *imports]
+        arguments = [str(PACKAGE.parent), str(servers_end.fileno())]
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER_PROGRAM, *arguments],
             pass_fds=[servers_end.fileno()],

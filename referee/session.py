@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
 import torch
 
 from referee import console, records
+from referee.bench import Reserve
 from referee.elementwise import DTYPES
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
@@ -74,14 +76,16 @@ class Session:
         """
         self._start = monotonic()
         try:
-            compiled = self.options.compiled
-            with referee_at_work(own_builds=not self._is_ours, compiled=compiled) as server:
+            with (
+                referee_at_work(own_builds=not self._is_ours) as server,
+                closing(Reserve()) as reserve,
+            ):
                 if self.args.sweep:
                     console.show(self.headline)
                 if self.options.is_quick:
                     self._announce_quick_check()
                 for index, subject in enumerate(self.subjects):
-                    self._grade_subject(subject, index, server)
+                    self._grade_subject(subject, index, server, reserve)
         except UnimportableError as error:
             console.say(f"the solution cannot be imported: {error}")
             return False
@@ -117,13 +121,16 @@ class Session:
         built = "once the first run has built the kernels (up to a minute)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
-    def _grade_subject(self, subject: Subject, index: int, server: Server) -> None:
+    def _grade_subject(
+        self, subject: Subject, index: int, server: Server, reserve: Reserve
+    ) -> None:
         """Grade all files on a subject.
 
         Args:
             subject: what they are graded on.
             index: of the subject in `subjects`.
             server: forks contestants.
+            reserve: keeps eager's process for the next subject.
         """
         options = self.options
         if self.args.sweep:
@@ -140,9 +147,10 @@ class Session:
             word = LEFT_OUT if self.args.sweep else ERROR
             self._report_for_all(subject, word, first_error_line(str(error)))
             return
-        engine = Engine(problem, server, options, self.progress)
+        engine = Engine(problem, server, options, self.progress, reserve)
         try:
             self._grade_files(subject, engine)
+            engine.keep_eager()  # not after an interrupt, which may have come during a request
         finally:
             engine.close()
 

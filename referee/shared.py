@@ -366,7 +366,7 @@ class Pool:
         self._free_blocks.append(block)
 
     def close(self) -> None:
-        """Free the memory. All processes that mapped it must have ended before."""
+        """Free the memory. All processes that mapped it must have ended, or have forgotten it."""
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []
@@ -402,6 +402,12 @@ class Mapping:
             else:
                 values.append(with_form(storages[value["storage"]], value))
         return values
+
+    def forget(self) -> None:
+        """Close all GPU allocations, so that the referee can free them."""
+        for address in self._address_of.values():
+            cuda_ipc.close_handle(address)
+        self._address_of = {}
 
     def _bytes(self, memory: dict, start: int, size: int) -> torch.Tensor:
         """Return bytes of a region, without a copy.

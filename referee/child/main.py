@@ -9,15 +9,12 @@ The server has imported torch but never computes. So it has no OpenMP threads, w
 lose, and no data of any problem in its memory.
 """
 
-import importlib
 import json
 import os
 import resource
 import socket
-import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NoReturn
 
 import torch
@@ -27,13 +24,12 @@ from referee import namespaces, prctl
 from referee.child.worker import Worker
 from referee.shared import Mapping
 
-ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # "1": torch asks NVML, not CUDA, whether GPUs exist
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
 MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
 
 
-def start(descriptor: int, imports: list[str]) -> None:
+def start(descriptor: int) -> None:
     """Run the server: fork a contestant for each request on a socket, until that is closed.
 
     A request is a JSON dictionary with four file descriptors:
@@ -51,11 +47,8 @@ def start(descriptor: int, imports: list[str]) -> None:
 
     Args:
         descriptor: of the socket.
-        imports: names of modules that the server imports first, so that contestants have them.
     """
     prctl.hide_memory()
-    if imports:
-        _import(imports)
     with socket.socket(fileno=descriptor) as referee:
         while True:
             text, descriptors, *_ = socket.recv_fds(referee, MAX_REQUEST_BYTES, 4)
@@ -70,43 +63,6 @@ def start(descriptor: int, imports: list[str]) -> None:
                 referee.send(f"{pid} {init_pid}".encode())
             for contestants_descriptor in descriptors:
                 os.close(contestants_descriptor)
-
-
-def _import(names: list[str]) -> None:
-    """Import modules. If forks could then not use CUDA, start the server anew without the modules.
-
-    Torch refuses to use CUDA in a fork of a process that has asked CUDA for its devices. Some of
-    torch's modules ask whether there is a GPU while they are imported. Here they ask NVML instead,
-    which does no harm. But where NVML is missing, they ask CUDA all the same.
-    """
-    with _asking_nvml():
-        for name in names:
-            with suppress(ImportError):  # the contestant that needs the module will raise it
-                importlib.import_module(name)
-    if not _forks_can_use_cuda():
-        arguments = sys.orig_argv[1 : -len(names)]  # the names of the modules are the last ones
-        os.execv(sys.executable, [sys.executable, *arguments])
-
-
-@contextmanager
-def _asking_nvml() -> Iterator[None]:
-    """Have torch ask NVML whether there are GPUs, for the time of a `with` block."""
-    before = os.environ.get(ASK_NVML)
-    os.environ[ASK_NVML] = "1"
-    yield
-    if before is None:
-        del os.environ[ASK_NVML]
-    else:
-        os.environ[ASK_NVML] = before
-
-
-def _forks_can_use_cuda() -> bool:
-    """Return whether torch would use CUDA in a fork of this process. A fork asks torch."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
-    _, status = os.waitpid(pid, 0)
-    return status == 0
 
 
 def _become_contestant(

@@ -8,6 +8,7 @@ The referee believes none of these replies: the solution can change all that is 
 """
 
 import base64
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -232,6 +233,22 @@ class Worker:
         """
         self._results = []
         if empty_cache and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def reset(self) -> None:
+        """Forget the module and all that belongs to it, so that another can be constructed.
+
+        On a GPU no memory of the referee's stays open.
+        """
+        self._class = None
+        self._module = None
+        self._calls = {NOTHING: self._calls[NOTHING]}
+        self._results = []
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # it keeps the compiled modules; without them it takes seconds
+        gc.collect()
+        self._mapping.forget()
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def is_finite(self, inputs: list[dict]) -> dict:

@@ -36,6 +36,10 @@ def make(
         # Without the reset, torch.compile would make one program for all shapes at the second
         # shape, and fall back to eager after the eighth.
         torch.compiler.reset()
+        from torch._inductor import config  # takes seconds
+
+        # Else the compiler would start processes, which would be stopped and woken in each request.
+        config.compile_threads = 1
         call = torch.compile(module)
     else:
         call = own_yardsticks.yardstick(name, module, inputs)

@@ -31,21 +31,20 @@ def device(request):
 def one_server(monkeypatch):
     """Let tests share a server: a new one takes seconds to import torch.
 
-    A test with other environment variables or imports gets another server.
+    A test with other environment variables gets another server.
     """
     from referee import engine
 
     new_server = engine.Server
 
-    def shared_server(folder="", imports=()):
+    def shared_server(folder=""):
         if folder:  # graded files build extensions there; one folder is enough for all tests
             folder = folder_of_builds()
-        started_with = (folder, imports)
         # pytest sets PYTEST_CURRENT_TEST anew for each test; it makes no difference to a server.
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "with": started_with})
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
         server = SERVERS.get(environment)
         if server is None:
-            server = new_server(*started_with)
+            server = new_server(folder)
             server.close = lambda: None  # the next test uses it again
             SERVERS[environment] = server
         server.count_as_own()

@@ -1,24 +1,23 @@
 """Tests of parts without a grading: shared memory, reading results, stopping processes."""
 
-import base64
 import mmap
 import os
 import signal
 import subprocess
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from referee import cuda_ipc, processes, reading
-from referee.contestant import Contestant, RaisedError, UnstoppableError
+from referee.contestant import UnstoppableError
 from referee.early_elements import EarlyElements
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.reference_step import step_or_none
 from referee.results import describe, flatten
-from referee.server import EndedError, Server
+from referee.server import EndedError
 from referee.shared import Mapping, Pool, Region
 from referee.timed_requests import checked_seconds
 from referee.verdict import ERROR, outcome
@@ -340,28 +339,3 @@ def test_flatten():
     assert flatten(4) == ("*", [4])
     with pytest.raises(ValueError, match="more than"):
         flatten([0] * 1001)
-
-
-HARMFUL = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True"
-
-
-@pytest.mark.parametrize(("text", "is_imported"), [("", True), (HARMFUL, False)])
-def test_a_server_imports_modules_unless_they_keep_its_forks_from_using_cuda(
-    text, is_imported, tmp_path, monkeypatch
-):
-    """Torch refuses CUDA in forks of a process that has asked CUDA for its devices."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "imported_first.py").write_text(text)
-    solution = "import sys\nModelNew = print if 'imported_first' in sys.modules else None\n"
-    arguments = {"text": base64.b64encode(solution.encode()).decode(), "path": "solution.py"}
-    arguments |= {"names": ["ModelNew"], "folders": []}
-    pool = Pool(CPU)
-    with processes.subreaper(), closing(Server(imports=("imported_first",))) as server:
-        contestant = Contestant(server, pool, CPU)
-        if is_imported:
-            contestant.ask("import_file", **arguments)
-        else:
-            with pytest.raises(RaisedError, match="defines no ModelNew"):
-                contestant.ask("import_file", **arguments)
-        contestant.close()
-    pool.close()

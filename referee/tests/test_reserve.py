@@ -1,0 +1,63 @@
+"""Eager's process is kept between two problems on a GPU."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from texts import IMPORTS, reference
+
+from referee.bench import Reserve
+from referee.engine import Engine, referee_at_work
+from referee.grading import Options
+from referee.problem import Problem
+from referee.reference_file import load
+from referee.timing import Rounds
+
+pytestmark = pytest.mark.slow
+
+LINEAR = reference("return self.fc(x)", "[torch.rand(64, 256)]", "self.fc = nn.Linear(256, 192)")
+RELU = reference("return torch.relu(x)", "[torch.rand(1024, 262144)]")  # 1 GiB
+
+
+def prepare(text, path, device, server, reserve, before_keeping=None):
+    """Time eager alone on a problem, and keep its process; return its id."""
+    path.write_text(IMPORTS + text)
+    problem = Problem(path.stem, load(path), torch.device(device))
+    engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, reserve)
+    try:
+        engine.prepare()
+        [eager, *_] = engine._bench.eager
+        if before_keeping:
+            before_keeping(eager)
+        engine.keep_eager()
+        return eager.contestant.pid
+    finally:
+        engine.close()
+
+
+def free_bytes():
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(tmp_path):
+    with referee_at_work(own_builds=True) as server, closing(Reserve()) as reserve:
+        pids, free = [], []
+        for name, text in (("linear", LINEAR), ("relu", RELU), ("relu_again", RELU)):
+            pids.append(prepare(text, tmp_path / f"{name}.py", "cuda", server, reserve))
+            free.append(free_bytes())
+    assert len(set(pids)) == 1
+    assert free[0] - free[2] < 1 << 28
+
+
+def test_a_process_that_has_ended_is_replaced(device, tmp_path):
+    """On a CPU no process is kept, so each problem has new ones."""
+
+    def end(eager):
+        eager.contestant.close()
+
+    with referee_at_work(own_builds=True) as server, closing(Reserve()) as reserve:
+        first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, end)
+        assert prepare(LINEAR, tmp_path / "second.py", device, server, reserve) != first
