@@ -117,7 +117,9 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
             request = json.loads(line)
             try:
                 method = getattr(worker, request["op"])
-                reply = method(**request["arguments"]) or {}
+                reply = method(**request["arguments"])
+                if reply is None:
+                    reply = {}
             except BaseException as error:  # from the solution's code; SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
             _reply(replies, reply | {"token": request["token"]})

@@ -30,14 +30,14 @@ from referee.shared import Mapping, unpack
 
 # glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
 # larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
-# Every process frees a block of this size first, so that all have the same threshold.
+# Every process frees a block of this size first so that all have the same threshold.
 FREED_FIRST_BYTES = 31 << 20
 
 CHECKED_AT_ONCE = 1 << 24  # elements
 
 
 class Worker:
-    """Holds one contestant's module, and the results of its calls until they are released.
+    """Holds one contestant's module and the results of its calls until they are released.
 
     Args:
         mapping: the memory that the referee shares.
@@ -183,7 +183,7 @@ class Worker:
             outputs: forms for copies of each step's results, as in `call`.
         """
         _poison(poison, self._device)
-        state = self._state() if self._module else {}
+        state = self._state()
         returned = []
         self._wakes_threads.fill_(0)
         for form, gradients_form in zip(inputs, output_gradients, strict=True):
@@ -236,7 +236,7 @@ class Worker:
             torch.cuda.empty_cache()
 
     def reset(self) -> None:
-        """Forget the module and all that belongs to it, so that another can be constructed.
+        """Forget the module and all that belongs to it so that another can be constructed.
 
         On a GPU no memory of the referee's stays open.
         """
@@ -245,7 +245,8 @@ class Worker:
         self._calls = {NOTHING: self._calls[NOTHING]}
         self._results = []
         if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # it keeps the compiled modules; without them it takes seconds
+            # Frees compiled modules. If no compiler is imported, there are none.
+            torch.compiler.reset()
         gc.collect()
         self._mapping.forget()
         if self._device.type == "cuda":
@@ -287,7 +288,7 @@ class Worker:
     def prepare_yardsticks(
         self, names: list[str], inputs: list[dict], copied_bytes: int, own_file: list[str]
     ) -> dict:
-        """Set up the yardsticks; return their names, and notes on those that are not possible.
+        """Set up the yardsticks; return their names and notes on those that are not possible.
 
         Args:
             names: the yardsticks to set up.
@@ -322,7 +323,7 @@ class Worker:
 
     def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep and describe what each call has returned, see `_keep`."""
-        output_forms = outputs or [None] * len(returned)
+        output_forms = [None] * len(returned) if outputs is None else outputs
         return [self._keep(value, form) for value, form in zip(returned, output_forms, strict=True)]
 
     def _keep(self, returned: object, output_form: dict | None) -> dict:
@@ -386,12 +387,12 @@ def _poison(size: int, device: torch.device) -> None:
     if not size:
         return
     sizes = [size]
-    if size < 1 << 20:  # malloc may take a block that is somewhat larger
+    if size < 1 << 20:  # malloc may take a free block that is somewhat larger
         sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:  # malloc may take any free block of this size, see FREED_FIRST_BYTES
+    elif size < 1 << 25:  # malloc may take any of several free blocks, see FREED_FIRST_BYTES
         sizes = [size] * 4
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
-    del blocks
+    del blocks  # the memory is free again
 
 
 @contextmanager
