@@ -88,7 +88,8 @@ class Grading:
         module: the reference's module; it has the same parameters as all contestants.
         is_timed_module: whether the modules have the problem's own arguments, not a small case's.
         inputs: the arguments of the latest call.
-        previous_module: the reference's module with the parameters of the call before; None if it is not kept.
+        previous_module: the reference's module with the parameters of the call before; None if no
+            such module is kept.
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
         budgets: the error budgets for timed calls, one for each result. They are those of the
