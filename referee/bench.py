@@ -135,6 +135,8 @@ class Plan(NamedTuple):
 class Bench:
     """The shared memory and eager's processes for grading one problem.
 
+    The problem and the server are attributes, too.
+
     Args:
         problem: the problem that is graded.
         server: the process from which all others are forked.

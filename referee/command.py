@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
 
     Args:
         arguments: the command's; None for those of this process.
-        project: whose problems and options the command has, if any.
+        project: the project whose problems and options the command has; None without a project.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -168,7 +168,7 @@ class Contestant:
             op: the method's name.
             read_early: is called with the reply after the process has stopped and before the clock
                 stops.
-            arguments: of the method; JSON must be able to hold them.
+            arguments: the method's arguments; JSON must be able to hold them.
 
         Raises:
             EndedError: the process has ended.
@@ -329,7 +329,7 @@ def _fork(
         pool: the shared memory.
         device: where the contestant computes.
         is_solution: whether its memory is limited.
-        contestants_ends: of the pipes: requests, replies, output.
+        contestants_ends: the contestant's ends of the pipes: requests, replies, output.
     """
     most_bytes = 0  # no limit
     if is_solution:

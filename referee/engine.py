@@ -207,7 +207,7 @@ class _Stage:
     """Keeps what a grading does now, for the progress line and for reasons.
 
     Args:
-        name: of the file, for the progress line.
+        name: the file's name, for the progress line.
         progress: shows a line.
 
     Attributes:

@@ -70,9 +70,9 @@ class Options:
 class Grading:
     """A file under grading.
 
-    Some attributes only help to describe a wrong result: perhaps it is the right result of another
-    call. Those named `previous_...` belong to the call directly before, `earlier_...` to several
-    calls before.
+    Some attributes only help to describe a wrong result, which may be the right result of another
+    call: `previous_...` belong to the call directly before, `earlier_...` to several calls before.
+    The arguments, and the bench's problem, are attributes, too.
 
     Args:
         bench: the shared memory and eager's processes for the problem.

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from referee import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-SECONDS_ALONE = 0.01  # then a process may wait for a child to go on, see `Tree.stop`
+SECONDS_ALONE = 0.01  # a process that stops later may wait for its child, see `Tree.stop`
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
@@ -57,7 +57,7 @@ def subreaper() -> Iterator[None]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process, those included that it adopted."""
+    """Return the children of a process, including those that it adopted."""
     children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
@@ -216,7 +216,7 @@ def _stops_until(pid: int, deadline: float) -> bool:
 
     Args:
         pid: the process.
-        deadline: by `monotonic`.
+        deadline: the latest time, by `monotonic`.
     """
     start = monotonic()
     while not _is_at_rest(pid):

@@ -74,7 +74,7 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
 
     Args:
         pid: the other process.
-        address: of the first byte there.
+        address: the address of the first byte there.
         size: how many bytes.
         target: the address in this process.
 
@@ -162,8 +162,8 @@ class Reader:
         """Return some elements of the tensor that a description describes.
 
         Args:
-            description: of the tensor.
-            indices: of the elements in the flattened tensor.
+            description: the tensor's description.
+            indices: the elements' indices in the flattened tensor.
 
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
@@ -202,7 +202,7 @@ class Reader:
         free memory.
 
         Args:
-            address: of the first byte in the process.
+            address: the address of the first byte in the process.
             size: how many bytes.
             own_bytes: how many bytes the elements have, without the gaps between them.
         """
@@ -259,9 +259,9 @@ def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> i
     with index 4 is in row 4 // 3 = 1 and column 4 % 3 = 1. Its offset is 1 * 1 + 1 * 2 = 3.
 
     Args:
-        index: of the element in the flattened tensor.
-        shape: of the tensor.
-        strides: in elements.
+        index: the element's index in the flattened tensor.
+        shape: the tensor's shape.
+        strides: the tensor's strides, in elements.
     """
     offset = 0
     rest = index

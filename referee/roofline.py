@@ -40,7 +40,7 @@ def add_roofline(sweep_records: list[dict], bandwidth: float) -> None:
 
     Args:
         sweep_records: the records of the sweep, changed in place.
-        bandwidth: of the memory, in bytes a second.
+        bandwidth: the memory's bandwidth in bytes a second.
     """
     forwards_of: dict[tuple, list[dict]] = {}
     for record in sweep_records:

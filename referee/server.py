@@ -62,7 +62,7 @@ class Server:
 
         Args:
             settings: "device" and "most_bytes", see `child.main.start`.
-            descriptors: of requests, replies, shared memory and output, for the process.
+            descriptors: the process's file descriptors: requests, replies, shared memory, output.
 
         Returns:
             The process's id, and the id of its namespace's init process, 0 if it has no namespace

@@ -126,8 +126,8 @@ class Session:
         """Grade all files on a subject.
 
         Args:
-            subject: what they are graded on.
-            index: of the subject in `subjects`.
+            subject: the problem, dtype and size.
+            index: the subject's index in `subjects`.
             server: forks contestants.
             reserve: keeps eager's process for the next subject.
         """
@@ -176,7 +176,7 @@ class Session:
         left. Each may take (50 - 10) / 4 = 10 s.
 
         Args:
-            index: of the size in `subjects`.
+            index: the size's index in `subjects`.
         """
         names = [subject.problem for subject in self.subjects]
         problems = list(dict.fromkeys(names))
@@ -223,7 +223,7 @@ class Session:
 
         Args:
             subject: the size.
-            seconds: that it may take; not positive if the sweep's time is over.
+            seconds: the time that it may take; not positive if the sweep's time is over.
         """
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -243,8 +243,8 @@ class Session:
         """Record and print a verdict on a subject.
 
         Args:
-            subject: what was graded on.
-            file: what was graded; None for a size that is left out of a sweep.
+            subject: the problem, dtype and size.
+            file: the graded file; None for a size that is left out of a sweep.
             verdict: the verdict.
         """
         name = None if self._is_ours else str(file.path)

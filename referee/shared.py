@@ -297,7 +297,7 @@ class _Block:
         """Return bytes of the block, without a copy, as a tensor with a storage of its own.
 
         Args:
-            start: of the bytes, counted from the block's first.
+            start: the first of the bytes, counted from the block's start.
             size: how many bytes.
         """
         if isinstance(self._memory, cuda_ipc.Allocation):
@@ -325,7 +325,7 @@ class Pool:
         device: where contestants compute.
 
     Attributes:
-        descriptor: the memfd's, which contestants' processes inherit and map.
+        descriptor: the memfd's descriptor. Contestants' processes inherit and map the memfd.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -378,7 +378,7 @@ class Mapping:
     """A pool as a contestant's process sees it; makes tensors from forms.
 
     Args:
-        descriptor: the memfd's.
+        descriptor: the memfd's descriptor.
         device: where the process computes.
 
     Attributes:
@@ -415,7 +415,7 @@ class Mapping:
 
         Args:
             memory: how to reach the region, see the head of this file.
-            start: of the bytes, counted from the region's first.
+            start: the first of the bytes, counted from the region's start.
             size: how many bytes.
         """
         if "start" in memory:

@@ -66,8 +66,8 @@ class Worker:
         """Execute a file's text, which the referee has read before any solution ran.
 
         Args:
-            text: of the file, in base64.
-            path: of the file, for messages, and because it may import from its folder.
+            text: the file's text, in base64.
+            path: the file's path, for messages and for imports from its folder.
             names: names that the class may have; the first that the file defines is taken.
             folders: other folders from which the file may import.
 
@@ -95,9 +95,9 @@ class Worker:
         """Construct the module; return a description of its state.
 
         Args:
-            arguments: of the constructor, packed.
-            seed: torch's, when the constructor runs.
-            dtype: to which the module is moved; "" keeps its own.
+            arguments: the constructor's arguments, packed.
+            seed: torch's seed when the constructor runs.
+            dtype: the dtype to which the module is moved; "" keeps its own.
 
         Raises:
             TypeError: the class makes no `nn.Module`.
@@ -122,8 +122,8 @@ class Worker:
         As in `Module.to`, the Parameter objects stay the same, and their data changes.
 
         Args:
-            names: of the parameters and buffers.
-            form: of their new memory, in the same order.
+            names: the names of the parameters and buffers.
+            form: the form of their new memory, in the same order.
         """
         state = self._state()
         for name, shared in zip(names, self._mapping.tensors(form), strict=True):
@@ -140,7 +140,7 @@ class Worker:
         """Run one forward for each form of inputs; return its seconds and descriptions of results.
 
         Args:
-            name: of the call: MODULE, NOTHING or a yardstick, see `referee.names`.
+            name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: a form of the arguments for each call.
             fill: torch fills every new tensor with NaN.
             poison: size in bytes of free memory that is filled with NaN before the calls.
@@ -175,7 +175,7 @@ class Worker:
         the forward, then the gradients of inputs and parameters.
 
         Args:
-            name: of the call, as in `call`.
+            name: the call's name, as in `call`.
             inputs: a form of the arguments for each step.
             output_gradients: a form of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
@@ -212,10 +212,10 @@ class Worker:
         """Time a forward and its backward; return the outputs and the computed gradients.
 
         Args:
-            name: of the call.
-            arguments: of the forward.
+            name: the call's name.
+            arguments: the forward's arguments.
             sources: the tensors whose gradients the backward computes.
-            gradients: of the outputs.
+            gradients: the gradients of the outputs.
         """
         with torch.enable_grad():
             self._clock.get_ahead()

@@ -211,7 +211,7 @@ def _compare_quantities(
     Args:
         grading: the file under grading.
         quantities: results and gradients.
-        descriptions: those of the reply, one for each quantity.
+        descriptions: the reply's descriptions, one for each quantity.
         is_strict: whether a single wrong element is a mistake.
     """
     for result_index, (quantity, description) in enumerate(
@@ -281,7 +281,7 @@ def _has_all_gradients(
 
     Args:
         grading: the file under grading.
-        descriptions: those of the reply, one for each quantity.
+        descriptions: the reply's descriptions, one for each quantity.
         quantities: results first, then gradients.
         output_count: how many of the quantities are results.
     """
