@@ -69,7 +69,7 @@ def is_planned(bench: Bench) -> bool:
 
 
 def _make_plan(bench: Bench) -> Plan:
-    """Time eager alone: single calls, from which the calls of a request follow; then requests."""
+    """Time eager alone: two single calls, which say how many a request has; then some requests."""
     problem = bench.problem
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])

@@ -60,10 +60,11 @@ class Overhead:
 
         There are three cases:
 
-        - The process's clock is false: only the referee's clock counts, and of its time only the
-          overhead of the fastest empty request is subtracted.
-        - The median by the process's clock is at least that by the referee's: the process's counts.
-        - Otherwise the larger of the two counts in each request.
+        - The process's clock is false: only the referee's clock counts, less the overhead of the
+          fastest empty request.
+        - The median by the process's clock is at least that by the referee's clock, less `most`:
+          the process's clock counts.
+        - Otherwise the larger of these two times counts in each request.
 
         Args:
             samples: the contestant's samples, one for each request.
