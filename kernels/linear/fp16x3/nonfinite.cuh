@@ -21,6 +21,7 @@
 #include "common/launch.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 
 namespace kernels::nonfinite {
 
