@@ -12,11 +12,13 @@
 //                 tensor-core products are added
 //   gemm_single   half types, and float32 at `high`: one tensor-core product
 //
+// docs/DESIGN.md, "Which path a product takes", has all conditions in a table.
+//
 // Where the limits come from. Our path is chosen where it takes less time than torch's product
 // followed by the fused pass. The limits of kSm80 follow from the arithmetic rates of its GPU. All
 // other limits, and the formulas of the two fp16x3 functions, were fitted by hand to times on an
-// H200; no model of the kernels gives them. The sizes and times of the fits were not kept, except
-// for these, in docs/EXPERIMENTS.md, "Paths, and torch's part":
+// H200; no model of the kernels gives them. The sizes and times of the fits were not kept.
+// docs/EXPERIMENTS.md, "Paths, and torch's part", has these results:
 //
 //   skinny_wins            the product at which skinny.cu and torch take the same time
 //   fp16x3_forward_wins    2,343 forwards, with these limits and with simpler ones
