@@ -43,7 +43,7 @@ struct RowVector {
 
   // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* source) const {
-    // nvcc would split a load without a policy. This policy is that of ordinary loads.
+    // nvcc would split a load without a policy (evict_normal_policy).
     if (is_vector) return load_vector(source, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
