@@ -1,5 +1,4 @@
-// split_row: splits one row of a float32 matrix into hi and lo (split.cuh), by a warp or by a
-// block.
+// split_row: a warp, or a block, splits one row of a float32 matrix into hi and lo (split.cuh).
 //
 // split_x_kernel (sm90/split_x.cuh) splits x with it, and split_rows_kernel (sm80/launch.cu) splits
 // x and the weight.
@@ -29,7 +28,7 @@ namespace kernels::fp16x3 {
 // -------------------------------------------------------------------------------- who splits a row
 
 // Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
-// short rows faster: x [65536, 256] takes 47 us, with a block for each row 86 us.
+// short rows faster (docs/EXPERIMENTS.md, "Hopper's products").
 enum class Splitter { kBlock, kWarp };
 
 struct SplitConfig {
@@ -146,7 +145,7 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
   *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// ----------------------------------------------------------------------------------------- one row
+// ------------------------------------------------------------- counts, scale, and a thread's octets
 
 // Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
 struct SubnormalCounter {
@@ -230,14 +229,14 @@ struct RowOfThread {
   }
 };
 
+// ------------------------------------------------------------------------------------------- steps
+
 // Updates *largest, the bits of a magnitude, with the elements of an octet. As unsigned integers,
 // the bits of magnitudes have the order of the floats, and those of NaN are the largest.
 __device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest) {
 #pragma unroll
   for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
 }
-
-// ------------------------------------------------------------------------------------------- steps
 
 // Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
 // bits of the largest magnitude in the thread's part of the row.
