@@ -145,7 +145,7 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
   *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// ------------------------------------------------------------- counts, scale, and a thread's octets
+// ------------------------------------------------------------ counts, scale and a thread's octets
 
 // Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
 struct SubnormalCounter {
