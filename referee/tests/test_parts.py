@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from texts import IMPORTS, reference
 
 from referee import cuda_ipc, processes, reading
 from referee.contestant import UnstoppableError
 from referee.early_elements import EarlyElements
 from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.reference_file import load
 from referee.reference_step import step_or_none
 from referee.results import describe, flatten
 from referee.server import EndedError
@@ -339,3 +341,20 @@ def test_flatten():
     assert flatten(4) == ("*", [4])
     with pytest.raises(ValueError, match="more than"):
         flatten([0] * 1001)
+
+
+def test_what_is_drawn_later_does_not_follow_from_a_constructors_seed(device, tmp_path):
+    """A solution knows the seed. So the generators get the states back that they had before."""
+    path = tmp_path / "problem.py"
+    drawing = "self.drawn = torch.rand(4)"
+    path.write_text(IMPORTS + reference("return x", "[torch.rand(4)]", drawing))
+    file = load(path)
+    torch.rand(1, device=device)  # makes the GPU's generator
+    states = generator_states(device)
+    file.construct([], 5, torch.device(device))
+    assert all(map(torch.equal, states, generator_states(device)))
+
+
+def generator_states(device):
+    on_gpus = torch.cuda.get_rng_state_all() if device == "cuda" else []
+    return [torch.get_rng_state(), *on_gpus]
