@@ -1,8 +1,7 @@
 """Detects other Python code that must see the calls of torch's functions.
 
-A kernel replaces torch functions that the reference calls, and those functions are then not called.
-Most programs do not notice. Some code does, and where such code is active, a module must call what
-its reference calls:
+Our operators take the place of torch functions that the reference calls. Code of three kinds would
+miss the calls of these functions. Where it is active, a module calls the functions themselves:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;

@@ -118,7 +118,7 @@ def time_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]
 
 
 def time_host_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
-    """Return the host's seconds for each call on x, as `time_in_turn` does."""
+    """Return the host's seconds of each call on x in `ROUNDS` rounds, in random order."""
     return _time_rounds(calls, lambda call: _host_seconds(call, x))
 
 
@@ -137,7 +137,7 @@ def _time_rounds(
 
 
 def _host_seconds(call: Callable, x: Tensor) -> float:
-    """Return the host's seconds for a call: the mean of HOST_CALLS that it does not wait for."""
+    """Return the mean of the host's seconds for HOST_CALLS calls, of which it waits for none."""
     setup = torch.cuda.synchronize if x.is_cuda else "pass"
     return timeit(partial(call, x), setup, number=HOST_CALLS) / HOST_CALLS
 
@@ -217,7 +217,7 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
     eager = modules["eager"]
     z, magnitude = exact_sums(eager.linear, x)
     exact = torch.relu(z) / eager.divisor
-    # Infinite sums count as 0 here; `errors` says what is right where the exact result is infinite.
+    # An infinite sum counts as 0 here. Its error is 0 or infinite, in any unit.
     unit = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
     found = {}
     for name, module in modules.items():
@@ -228,7 +228,7 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
 
 @dataclass(frozen=True)
 class SmallCall:
-    """A module and its input, so small that the host's time is what counts.
+    """A module and its input, which are so small that only the host's time counts.
 
     Attributes:
         title: for the table.
@@ -250,7 +250,7 @@ SMALL_CALLS = [
 
 
 def host_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield a row for each small call: the host's time, which does not wait for launches."""
+    """Yield a row for each small call: the host's time for it, without waiting for the GPU."""
     yield ["host time", "ours ns", "eager ns", "eager / ours"]
     places = ["cpu"] if device == "cpu" else ["cpu", device]
     for small in SMALL_CALLS:
@@ -286,7 +286,8 @@ def _host_row(title: str, times: dict[str, list[float]]) -> list[str]:
 def import_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield the seconds of a first import, which builds, and the median of three later ones.
 
-    Each import is in a process of its own. The arguments are not used: other tables have them.
+    Each import is in a process of its own. The arguments are those of every function of `TABLES`,
+    and are not used.
     """
     yield ["import beyond torch", "cold s", "warm s"]
     code = (
@@ -315,7 +316,7 @@ TABLES: dict[str, Callable[[str, torch.dtype], TableRows]] = {
 # ---------------------------------------------------------------------------------------- report
 
 
-def measure(device: str, only: str) -> list[str]:
+def run_report(device: str, only: str) -> list[str]:
     """Run the commands of `report`; write their results to docs/benchmarks/ and to the documents.
 
     Args:
@@ -380,7 +381,7 @@ def _run_for_readme(command: str, comment: str) -> str | None:
 
 
 def _replace_table(page: Path, comment: str, table: str) -> None:
-    """Put a table below a comment of a page, in the place of the table that is there."""
+    """Replace the table below a comment of a page."""
 
     def replacement(match: re.Match) -> str:
         return comment + table if match[1] == comment else match[0]
@@ -409,7 +410,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     args = parse_options(arguments)
     if args.what == "report":
-        failed = measure(args.device, args.only)
+        failed = run_report(args.device, args.only)
         return 1 if failed else 0
     torch.set_float32_matmul_precision(args.precision)
     print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))

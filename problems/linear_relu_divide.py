@@ -3,8 +3,8 @@
 The product limits the speed. How accurate it has to be depends on the precision setting.
 
 A GPU that computes products without a pause reaches its power limit, and its clock slows down by a
-fifth. The timed rounds have no pauses either. Each round has a call of every contestant, in random
-order, so the clock is the same for all of them.
+fifth. This affects all contestants alike, because each timed round has a call of every contestant,
+in random order and without a pause.
 """
 
 import math
@@ -251,6 +251,7 @@ class LinearReluDivideProblem(Problem):
         first_setting = self.settings[0]
         yield from _at_setting(first_setting, _random_size_cases(draw))
         yield from _at_setting(first_setting, _layout_cases(draw))
+        # After unusual inputs, which a solution may refuse, a usual one must give the right result.
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
     def _operand_cases(self, suffix: str) -> Iterator[Case]:

@@ -99,7 +99,7 @@ def test_report_measures_this_device_anew_unless_the_command_fails(
     """The results of the other device do not change."""
     command = program("6.00", status)
     old = project(command)
-    assert benchmark.measure("cpu", "") == ([command] if status else [])
+    assert benchmark.run_report("cpu", "") == ([command] if status else [])
     assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", value, 1)
     rows = {
         path.stem: json.loads(path.read_text())["output"][1]["rows"]
@@ -118,7 +118,7 @@ def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(p
     old = project(command)
     readme = f"<!-- cpu: {command} -->\n<!-- end -->\n"
     benchmark.README.write_text(readme)
-    assert benchmark.measure("cpu", "shutil") == []
+    assert benchmark.run_report("cpu", "shutil") == []
     table = tables.markdown({**content, "command": command})
     assert benchmark.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
     assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", "6.00", 1)
@@ -128,7 +128,7 @@ def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(p
 def test_report_says_that_no_command_contains_a_text(project):
     project(program("6.00"))
     with pytest.raises(ValueError, match="no results"):
-        benchmark.measure("cpu", "linear")
+        benchmark.run_report("cpu", "linear")
 
 
 @pytest.mark.parametrize("kind, dtype", HEADLINE)

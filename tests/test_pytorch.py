@@ -45,14 +45,15 @@ def modules(kind, device):
     return modules_of(kind, device)
 
 
-def recording_mode(seen, kind):
+def recording_mode(seen, mode_class):
     """Return a mode of this class that appends the functions that are called to `seen`."""
 
     def record(self, function, types, args=(), kwargs=None):
         seen.append(function)
         return function(*args, **(kwargs or {}))
 
-    return type("Mode", (kind,), {"__torch_function__": record, "__torch_dispatch__": record})()
+    methods = {"__torch_function__": record, "__torch_dispatch__": record}
+    return type("Mode", (mode_class,), methods)()
 
 
 def test_opcheck_of_relu(device):

@@ -1,4 +1,7 @@
-"""Files of many kinds, graded by `run.py`: kinds that public reports describe, and backwards.
+"""Files of many kinds, graded by `run.py`.
+
+The kinds are those that public reports describe, files that catch exceptions, and files with
+backwards of their own.
 
 Each table of files is graded against one reference. In the texts, `x` is the first input of a
 forward and `inputs` are all of them.
@@ -89,8 +92,8 @@ KINDS["kept rows"] = (
     },
 )
 
-# The product of two parameters, which is kept: until one of them changes, in their place, or beside
-# them.
+# The reference multiplies by the product of two parameters. The files keep this product: until a
+# parameter changes, in the place of the parameters, or beside them.
 SQUARES = "self.a, self.b = (nn.Parameter(torch.randn(n, 160 - n)) for n in (96, 64))\nself.key = 0"
 FOLDED = """
 key = self.a._version, self.b._version
@@ -285,7 +288,7 @@ except AttributeError:
     pass
 return torch.clamp_min(x, 0) if out is None else out
 """
-GUARDS: Table = {
+CATCHERS: Table = {
     "probe": correct(PROBE + module(CLAMP)),
     "device": correct(PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),"))),
     "tool": correct(TOOL + module(CLAMP)),
@@ -404,7 +407,8 @@ BACKWARDS["norm"] = (
     {"same": ("", "correct", STEP)},
 )
 
-# Gradients and outputs that one side alone records, and memory that is the module's.
+# Autograd records the first output in the reference alone, and a use of input 1 in the file alone.
+# The third output is a parameter of the module.
 SIDES = "return x[:0] * 2, x * (inputs[1] > 0) * self.w, self.w"
 ONE_SIDE = "return x.new_empty(0, 32), x * (inputs[1] > 0) * self.w + 0 * inputs[1], self.w"
 WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
@@ -478,7 +482,7 @@ IN_ORDER = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.re
 # Files that stand in for this project's problems.
 PROBLEMS = {
     "relu": {
-        **GUARDS,
+        **CATCHERS,
         "columns": correct(module(IN_ORDER)),
         "tail unwritten": wrong(module(UNWRITTEN)),
         "one element": wrong(ONE_ELEMENT, "changes its input"),

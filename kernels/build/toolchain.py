@@ -136,7 +136,7 @@ def warn_of_ignored_targets() -> None:
 
 
 def compatible_targets(target: str) -> set[str]:
-    """Return the targets whose code runs on the GPU that `target` stands for.
+    """Return the targets whose code runs on the GPU that `target` names.
 
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
@@ -200,7 +200,7 @@ def find_cuda_home() -> Path | None:
     The first of these folders is taken: those in which torch looks, /usr/local/cuda, and where pip
     installs a toolkit.
     """
-    # None if nobody has imported torch's build tools. Their CUDA_HOME may have been set by a user.
+    # If torch's build tools are imported already, a user may have set their CUDA_HOME.
     build_tools = sys.modules.get("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     major = torch.version.cuda.split(".")[0]

@@ -62,9 +62,9 @@ LESS_ACCURATE_THAN_TF32 = [
     "one-hot x meets a tiny column",
     "huge sampled weights meet zeros",
 ]
-# Cases without the promise about the relative error at `high`. In these each result is one element
-# of weight. fp16 has fewer bits of an element that is 2^17 times smaller than the largest of its
-# row. Relative to that largest element, the error is as small as TF32's.
+# Cases without the promise about the relative error at `high`. Each of their results is one element
+# of weight. fp16 keeps fewer bits of it than TF32 if it is 2^17 times smaller than the largest
+# element of its row. Relative to that largest element, the error is as small as TF32's.
 NO_RELATIVE_PROMISE = ["one-hot x"]
 
 
