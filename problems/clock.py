@@ -66,9 +66,9 @@ class CudaClock:
         the device's, without the host's time for the launch. The wall-clock time does not include
         the flush.
 
-        `prepare` may write to the memory that the call reads. The GPU writes after the flush. A call
-        that computes on another stream without waiting for this one reads old values, so its output
-        is wrong.
+        `prepare` may write to the memory that the call reads. The GPU writes after the flush. So a
+        call on another stream that does not wait for this one reads old values, and its output is
+        wrong.
         """
         synchronize()
         start = perf_counter()

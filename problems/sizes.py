@@ -20,8 +20,8 @@ PROBLEM_CLASSES: dict[str, type[Problem]] = {
     "relu": ReluProblem,
     "linear_relu_divide": LinearReluDivideProblem,
 }
-# The most rows of x on a CPU. ReLU's output is then so large that kernels bypass the caches to write
-# it, and a float64 product of Linear takes only a second.
+# The most rows of x on a CPU. ReLU's output is then large enough for kernels to bypass the caches,
+# and a float64 product of Linear takes only a second.
 CPU_ROWS = 64
 
 
