@@ -4,7 +4,7 @@ The referee has the command (referee/command.py). This file adds the project's p
 solution to it.
 """
 
-# These imports come first, so that an interrupt ends the process at once even while torch is
+# These imports come first so that an interrupt ends the process at once even while torch is
 # imported, which takes seconds.
 import importlib.util
 import sys
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _bundle(problem: str) -> str:
     """Return our solution of a problem as the text of one file."""
-    # The import is here, so that other commands do not need the package `kernels`.
+    # The import is here so that other commands do not need the package `kernels`.
     return importlib.import_module("kernels.build.bundle").bundle(problem)
 
 

@@ -3,7 +3,7 @@
 The product limits the speed. How accurate it has to be depends on the precision setting.
 
 A GPU that computes products without a pause reaches its power limit, and its clock slows down by a
-fifth. This affects all contestants alike, because each timed round has a call of every contestant,
+fifth. This affects all contestants alike because each timed round has a call of every contestant,
 in random order and without a pause.
 """
 
@@ -117,8 +117,8 @@ class LinearReluDivideProblem(Problem):
     def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
 
-        Eager's calls count, because they compute the product too. A third of the time for three
-        float16 products counts, because an honest float32 call computes at least one such product.
+        Eager's calls count because they compute the product too. A third of the time for three
+        float16 products counts because an honest float32 call computes at least one such product.
         """
         seconds = list(timings.seconds.get(PRODUCT, []))
         seconds += timings.seconds[self.names.eager]

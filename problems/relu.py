@@ -110,7 +110,7 @@ class ReluProblem(Problem):
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-        """Return one empty setting, because no product is computed."""
+        """Return one empty setting because no product is computed."""
         return ("",)
 
     @staticmethod

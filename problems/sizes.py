@@ -30,7 +30,7 @@ def make_problem(
 ) -> Problem:
     """Return the referee's object for a problem, at one size.
 
-    Inputs are uniform in [-1, 1), because ReLU does not change inputs in [0, 1).
+    Inputs are uniform in [-1, 1) because ReLU does not change inputs in [0, 1).
 
     Args:
         name: the problem's name.

@@ -79,7 +79,7 @@ HALF = {"bits": 16}
 GRADIENT = {"relu": False}
 COLUMNS = {"vectors": False}
 LARGE = (4096, 8192, 8192)
-# Sizes, options, and the expected path. The sizes are far from the limits, so that these can change
+# Sizes, options, and the expected path. The sizes are far from the limits so that these can change
 # in choose_path.h alone.
 TABLE = [
     (LARGE, {}, "sm90"),

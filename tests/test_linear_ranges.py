@@ -55,7 +55,7 @@ def module_of(module_class, weight, bias, divisor):
 
 
 # The three products x weight^T of a module: its forward and its two gradients. For the gradients,
-# all outputs are 1 or NaN, so that the whole gradient passes ReLU.
+# all outputs are 1 or NaN, so the whole gradient passes ReLU.
 
 
 def forward(module_class, x, weight, bias, divisor=DIVISOR):

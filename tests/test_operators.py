@@ -62,7 +62,7 @@ def random_argument(choose, kind, tensors):
     if choose.random() < 0.01:
         return choose.choice([None, "text", 2**70, [1.5], object()])
     if kind == "Tensor":
-        # More than half are one of a few tensors, so that some arguments fit together.
+        # More than half are one of a few tensors so that some arguments fit together.
         return choose.choice(tensors) if choose.random() < 0.6 else random_tensor(choose)
     if kind == "Tensor?":
         return None if choose.random() < 0.4 else random_argument(choose, "Tensor", tensors)
@@ -175,7 +175,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_relu_run_without_these_kernels(tmp_path):
-    """The linear module as TorchScript runs without them, too, because it calls its `linear`."""
+    """The linear module in TorchScript needs none either: it calls its `linear`."""
     save(torch.randn(4, 6), ModelNew(), linear_modules(6, 9)[0], tmp_path)
     code = """
         import torch

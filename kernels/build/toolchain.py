@@ -26,7 +26,7 @@ CXX_FLAGS = [
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # a thread for each core, because nvcc gets all kernels as one file
+    "--split-compile=0",  # a thread for each core because nvcc gets all kernels as one file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
     # torch defines these macros, which remove operators and conversions of half types. Without the
     # macros, a kernel means the same as when it is compiled without torch.
@@ -268,7 +268,7 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     """Set what torch's build tools read, and restore it at the end.
 
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
-    messages become English, so that `errors.py` finds the cause of an error in them.
+    messages become English so that `errors.py` finds the cause of an error in them.
     """
     build_tools = cpp_extension()
     cuda_home = build_tools.CUDA_HOME
