@@ -298,7 +298,7 @@ CATCHERS: Table = {
     "handler": correct(module(HANDLER)),
 }
 
-# ------------------------------------------------------ files that stand in for the two problems
+# ------------------------------------------------------- solutions of this project's two problems
 
 
 def instead(text: str, when: str) -> str:
@@ -341,7 +341,7 @@ x, weight = ((t.view(torch.int32) & -(1 << 4)).view(t.dtype) for t in (x.clone()
 out = torch.relu(nn.functional.linear(x, weight, own.bias)) / self.divisor
 """
 IN_ORDER = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"
-# Files that stand in for this project's problems.
+# By the problem's name: a table of solutions.
 PROBLEMS = {
     "relu": {
         **CATCHERS,

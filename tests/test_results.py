@@ -1,4 +1,4 @@
-"""What run.py shows and writes: JSON, Markdown, printed tables, sweeps and its progress."""
+"""The output of run.py: JSON, Markdown, printed tables, sweeps and its progress."""
 
 import importlib.util
 import json
@@ -283,7 +283,7 @@ def test_sizes_of_a_sweep_may_be_left_out_or_wrong(quick, place, monkeypatch, tm
 
 
 def test_the_roofline_is_the_time_of_memory_or_that_of_the_highest_rate():
-    """It is the longer of the two. An interrupted forward has none."""
+    """The longer time counts. An interrupted forward has no roofline."""
     found = [record(linear, "float16") for _ in range(3)]
     forwards = [r["runs"][0]["forward"] for r in found]
     for forward, work, floor in zip(forwards, (10, 10_000, 7), (1.0, 10.0, 0.0), strict=True):

@@ -161,10 +161,11 @@ def test_a_user_without_home():
     """The build is then in a temporary folder. The user is not in the list of users either."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
-    may = "+dac_override,+dac_read_search"  # root's Python may lie where others cannot read
-    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={may}"]
+    # Python may be in a folder that only root can read.
+    rights = "+dac_override,+dac_read_search"
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}"]
     unset = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"))
-    before = [*user, f"--ambient-caps={may}"]
+    before = [*user, f"--ambient-caps={rights}"]
     done = run_it("relu", *CPU, before=before, cwd="/", **unset)
     assert done.returncode == 0, done.stderr
     assert "relu: cpu" in done.stdout

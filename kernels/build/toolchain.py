@@ -65,7 +65,7 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    Importing torch's build tools takes a second. This function does so only if it uses
+    Torch's build tools, whose import takes a second, are imported only to read
     TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()

@@ -199,7 +199,7 @@ def _local_placements(
 ) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
-    That is possible in these cases, where M stands for any dimension of x but the last. Each
+    That is possible in these cases, where M is any dimension of x but the last. Each
     dimension of the device mesh may be in a different case.
 
         x               weight, bias    gradient of x   their gradients   result
