@@ -243,8 +243,8 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
   return cudaSuccess;
 }
 
-// The .cu files also have host code that uses these names. No test calls that code, so declarations
-// are enough.
+// Kernels' files also have host code that uses these names. No test calls that code, so
+// declarations are enough.
 struct Grid {
   int blocks;
   int threads;
