@@ -41,8 +41,8 @@ class Fault:
 RELU_CPU = "relu/relu_cpu.cpp"
 RELU_GPU = "relu/relu_forward.cuh"
 RELU_GPU_LAUNCH = "relu/relu.cu"
-LINEAR_CPU = "linear/fused_pass_cpu.cpp"
-LINEAR_GPU = "linear/fused_pass_backward.cuh"
+LINEAR_CPU = "linear/fused_pass/fused_pass_cpu.cpp"
+LINEAR_GPU = "linear/fused_pass/fused_pass_backward.cuh"
 FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 
