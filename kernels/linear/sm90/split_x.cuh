@@ -157,8 +157,8 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   float largest = fp16x3::reduce_warp(rows.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = rows.largest_of_whole_row(i);
   const bool has_exponent = largest > 0 && largest < INFINITY;
-  const int needed = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
-  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, needed));
+  const int exponent = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
+  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, exponent));
 }
 
 // Returns the exponent of row first_row + i, if the GEMM rounds the weight to hi alone. It follows

@@ -36,10 +36,10 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
 // This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
 // of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
-// place of K. Second, no cluster waits for ever.
+// place of K. Second, no cluster waits for ever, for which fact 1 below needs this order.
 //
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
-// stored their partial sums of it. Two facts:
+// stored their partial sums of the tile. Two facts:
 //
 //   1. A cluster stores its own partial sums before it waits. It stores partial sums of the last
 //      tile of its range, and takes this tile first. It waits in the first tile of its range, and
@@ -50,11 +50,11 @@
 // A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
 // end if one of these conditions holds:
 //
-//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1).
-//     count_gemm_clusters (launch_steps.cuh) makes the grid no larger, and all get a place when the
-//     kernels before have left. The next kernel in the stream takes no place away: it may start
-//     before this one ends (programmatic dependent launch), but only after all blocks of this one
-//     have started. The condition fails, for example, if this kernel runs in two streams at the
+//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1). The grid
+//     has no more clusters than count_gemm_clusters (launch_steps.cuh) returns, so they fit when
+//     the previous kernels have ended. The next kernel in the stream takes no place away: it may
+//     start before this one ends (programmatic dependent launch), but only after all blocks of this
+//     one have started. The condition fails, for example, if this kernel runs in two streams at the
 //     same time, or in a stream that is confined to fewer multiprocessors than were counted (a
 //     green context).
 //   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
