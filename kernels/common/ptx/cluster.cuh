@@ -80,8 +80,7 @@ __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// setmaxnreg.dec: lowers the number of registers to kRegisters. All threads of the warpgroup call
-// it.
+// setmaxnreg.dec: lowers that number to kRegisters. All threads of the warpgroup call it.
 template <int kRegisters>
 __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -17,7 +17,7 @@
 //
 // Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
 // GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
-// conversion runs on warps that would be idle, while the tensor cores work.
+// conversion runs while the tensor cores work, on warps that would be idle.
 //
 // Four counters in memory connect the warps. All of them are 0 at first.
 //
@@ -424,7 +424,7 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   const unsigned first = take_unit(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. The
   // producers wait for the first unit, but converting it before is_needed is called makes the
-  // kernel slower (docs/EXPERIMENTS.md, "Settings of the Linear kernels").
+  // kernel slower (docs/EXPERIMENTS.md, "Hopper's products").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first, 0);
   while (number < units) {

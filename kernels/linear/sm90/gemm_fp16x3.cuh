@@ -45,6 +45,8 @@
 // Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
 // copies, and the loader warp, which loads what the epilogue needs.
 //
+// The parts are in these files:
+//
 //   pipeline.cuh                 the ring of stages
 //   gemm_fp16x3_mainloop.cuh     the producer, the conversion of the weight, and the products
 //   gemm_fp16x3_epilogue.cuh     the loader, and what the consumers do with a tile's sums

@@ -79,8 +79,8 @@ struct GemmFp16x3Config {
 
   // ----- The promotion interval: after how much of K the accumulators are added to the float32
   // sums. It is 32 for K below kShortK, 64 below kLongK, and 128 from there on. A short interval is
-  // more accurate, as tensor cores truncate, and takes more time. The error bound grows with K, as
-  // float32 sums err more the longer they are, so a longer K allows a longer interval
+  // more accurate, because tensor cores truncate, but takes more time. Longer float32 sums have
+  // larger errors. So the error bound grows with K, and a longer K allows a longer interval
   // (docs/SPLIT.md).
   static constexpr int kShortK = 2048;
   static constexpr int kLongK = 4096;

@@ -41,6 +41,8 @@
 //   warp 8          TMA producer                                               88 (24)
 //   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
+// The parts are in these files:
+//
 //   pipeline.cuh                     the ring of stages
 //   convert_weight.cuh               the converters, and how the producer waits for them
 //   gemm_single_mainloop.cuh         the producer, and the products of the consumers
@@ -63,10 +65,14 @@
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
 //
-// Why it is fast: copies, conversion and products run at the same time, on different warps; blocks
-// are persistent; the order of tiles lets both operands come from L2; and the tensor cores multiply
-// fp16 at twice TF32's rate. wgmma's operand A is the weight: with x as operand A, half types take
-// 1.5 to 2% longer on an H200, as the GPU lowers its clock.
+// Why it is fast:
+//
+// - Copies, conversion and products run at the same time, on different warps.
+// - Blocks are persistent, so the producer loads the next tile during the epilogue.
+// - The order of tiles lets both operands come from L2.
+// - The tensor cores multiply fp16 at twice TF32's rate.
+// - wgmma's operand A is the weight. With x as operand A, half types take 1.5 to 2% longer on an
+//   H200, as the GPU lowers its clock.
 
 #pragma once
 
@@ -90,8 +96,8 @@ namespace kernels::sm90::gemm_single {
 
 // A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
 template <typename Traits>
-__device__ __forceinline__ void consume(const Arguments<Traits>& args, uint32_t base,
-                                        SharedMemory<Traits>& shared, int warpgroup) {
+__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
+                                             SharedMemory<Traits>& shared, int warpgroup) {
   const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
   Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
@@ -133,9 +139,9 @@ __device__ __forceinline__ void consume(const Arguments<Traits>& args, uint32_t 
 // multiplied, spread evenly over its k-tiles. Example: with 4 boxes and 16 k-tiles, a box is stored
 // after the k-tiles 0, 4, 8 and 12.
 template <typename Traits>
-__device__ __forceinline__ void consume_gradient(const Arguments<Traits>& args,
-                                                 const CUtensorMap& out_map, uint32_t base,
-                                                 SharedMemory<Traits>& shared, int warpgroup) {
+__device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& args,
+                                                      const CUtensorMap& out_map, uint32_t base,
+                                                      SharedMemory<Traits>& shared, int warpgroup) {
   const int k_tiles = args.k_tiles();
   const int tile_count = args.tile_count();
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
@@ -225,7 +231,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
         Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
     if (threadIdx.x < kProducerThread + 32) {
-      produce(base, x_map, weight_map, args, shared);
+      run_producer(base, x_map, weight_map, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - BlockConfig::kConsumerWarps - 1;
       if (args.weight_is_transposed) {
@@ -239,9 +245,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
         Traits::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Traits::kIsGradient) {
-      consume_gradient(args, out_map, base, shared, warpgroup);
+      run_gradient_consumer(args, out_map, base, shared, warpgroup);
     } else {
-      consume(args, base, shared, warpgroup);
+      run_consumer(args, base, shared, warpgroup);
     }
   }
   // A block must not end while the other one still copies to its memory or arrives at its barriers.

@@ -1,4 +1,4 @@
-// gemm_single_kernel (gemm_single.cuh): its constants, its four modes, and its arguments, which
+// gemm_single_kernel (gemm_single.cuh): its constants, its modes, and its arguments, which
 // launch_single.cuh fills in.
 
 #pragma once
@@ -135,7 +135,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
 
-// The parameters of the conversion. The top of this file explains the counters.
+// The parameters of the converter warps. convert_weight.cuh explains the counters.
 struct WeightConversion {
   fp16x3::SplitMatrix weight;
   unsigned* next;
@@ -162,6 +162,7 @@ struct RedoList {
   }
 };
 
+// The kernel's arguments.
 template <typename Traits>
 struct Arguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.

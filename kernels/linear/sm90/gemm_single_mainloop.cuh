@@ -55,9 +55,9 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 // all run this loop, each at its own pace: full and empty stages keep them together. What happens
 // to a tile:
 //
-//   producer warp (produce)      loads its k-tiles, stage by stage
-//   consumers (consume)          multiply the k-tiles as they arrive, then compute the epilogue,
-//                                while the producer loads the next tile
+//   producer warp (run_producer)   loads its k-tiles, stage by stage
+//   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
+//                                  while the producer loads the next tile
 //
 // A tile that ConvertTraits leaves out (computes_x_tile) is left out by all of them.
 template <typename Traits, typename Body>
@@ -124,8 +124,8 @@ __device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUte
 // The TMA producer: one warp, of which lane 0 issues the loads. `base` is the shared-memory address
 // of `shared`.
 template <typename Traits>
-__device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                        const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
+__device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
   const uint32_t full = base + offsetof(SharedMemory<Traits>, barriers.full);
   const uint32_t empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -134,7 +134,7 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
   const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  PipelineState<Config::kStages> ring;
+  PipelineState<Config::kStages> state;
   int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
   for_each_tile(args, [&](int index, const Tile& tile) {
     const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
@@ -146,8 +146,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
       return;
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
-      ptx::mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
+      ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
         if (k_tile >= converted) {
@@ -155,8 +155,8 @@ __device__ void produce(uint32_t base, const CUtensorMap& x_map, const CUtensorM
         }
       }
       if (!is_loader) continue;
-      const LoadTarget target{x + ring.stage * Config::kXBytes,
-                              weight + ring.stage * Config::kWeightBytes, full + 8 * ring.stage};
+      const LoadTarget target{x + state.stage * Config::kXBytes,
+                              weight + state.stage * Config::kWeightBytes, full + 8 * state.stage};
       load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
@@ -226,7 +226,7 @@ struct ConsumerWarpgroup {
   uint32_t empty;
   uint32_t x;
   uint32_t weight;
-  PipelineState<Config::kStages> ring;
+  PipelineState<Config::kStages> state;
 
   __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
@@ -244,22 +244,22 @@ struct ConsumerWarpgroup {
     return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
   }
 
-  // Issues the products of a tile's next k-tile, when its stage is full. Then waits for the
+  // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
   // products of the k-tile before, and releases its stage, which they have read. So the tensor
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply(float (&d)[Config::kAccumulators], int k_tile) {
-    ptx::mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    multiply_k_tile(args, d, x + ring.stage * Config::kXBytes,
-                    weight + ring.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
+    ptx::mbarrier_wait(full + 8 * state.stage, state.parity);
+    multiply_k_tile(args, d, x + state.stage * Config::kXBytes,
+                    weight + state.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(empty + 8 * ring.previous());
-    ring.advance();
+    if (k_tile > 0) release_stage(empty + 8 * state.previous());
+    state.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(empty + 8 * ring.previous());
+    release_stage(empty + 8 * state.previous());
   }
 };
 

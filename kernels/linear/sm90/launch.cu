@@ -17,8 +17,9 @@
 //                          nonfinite                     rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
-// so the host always launches them. Without work they read a flag and end. All
-// kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel sets up its
+// so the host always launches them. Without work they read a flag and end.
+//
+// All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel sets up its
 // barriers while the previous kernel ends, and then waits for its end.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).

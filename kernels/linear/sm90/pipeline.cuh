@@ -42,7 +42,7 @@ struct BlockConfig {
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block has enough registers, if each thread of the producer's warpgroup has
+  // Returns whether the block has enough registers if each thread of the producer's warpgroup has
   // `producer_registers` and each thread of a consumer warpgroup has `consumer_registers`.
   static constexpr bool fits(int producer_registers, int consumer_registers) {
     return producer_registers + kConsumerWarpgroups * consumer_registers <=

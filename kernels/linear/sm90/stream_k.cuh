@@ -97,7 +97,7 @@ struct StreamKConfig {
   // The time of one k-group of a tile, in row steps.
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
 
-  // The fewest k-groups that a range should have, if clusters share a tile of `rows` rows and
+  // The fewest k-groups that a range should have if clusters share a tile of `rows` rows and
   // `k_groups` k-groups.
   //
   // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
@@ -187,7 +187,7 @@ struct Schedule {
   __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
 
   // Returns whether the range of `cluster` begins after the beginning of `tile`, a tile of the last
-  // wave. If so, the cluster before has k-groups of the tile, too. The cluster that finishes the
+  // wave. If so, the cluster before also has k-groups of the tile. The cluster that finishes the
   // tile finds all clusters that share it: it asks for itself, then for the cluster before, and so
   // on until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1,
   // whose range begins at 6, and no for cluster 0.
@@ -202,7 +202,7 @@ struct Schedule {
   struct Loads {
     // The load of each cluster, without the last wave.
     int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
-    // The load of the busiest cluster, if the tiles of the last wave are not cut.
+    // The load of the busiest cluster if the tiles of the last wave are not cut.
     int64_t busiest_load = 0;
     // The sum of all loads, with the last wave.
     int64_t total = 0;
