@@ -5,15 +5,15 @@
 //   exponent   [N] int, of each row of the weight
 //   hi         [k-tile][N][64] fp16
 //
-// (These are members of WeightConversion::weight.) Element (n, k) of hi has this index and value:
+// All three are members of WeightConversion::weight. For each n and each k < K,
 //
-//   hi[((k / 64) * N + n) * 64 + k % 64] = source[n][k] * 2^exponent[n]
+//   hi[k / 64][n][k % 64] = source[n][k] * 2^exponent[n], rounded to nearest
 //
-// rounded to nearest, and 0 for k >= K. The previous kernel, split_x_kernel, has found the
-// exponents from a sample of each row.
+// and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
+// sample of each row.
 //
-// In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
-// wait_converted before it loads a k-tile.
+// The converter warps call convert_weight (gemm_single.cuh). The producer warp calls wait_converted
+// before it loads a k-tile (gemm_single_mainloop.cuh).
 //
 // Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
 // GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
@@ -32,7 +32,7 @@
 //                producer loads the panel's k-tile when the count is 4.
 //   progress     the k-tile that the producer has begun last, counted over all of its tiles. It
 //                keeps converters from running so far ahead that L2 evicts hi before it is read.
-//   subnormals   of a row, its elements that have lost bits in fp16, weighted: see below.
+//   subnormals   how many elements of a row have lost bits in fp16, weighted: see below.
 //
 // Memory ordering. Only the counter `ready` announces that other data, hi, has been written. As
 // ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, a release and

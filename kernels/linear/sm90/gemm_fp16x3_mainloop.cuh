@@ -122,7 +122,7 @@ struct Consumer {
   using Config = GemmFp16x3Config;
   using State = PipelineState<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
-                "the mainloop has time lines for these intervals only");
+                "the mainloop has the steps of these intervals only");
 
   // The accumulators are promoted before hi 1, hi 3 and hi 1'.
   static constexpr bool kPromotesEachTile = kPromotionInterval == 32;

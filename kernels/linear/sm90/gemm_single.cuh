@@ -179,7 +179,7 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 }
 
 // A converter warp of the block, 0 <= converter < ConvertWeightConfig::kWarps, for a weight in this
-// layout (RowMajor or Transposed, convert_weight.cuh).
+// layout (RowMajor or Transposed, convert_weight_layouts.cuh).
 template <typename Layout, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
@@ -193,9 +193,7 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
 // tile. x_map and weight_map describe the operands to TMA, and out_map the result of
 // GradientTraits.
 //
-// It runs under programmatic dependent launch. wait_for_previous_kernel waits for the end of the
-// kernel before, whose results it reads. start_next_kernel lets the next kernel start early and run
-// as far as its own wait_for_previous_kernel.
+// The kernel is launched with programmatic dependent launch (common/launch.cuh).
 template <typename Traits>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,

@@ -233,7 +233,7 @@ struct ConsumerWarpgroup {
     full = base + offsetof(SharedMemory<Traits>, barriers.full);
     empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
     x = base + offsetof(SharedMemory<Traits>, x);
-    // Its 64 rows of the weight are one box, transposed or not.
+    // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_weight_row = warpgroup * Config::kWarpgroupColumns;
     weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
   }
@@ -245,7 +245,7 @@ struct ConsumerWarpgroup {
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
-  // products of the k-tile before, and releases its stage, which they have read. So the tensor
+  // products of the previous k-tile, and releases the stage that they have read. So the tensor
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply(float (&d)[Config::kAccumulators], int k_tile) {
     ptx::mbarrier_wait(full + 8 * state.stage, state.parity);
