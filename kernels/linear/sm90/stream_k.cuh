@@ -36,7 +36,7 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
 // This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
 // of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
-// place of K. Second, no cluster waits for ever, for which fact 1 below needs this order.
+// place of K. Second, no cluster waits for ever: fact 1 below depends on this order.
 //
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of the tile. Two facts:
