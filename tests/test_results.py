@@ -18,7 +18,7 @@ from documents import DTYPES, HEADLINE, check_shape, document, record, timings
 import run
 from problems import linear_relu_divide as linear
 from problems import relu
-from referee import records, session, timing
+from referee import records, roofline, session, timing
 from referee.console import Progress
 from referee.names import COMPILED
 from referee.reference_file import NoRoomError
@@ -37,7 +37,7 @@ def quick(monkeypatch, place, small):
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
     monkeypatch.setattr(relu, "SWEEP_EXPONENTS", {"cpu": range(10, 13)})
     monkeypatch.setattr(linear, "SWEEP_ROWS", {"cpu": (1, 4)})
-    monkeypatch.setattr(session, "COPIED_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(roofline, "COPIED_BYTES", {"cpu": 1 << 20})
 
 
 def test_a_run_writes_json_and_markdown_of_each_dtype(quick, tmp_path, capsys):
@@ -289,7 +289,7 @@ def test_the_roofline_is_the_time_of_memory_or_that_of_the_highest_rate():
     forwards = [r["runs"][0]["forward"] for r in found]
     for forward, work, floor in zip(forwards, (10, 10_000, 7), (1.0, 10.0, 0.0), strict=True):
         forward |= {"work": work, "floor_seconds": floor, "moved_bytes": 500}
-    session.add_roofline(found, 100.0)
+    roofline.add_roofline(found, 100.0)
     assert [forward["roofline_seconds"] for forward in forwards] == [5.0, 10.0, None]  # interrupted
 
 

@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (fp16x3/split.cuh)              Every hi and lo, every exponent and state.
+//   split_row (fp16x3/split_row.cuh)          Every hi and lo, every exponent and state.
 //   nonfinite_kernel (fp16x3/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                             or NaN, and that no others are written.
 //
@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "linear/fp16x3/nonfinite.cuh"
-#include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 #include "operands.h"
 
 namespace {
