@@ -33,6 +33,13 @@ def describe(x):
     return tell(x) | {"strides": [1 << %d, 1]}
 worker.describe = describe
 """
+# Says that all parameters are at the same address.
+SAME_ADDRESS = """
+from referee.child import worker
+
+tell = worker._describe_state
+worker._describe_state = lambda x: tell(x) | {"storage": 8}
+"""
 # Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """
 from referee.child import main
@@ -61,6 +68,17 @@ def test_forged_replies(tmp_path):
         "correct": correct(PLAIN),
     }
     grade(RELU, table, tmp_path, trials=1)
+
+
+def test_forged_addresses_of_parameters(tmp_path):
+    """The referee then takes parameters of different sizes for different ones."""
+    init = "self.a, self.b = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(64))"
+    forward = "return torch.relu(x) * self.a + self.b"
+    table = {
+        "same_address": correct(SAME_ADDRESS + module(forward, init)),
+        "correct": correct(module(forward, init)),
+    }
+    grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
 
 
 def test_how_processes_end(tmp_path):
