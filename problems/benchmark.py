@@ -44,7 +44,7 @@ from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
 from referee.accuracy import errors
 from referee.records import environment
-from referee.report import files, load, plot, tables
+from referee.report import files, load, markdown, plot, tables
 
 ROUNDS = 31
 
@@ -375,7 +375,7 @@ def _run_for_readme(command: str, comment: str) -> str | None:
             return None
         content = {**load(samples), "command": command}
     files.write(PICTURE, plot.draw(content, ".svg"))
-    _replace_table(README, comment, tables.markdown(content))
+    _replace_table(README, comment, markdown.as_markdown(content))
     return printed
 
 

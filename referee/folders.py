@@ -32,7 +32,7 @@ from referee.pairs import absolute, pair
 from referee.problem import Problem
 from referee.records import Subject
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, folder_table, tables
+from referee.report import files, folder_table, graded_files
 from referee.report.folder_table import NOT_GRADED
 from referee.shared import dtype_name
 from referee.verdict import ERROR, Verdict
@@ -346,4 +346,4 @@ def read_out(path: Path) -> list[dict]:
 
 def _line(record: dict, number: int, count: int) -> str:
     """Return the line that is printed for a record, the `number`th of `count`."""
-    return f"{number} of {count}: {record['problem']}: {tables.line(record)}"
+    return f"{number} of {count}: {record['problem']}: {graded_files.line(record)}"

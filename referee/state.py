@@ -220,7 +220,7 @@ def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], lis
             indices[storage] = len(sizes)
             sizes.append(size)
         if sum(sizes) > largest:
-            raise StateError("its parameters lie in much more memory than they need")
+            raise StateError("its parameters take much more memory than they need")
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
     return sizes, forms
