@@ -1,5 +1,6 @@
 """Tests of files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,11 @@ from graded import grade
 from texts import correct, error, module, reference, wrong
 
 from referee.reference_file import BadReferenceError
+from referee.reference_step import step_or_none
+from referee.server import EndedError
+from referee.timed_requests import checked_seconds
 from referee.unusual_inputs import ALTERED, unusual_inputs
+from referee.verdict import ERROR, outcome
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces a part of each reply that has results. %s becomes items of a dictionary.
@@ -90,6 +95,20 @@ def test_how_processes_end(tmp_path):
     grade(RELU, table, tmp_path, trials=1)
 
 
+@pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
+def test_times_that_are_no_times(seconds):
+    assert checked_seconds(seconds, 2) == [0.0, 0.0]
+    assert checked_seconds([0.0, 0.5], 2) == [0.0, 0.5]
+
+
+def test_signals_without_a_name():
+    assert outcome(EndedError(-40, ""), "importing") == (
+        ERROR,
+        "crashes (signal 40) while importing",
+    )
+    assert "SIGSEGV" in outcome(EndedError(-signal.SIGSEGV, ""), "importing")[1]
+
+
 SHARED_NORM = """
 self.first = nn.BatchNorm1d(64)
 self.second = self.first
@@ -158,6 +177,15 @@ def test_a_reference_returns_a_conjugated_view(tmp_path):
 def test_references_that_are_refused(tmp_path, forward, init, words):
     with pytest.raises(BadReferenceError, match=words):
         grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
+
+
+def test_a_reference_without_memory_is_not_one_without_gradients():
+    def raise_error(error):
+        raise error
+
+    assert step_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
+    with pytest.raises(torch.OutOfMemoryError):
+        step_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
 
 
 # Replies as soon as its work is queued: the functions by which its clock would wait do nothing. The
