@@ -26,7 +26,7 @@ LINEAR = reference(
     "return torch.relu(self.fc(x)) * self.scale", "[torch.rand(64, 256)]", LINEAR_INIT
 )
 
-# --------------------------------------------- results that are computed when somebody reads them
+# ----------------------------------------------- results that are computed when somebody reads them
 
 # Computes in the finalizer of an object that hangs on the result.
 FINALIZER = """
@@ -130,7 +130,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.02)
 return out
 """)
 
-# ------------------------------------- results that are foreseen, or kept from an earlier call
+# ------------------------------------------ results that are foreseen, or kept from an earlier call
 
 # Draws what get_inputs would draw under the seed that the constructor had.
 FORESEEN = module(
@@ -165,7 +165,7 @@ out = kept.setdefault(x.shape, torch.empty_like(x))
 return torch.clamp_min(x, 0, out=out)
 """)
 
-# -------------------------------------------- results with few wrong elements, and false replies
+# ----------------------------------------------- results with few wrong elements, and false replies
 
 ONE_IN_A_MILLION = "import random\n" + module("""
 out = torch.relu(x)
@@ -320,7 +320,7 @@ def test_parameters_buffers_and_gradients(device, tmp_path):
     grade(LINEAR, OF_PARAMETERS, tmp_path, device=device)
 
 
-# --------------------------------------------------------------- times
+# -------------------------------------------------------------------------------------------- times
 
 SLEEP = 0.02  # s, that each call really takes
 CLOCKS = """

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")
 PLAIN = IMPORTS + module("return torch.relu(x)")
 WRONG = IMPORTS + module("return x + 1")
+# The problems, and solutions of the same names.
+NAMES = ("level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py")
 
 
 def make(folder: Path, texts: dict[str, str]) -> Path:
@@ -34,8 +36,7 @@ def make(folder: Path, texts: dict[str, str]) -> Path:
 
 @pytest.fixture
 def problems(tmp_path):
-    names = ("level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py")
-    return make(tmp_path / "problems", dict.fromkeys(names, RELU))
+    return make(tmp_path / "problems", dict.fromkeys(NAMES, RELU))
 
 
 def test_pairs(problems, tmp_path):
@@ -235,8 +236,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu:0"])
 def test_an_interrupt_ends_workers_without_a_traceback(devices, problems, tmp_path):
-    names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
-    solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, PLAIN))
     out = tmp_path / "out.jsonl"
     options = ["--devices", devices, "--out", str(out)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -261,11 +261,10 @@ def processes_of(group: int) -> list[str]:
 
 @pytest.mark.slow
 def test_workers(problems, tmp_path):
-    names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
-    solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, PLAIN))
     out = tmp_path / "out.jsonl"
     devices = "cuda:0,cuda:1" if torch.cuda.device_count() > 1 else "cpu,cpu:0"
     options = ["--devices", devices, "--trials", "3", "--out", str(out)]
     assert command.main([str(problems), str(solutions), *options]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(record["problem"] for record in records) == sorted(n[:-3] for n in names)
+    assert sorted(record["problem"] for record in records) == sorted(n[:-3] for n in NAMES)
