@@ -15,8 +15,8 @@ DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 SHARE_IN_WORDS = {"cpu": "a quarter", "cuda": "90%"}
 LARGEST_SHARE = 0.9
 MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
-# How long the referee waits for the driver to clear memory that was given back: that would slow the
-# other processes' work.
+# How long the referee waits until the driver has cleared memory that was given back. Clearing slows
+# the work of other processes.
 SECONDS_TO_CLEAR = 0.05
 
 

@@ -21,12 +21,12 @@ RESULT = "result"  # the name of a result begins with it
 # Rounding explains the elements that are wrong in every draw only if the number that it predicts is
 # at least this share of their number; see the example of `Quantity`.
 LEAST_CHANCE = 0.01
-# Rounding makes at most this share of the elements wrong in a draw.
+# In at least one draw, rounding makes at most this share of the elements wrong.
 LARGEST_SHARE_BY_ROUNDING = 0.02
-# ReLU near zero makes at most this relative error in a draw.
+# In any timed draw, ReLU near zero makes at most this relative error.
 LARGEST_ERROR_BY_RELU = 0.25
-# In most timed draws, ReLU near zero makes at most this multiple of eager's own error, of which it
-# is also a part.
+# In at least half of the timed draws, ReLU near zero makes at most this multiple of eager's own
+# error, to which it contributes, too.
 MOST_TIMES_EAGERS_ERROR = 4
 # A smaller relative error may be that of a lower precision.
 LEAST_ERROR_OF_A_MISTAKE = 0.02
@@ -140,7 +140,7 @@ class Quantity:
         self._always_wrong = wrong if self._always_wrong is None else self._always_wrong & wrong
 
     def _error_of_a_mistake(self) -> float:
-        """Return the relative error which, exceeded in most timed draws, is a mistake."""
+        """Return the relative error that shows a mistake if most timed draws exceed it."""
         if self.expected.eager_errors.relative == 0:  # there is no float64 result, or no error
             return LARGEST_ERROR_BY_RELU
         by_eager = MOST_TIMES_EAGERS_ERROR * self.expected.eager_errors.relative

@@ -17,7 +17,7 @@ QUICK_ROUNDS = 5  # of the quick comparison on a GPU
 # With more bytes of parameters than this, the quick comparison on a CPU leaves out gradients at the
 # timed size: those of a weight of 256 MiB take seven seconds to compare.
 QUICK_PARAMETERS = 1 << 26
-# On a CPU, rounds of forwards are timed for so many seconds, and rounds of steps for as many again.
+# On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
 CPU_SECONDS = 2.5  # for the quick comparison
 FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
 LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little

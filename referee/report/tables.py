@@ -2,7 +2,8 @@
 
     headline                   all commands
     details, closing           the project's own solution: tables of each problem, last lines
-    sweep_line, closing_of_sweep
+    sweep_line                 a sweep: the line of a size
+    closing_of_sweep           its last lines
 
 See `referee/records.py` for records, runs, summaries and rows. The parts of all reports are also
 used by `graded_files`, `folder_table` and `markdown`.
