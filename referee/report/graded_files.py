@@ -52,7 +52,7 @@ def ranking(records: list[dict]) -> str:
     yardstick = _yardstick(runs[0]) if runs else "a copy"
     titles = ["file", "verdict", "accuracy", "median ms", "eager / this", "", f"of {yardstick}"]
     rows = [titles]
-    for record in sorted(records, key=speed_up, reverse=True):
+    for record in sorted(records, key=counted_ratio, reverse=True):
         cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
     noise = explain_noise([run["time"] for run in runs])
@@ -67,9 +67,9 @@ def scores(records: list[dict]) -> str:
     """
     count = len(records)
     correct = len([record for record in records if record["verdict"] == "correct"])
-    timed = [record for record in records if speed_up(record) > 0]
-    ratios = [speed_up(record) for record in timed]
-    ratios_without_ties = [speed_up(record) for record in timed if not _is_tie(record)]
+    timed = [record for record in records if counted_ratio(record) > 0]
+    ratios = [counted_ratio(record) for record in timed]
+    ratios_without_ties = [counted_ratio(record) for record in timed if not _is_tie(record)]
     parts = [f"{correct} of {count} correct", f"fast_0 {correct / count:.2f}"]
     for p in (1, 2):
         faster = len([ratio for ratio in ratios_without_ties if ratio > p])
@@ -93,7 +93,7 @@ def _time_cells(run: dict) -> list[str]:
     return [f"{ours['median_ms']:.3f}", interval(ours, forward_rounds(run)), run["time"], share]
 
 
-def speed_up(record: dict) -> float:
+def counted_ratio(record: dict) -> float:
     """Return the ratio of a record's first run; 0 if it does not count.
 
     It does not count if the file is not correct, not timed, or the time is too noisy.

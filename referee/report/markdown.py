@@ -1,7 +1,7 @@
 """Makes the file of `--markdown`: a line on the measurement, and a table as README has it."""
 
 from referee.report import machine
-from referee.report.graded_files import speed_up
+from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
 
 
@@ -51,7 +51,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
 def _grading_rows(records: list[dict]) -> list[list[str]]:
     """Return the titles, and a row for each file, the fastest first."""
     rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
-    for record in sorted(records, key=speed_up, reverse=True):
+    for record in sorted(records, key=counted_ratio, reverse=True):
         reason = f": {record['reason']}" if record["reason"] else ""
         time, ratio, word = "", "", ""
         if record["runs"]:
