@@ -107,14 +107,13 @@ def one_server(monkeypatch):
 
     new_server = engine.Server
 
-    def shared_server(folder="", imports=()):
+    def shared_server(folder=""):
         if folder:  # graded files build there; one folder is enough for all tests
             folder = folder_of_builds()
-        started_with = (folder, imports)
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "with": started_with})
+        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
         server = SERVERS.get(environment)
         if server is None:
-            server = new_server(*started_with)
+            server = new_server(folder)
             server.close = lambda: None  # the next test uses it again
             SERVERS[environment] = server
         server.count_as_own()

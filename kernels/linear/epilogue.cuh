@@ -72,7 +72,7 @@ struct Divisor {
 //
 // The multiplication by scale is exact, unless the result is subnormal. So the result has the bits
 // of a true division, except where |x| is below 2^-102, the result is subnormal, or x is -0.0:
-// docs/SPLIT.md, step 5, has the proof, an example and what happens in these cases.
+// docs/SPLIT.md, "Division by other divisors", has the proof, an example and what happens then.
 template <>
 struct Divisor<float> {
   float mantissa;

@@ -1,5 +1,7 @@
 """Eager's process is kept between two problems on a GPU."""
 
+import os
+import signal
 from contextlib import closing
 
 import pytest
@@ -56,7 +58,7 @@ def test_a_process_that_has_ended_is_replaced(device, tmp_path):
     """On a CPU no process is kept, so each problem has new ones."""
 
     def end(eager):
-        eager.contestant.close()
+        os.kill(eager.contestant.pid, signal.SIGKILL)
 
     with referee_at_work(own_builds=True) as server, closing(Reserve()) as reserve:
         first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, end)
