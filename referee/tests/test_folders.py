@@ -13,7 +13,7 @@ import pytest
 import torch
 from texts import IMPORTS, module, reference
 
-from referee import command, folders
+from referee import command, folder_workers, folders
 from referee.pairs import pair
 from referee.report import folder_table
 
@@ -147,14 +147,16 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
 
 def test_the_last_problems_are_divided_among_devices():
     names = [str(index) for index in range(5)]
-    tasks = [folders.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names]
-    balanced = folders._balance(tasks, 2)
+    tasks = [
+        folder_workers.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names
+    ]
+    balanced = folder_workers._balance(tasks, 2)
     assert balanced[:4] == tasks[:4]
     assert [(task.name, task.solutions) for task in balanced[4:]] == [
         ("4", ["4a", "4c"]),
         ("4", ["4b", "4d"]),
     ]
-    few = folders._balance([folders.Task("0", Path("0"), ["a", "b"])], 3)
+    few = folder_workers._balance([folder_workers.Task("0", Path("0"), ["a", "b"])], 3)
     assert [task.solutions for task in few] == [["a"], ["b"]]
 
 
@@ -162,8 +164,8 @@ def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    tasks = [folders.Task(name, Path(name), []) for name in ("first", "second")]
-    assert list(folders._collect([ours], tasks, lambda *_: None)) == []
+    tasks = [folder_workers.Task(name, Path(name), []) for name in ("first", "second")]
+    assert list(folder_workers._collect([ours], tasks, lambda *_: None)) == []
     assert "the worker for first has ended\n" in capsys.readouterr().err
 
 
