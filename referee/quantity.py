@@ -20,7 +20,7 @@ from referee.reference_tensor import Comparison, ReferenceTensor, describe_wrong
 RESULT = "result"  # the name of a result begins with it
 # Rounding explains the elements that are wrong in every draw only if the number that it predicts is
 # at least this share of their number; see the example of `Quantity`.
-LEAST_CHANCE = 0.01
+LEAST_PREDICTED_SHARE = 0.01
 # In at least one draw, rounding makes at most this share of the elements wrong.
 LARGEST_SHARE_BY_ROUNDING = 0.02
 # In any timed draw, ReLU near zero makes at most this relative error.
@@ -37,8 +37,8 @@ class Quantity:
 
     An example: of 1,000 elements, 3 are wrong in each of two draws, and 2 of them are the same. If
     rounding had chosen them, an element would be wrong in both draws with a probability of
-    0.003 * 0.003, which predicts 0.009 such elements. There are 2, more than 100 times
-    (1 / LEAST_CHANCE) as many: the gradient is wrong.
+    0.003 * 0.003, which predicts 0.009 such elements. That is less than 1% of 2 (the share is
+    LEAST_PREDICTED_SHARE): the gradient is wrong.
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
@@ -159,7 +159,7 @@ class Quantity:
         if self._least_relative_error > GROSS:
             return True
         count_by_rounding = self._chance * len(self._always_wrong)
-        return count_by_rounding < LEAST_CHANCE * count_true(self._always_wrong)
+        return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
 def quantity_names(inputs: list, parameters: list[str], output_count: int) -> list[str]:
