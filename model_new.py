@@ -50,11 +50,12 @@ register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 # Eager calls use the operator as a built-in function, which is the fastest way to call it.
 relu_builtin = as_builtin(relu_ops.relu.default)
 
-# The same operator in three forms: a built-in function for eager calls; torch's `OpOverload`, which
-# Dynamo can put into a graph; and an `OpOverload` in the stable namespace, because a program that
-# torch.export saves refers to its operators by names, which must not change with the sources.
+# The linear operator has three forms. Eager calls use the built-in function.
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
+# Dynamo puts torch's `OpOverload` into a graph.
 linear_overload = linear_ops.linear_relu_divide.default
+# A program that torch.export saves refers to operators by name. The name in the stable namespace
+# does not change with the sources.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()

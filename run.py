@@ -4,8 +4,8 @@ The referee has the command (referee/command.py). This file adds the project's p
 solution to it.
 """
 
-# These imports are first, so that an interrupt ends the process at once while the others take
-# seconds.
+# These imports come first so that an interrupt ends the process at once even while torch is
+# imported, which takes seconds.
 import importlib.util
 import sys
 
@@ -32,7 +32,7 @@ from referee.session import Subject
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
-# The dtypes of a sweep if the user asks for no other. A CPU has no time for more than one.
+# The dtypes of a sweep if the user asks for no other. On a CPU, more than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 QUICK_SETTINGS = 2  # how many a quick check measures
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _bundle(problem: str) -> str:
     """Return our solution of a problem as the text of one file."""
-    # The import is here, so that other commands do not need the package `kernels`.
+    # The import is here so that other commands do not need the package `kernels`.
     return importlib.import_module("kernels.build.bundle").bundle(problem)
 
 
@@ -75,7 +75,7 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
-            # A sweep has other shapes, but rejects the same rows and dtypes.
+            # A sweep has shapes of its own. For a sweep, this call only raises the ValueErrors.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
             if args.sweep:
                 subjects += _sweep_subjects(name, dtype, device)

@@ -58,7 +58,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 def read_sources(problem: str) -> dict[str, str]:
     """Read the sources of a problem, and the headers that they include.
 
-    The text is read through the package's loader, so that it is found in a zip archive too.
+    The text is read through the package's loader so that it is found in a zip archive too.
 
     Args:
         problem: a key of `SOURCES`.
@@ -86,7 +86,7 @@ def load_reference() -> ModuleType:
     """Return the `model.py` beside this package.
 
     Another module named `model` may come first on `sys.path`, or be imported already. Then ours is
-    imported under the name `kernels.model`, so that neither takes the other's place.
+    imported under the name `kernels.model` so that neither takes the other's place.
     """
     project = str(Path(__file__).parent.parent)
     our_spec = PathFinder.find_spec("model", [project])

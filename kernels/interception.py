@@ -1,8 +1,7 @@
 """Detects other Python code that must see the calls of torch's functions.
 
-A kernel replaces torch functions that the reference calls, and those functions are then not called.
-Most programs do not notice. Some code does, and where such code is active, a module must call what
-its reference calls:
+Our operators take the place of torch functions that the reference calls. Code of three kinds would
+miss the calls of these functions. Where it is active, a module calls the functions themselves:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;
@@ -31,7 +30,7 @@ DEVICE_MODE_PREFIXES = ("torch.utils._device",)
 # The modes of `make_fx` and `torch.export` record our operators as they record torch's.
 TRACER_MODE_PREFIXES = ("torch.fx.", "torch._export.")
 
-# torch's own functions. They are taken from the C++ bindings, because other code may have replaced
+# torch's own functions. They are taken from the C++ bindings because other code may have replaced
 # `torch.relu` and the others before this module was imported.
 TORCH_RELU = torch._C._VariableFunctions.relu
 TORCH_LINEAR = torch._C._nn.linear
@@ -89,7 +88,7 @@ def _find_torchs_methods() -> tuple[Callable, ...]:
     """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if other code replaced one.
 
     While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
-    `torch.fx`. That one is allowed, because the tracer records our operator instead.
+    `torch.fx`. That one is allowed because the tracer records our operator instead.
     """
     are_torchs_own = (
         _is_defined_in(Linear.forward, "torch.nn.modules.linear")

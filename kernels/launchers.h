@@ -11,7 +11,7 @@
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
 //   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN. ReLU's kernels also keep -0. Linear's kernels on
 //     a GPU do not promise the sign of a zero (Epilogue::finish in linear/epilogue.cuh, and
-//     docs/SPLIT.md, step 5).
+//     docs/SPLIT.md, "Division by other divisors").
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
 //     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
 //     between the forward and the backward.
@@ -41,11 +41,10 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The kernels compute in float, with the division of docs/SPLIT.md, step 5. In half types the
-// quotient is then rounded to out's dtype.
+// The kernels compute in float, and divide as Divisor<float> (linear/epilogue.cuh) does. In half
+// types the quotient is then rounded to out's dtype.
 //
-// Row n of the weight makes column n of out. So the kernels' names and comments call it column n,
-// too, in the product and in the epilogue.
+// Row n of the weight makes column n of out, so the kernels call it column n.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny.cu.
@@ -118,8 +117,8 @@ namespace cuda {
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
-// begins at a multiple of 16 bytes. n is below 2^31, unless grad_output is constant, or is dense
-// and begins at a multiple of 16 bytes.
+// begins at a multiple of 16 bytes. n is below 2^31, unless grad_output is constant, or dense and
+// aligned to 16 bytes.
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 

@@ -6,6 +6,7 @@ linear_yardsticks.py    products that are timed beside Linear; one is in triton_
 operands.py             operands on which products err most
 small_cases.py          cases that both problems have
 sizes.py                the problems by name, and the shapes of x; its records are in shapes.py
-benchmark.py            the figures beside the headline; their clock is in clock.py
-pages.py                the tables of docs/BENCHMARKS.md
+benchmark.py            measures the figures beside the headline; their clock is in clock.py
+figures.py              renews the figures of README and docs/BENCHMARKS.md
+pages.py                makes the tables of docs/BENCHMARKS.md
 """

@@ -5,31 +5,21 @@ operands  times and errors of LinearReluDivideNew and of eager, on operands of m
 host      the host's time for small forwards and training steps: ReLU of 1,024 elements, and a
           linear module of 64 features on one row
 import    seconds to import model_new.py, without the seconds for torch
-report    measures the figures of README and docs/BENCHMARKS.md anew for this kind of device
+report    runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
+          device, and renews these documents
 
-`report` runs the command of each file in docs/benchmarks/ that is for this kind of device, and
-writes what the command prints to the file. With --only TEXT, it runs only the commands that contain
-TEXT. It makes the tables of docs/BENCHMARKS.md from these files (problems/pages.py).
-
-README's table has a command in a comment above it, for example `<!-- cuda: python run.py -->`, and
-`<!-- end -->` below it. When `report` runs this command, it replaces the table by the one of
-run.py's --markdown, and docs/figures.svg by the picture of run.py's --plot. Files are written after
-each command.
+`report` is in problems/figures.py. With --only TEXT, it runs only the commands that contain TEXT.
 """
 
 import argparse
-import json
 import os
 import random
-import re
-import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from timeit import timeit
 
@@ -38,13 +28,13 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from model import PROBLEMS
-from problems import pages
+from problems import figures
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
 from referee.accuracy import errors
 from referee.records import environment
-from referee.report import files, load, markdown, plot, tables
+from referee.report import tables
 
 ROUNDS = 31
 
@@ -73,14 +63,6 @@ OPERANDS_SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}
 # Calls that `host` makes without waiting for the GPU. A GPU's queue holds about 1,000 launches, and
 # a training step makes 2.
 HOST_CALLS = 250
-
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-BENCHMARKS = ROOT / "docs" / "BENCHMARKS.md"
-RESULTS = ROOT / "docs" / "benchmarks"  # what each command printed, as JSON
-PICTURE = ROOT / "docs" / "figures.svg"
-# README's table below its comment. The groups are the comment, the kind of device and the command.
-README_TABLE = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 TableRows = Iterator[list[str]]  # rows of a printed table; the first one has the columns' titles
 
@@ -118,7 +100,7 @@ def time_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]
 
 
 def time_host_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
-    """Return the host's seconds for each call on x, as `time_in_turn` does."""
+    """Return the host's seconds of each call on x in `ROUNDS` rounds, in random order."""
     return _time_rounds(calls, lambda call: _host_seconds(call, x))
 
 
@@ -137,7 +119,7 @@ def _time_rounds(
 
 
 def _host_seconds(call: Callable, x: Tensor) -> float:
-    """Return the host's seconds for a call: the mean of HOST_CALLS that it does not wait for."""
+    """Return the mean of the host's seconds for HOST_CALLS calls, of which it waits for none."""
     setup = torch.cuda.synchronize if x.is_cuda else "pass"
     return timeit(partial(call, x), setup, number=HOST_CALLS) / HOST_CALLS
 
@@ -217,7 +199,7 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
     eager = modules["eager"]
     z, magnitude = exact_sums(eager.linear, x)
     exact = torch.relu(z) / eager.divisor
-    # Infinite sums count as 0 here; `errors` says what is right where the exact result is infinite.
+    # An infinite sum counts as 0 here. Its error is 0 or infinite, in any unit.
     unit = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
     found = {}
     for name, module in modules.items():
@@ -228,7 +210,7 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
 
 @dataclass(frozen=True)
 class SmallCall:
-    """A module and its input, so small that the host's time is what counts.
+    """A module and its input, which are so small that only the host's time counts.
 
     Attributes:
         title: for the table.
@@ -250,7 +232,7 @@ SMALL_CALLS = [
 
 
 def host_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield a row for each small call: the host's time, which does not wait for launches."""
+    """Yield a row for each small call: the host's time for it, without waiting for the GPU."""
     yield ["host time", "ours ns", "eager ns", "eager / ours"]
     places = ["cpu"] if device == "cpu" else ["cpu", device]
     for small in SMALL_CALLS:
@@ -286,7 +268,8 @@ def _host_row(title: str, times: dict[str, list[float]]) -> list[str]:
 def import_rows(device: str, dtype: torch.dtype) -> TableRows:
     """Yield the seconds of a first import, which builds, and the median of three later ones.
 
-    Each import is in a process of its own. The arguments are not used: other tables have them.
+    Each import is in a process of its own. The arguments are those of every function of `TABLES`,
+    and are not used.
     """
     yield ["import beyond torch", "cold s", "warm s"]
     code = (
@@ -312,82 +295,6 @@ TABLES: dict[str, Callable[[str, torch.dtype], TableRows]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------- report
-
-
-def measure(device: str, only: str) -> list[str]:
-    """Run the commands of `report`; write their results to docs/benchmarks/ and to the documents.
-
-    Args:
-        device: the kind of device that the commands are for.
-        only: a text that the commands contain.
-
-    Returns:
-        The commands that failed.
-
-    Raises:
-        ValueError: there is no such command.
-    """
-    failed = []
-    for path, command in _find_commands(device, only).items():
-        comment = f"<!-- {device}: {command} -->\n"
-        if comment in README.read_text():
-            printed = _run_for_readme(command, comment)
-        else:
-            printed = _run(command)
-        if printed is None:
-            failed.append(command)
-            continue
-        results = {"device": device, "command": command, "output": pages.parse(printed)}
-        files.write(path, pages.dump(results))
-        files.write(BENCHMARKS, pages.fill(BENCHMARKS.read_text(), RESULTS))
-    return failed
-
-
-def _find_commands(device: str, text: str) -> dict[Path, str]:
-    """Return the command of each results file that is for the device and contains the text."""
-    commands = {}
-    for path in sorted(RESULTS.glob("*.json")):
-        results = json.loads(path.read_text())
-        if results["device"] == device and text in results["command"]:
-            commands[path] = results["command"]
-    if not commands:
-        raise ValueError(f"no results are for {device} and have a command that contains {text!r}")
-    return commands
-
-
-def _run(command: str, *options: str) -> str | None:
-    """Run a command of this project, by this Python. Return what it prints; None if it fails."""
-    _python, *arguments = shlex.split(command)
-    run = [sys.executable, *arguments, *options]
-    done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    print(f"{command}: status {done.returncode}", flush=True)
-    return done.stdout if done.returncode == 0 else None
-
-
-def _run_for_readme(command: str, comment: str) -> str | None:
-    """Run the command of README's table as `_run` does, and replace the table and the picture."""
-    plot.check(PICTURE)
-    with tempfile.TemporaryDirectory() as folder:
-        samples = Path(folder, "results.json")
-        printed = _run(command, "--json", str(samples))
-        if printed is None:
-            return None
-        content = {**load(samples), "command": command}
-    files.write(PICTURE, plot.draw(content, ".svg"))
-    _replace_table(README, comment, markdown.as_markdown(content))
-    return printed
-
-
-def _replace_table(page: Path, comment: str, table: str) -> None:
-    """Put a table below a comment of a page, in the place of the table that is there."""
-
-    def replacement(match: re.Match) -> str:
-        return comment + table if match[1] == comment else match[0]
-
-    files.write(page, README_TABLE.sub(replacement, page.read_text()))
-
-
 # ---------------------------------------------------------------------------------- command line
 
 
@@ -409,7 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     args = parse_options(arguments)
     if args.what == "report":
-        failed = measure(args.device, args.only)
+        failed = figures.renew(args.device, args.only)
         return 1 if failed else 0
     torch.set_float32_matmul_precision(args.precision)
     print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))

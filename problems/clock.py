@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.cuda import Event, synchronize
 
 FLUSH_BYTES = 1 << 30  # several times the largest L2
-# Flushes before each call. They take an H200 1.2 ms, in which the host gets ahead of the GPU. In a
-# quarter of that time, a slow host does not finish a call on DTensors or a compiled training step.
+# Flushes before each call. They take an H200 1.2 ms, in which even a slow host launches the whole
+# call. One flush would be too short for a call on DTensors or a compiled training step.
 FLUSHES = 4
 
 
@@ -66,9 +66,9 @@ class CudaClock:
         the device's, without the host's time for the launch. The wall-clock time does not include
         the flush.
 
-        `prepare` may write to the memory that the call reads. The GPU does so after the flush. So a
-        call that computes on another stream, without waiting for this one, reads old values, and
-        its output is wrong.
+        `prepare` may write to the memory that the call reads. The GPU writes after the flush. So a
+        call on another stream that does not wait for this one reads old values, and its output is
+        wrong.
         """
         synchronize()
         start = perf_counter()

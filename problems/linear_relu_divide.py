@@ -3,8 +3,8 @@
 The product limits the speed. How accurate it has to be depends on the precision setting.
 
 A GPU that computes products without a pause reaches its power limit, and its clock slows down by a
-fifth. The timed rounds have no pauses either. Each round has a call of every contestant, in random
-order, so the clock is the same for all of them.
+fifth. This affects all contestants alike because each timed round has a call of every contestant,
+in random order and without a pause.
 """
 
 import math
@@ -117,8 +117,8 @@ class LinearReluDivideProblem(Problem):
     def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
 
-        Eager's calls count, because they compute the product too. A third of the time for three
-        float16 products counts, because an honest float32 call computes at least one such product.
+        Eager's calls count because they compute the product too. A third of the time for three
+        float16 products counts because an honest float32 call computes at least one such product.
         """
         seconds = list(timings.seconds.get(PRODUCT, []))
         seconds += timings.seconds[self.names.eager]
@@ -251,6 +251,7 @@ class LinearReluDivideProblem(Problem):
         first_setting = self.settings[0]
         yield from _at_setting(first_setting, _random_size_cases(draw))
         yield from _at_setting(first_setting, _layout_cases(draw))
+        # After unusual inputs, which a solution may refuse, a usual one must give the right result.
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
     def _operand_cases(self, suffix: str) -> Iterator[Case]:

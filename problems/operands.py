@@ -1,11 +1,11 @@
 """Operands of a float32 product x weight^T + bias: named cases, many of them hard for a product.
 
-`CASES` has a function for each case. All operands are float32: x `[m, k]`, weight `[n, k]` and bias
-`[n]`, where k is at least 8.
+`CASES` has a function for each case. It returns float32 operands: x `[m, k]`, weight `[n, k]` and
+bias `[n]`, where k is at least 8.
 
-In most cases the three operands are independent: `IndependentOperands` names one function for each.
-The functions for x and weight take a `Draw`, which has the random numbers, the number of rows, and
-k. Functions with keyword arguments are bound to values of these by `functools.partial`.
+In most cases the three operands are independent: `IndependentOperands` has one function for each.
+The functions for x and weight take a `Draw`, the number of rows, and k. `functools.partial` sets
+their keyword arguments.
 """
 
 from collections.abc import Callable

@@ -116,7 +116,7 @@ def tables_of(results: dict) -> list[Table]:
 
 
 def view_heading(results: list[dict]) -> str:
-    """Show the machine, the versions and the command, for the tables of a file that lack them."""
+    """Show the machine, the versions and the command. Tables without this line follow it."""
     [only] = results
     return heading_of(only) + "\n"
 
@@ -173,7 +173,7 @@ def _view_comparison(results: list[dict], printed_names: dict[str, str]) -> str:
 def view_range(results: list[dict]) -> str:
     """Show the smallest and the largest speedup of each column, in a row for each file.
 
-    A cell of a file's table is a speedup, and ours in microseconds in parentheses: `1.318 (9)`.
+    A cell such as `1.318 (9)` is a speedup, followed by our time in microseconds.
     """
     rows = []
     columns: list[str] = []
@@ -205,7 +205,8 @@ class Setting:
         label: the dtype and the precision, for example "float32, highest".
         forward: the rows of the forward's table, by their names.
         step: the rows of the training step's table, by their names.
-        errors: the cells of the rows of the errors' table, by gradient; "" is the output.
+        errors: for each gradient, the cells of its row in the table of errors. The key "" is the
+            output.
         kept_bytes: the bytes that ours and eager keep for the backward.
     """
 

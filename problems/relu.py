@@ -66,7 +66,8 @@ class ReluProblem(Problem):
         """
         small_inputs = list(elementwise.small_inputs(self.device, device_seed))
         generator = torch.Generator(self.device).manual_seed(device_seed)
-        prefix = f"{dtype_name(self.dtype)},"  # of the names of cases in the problem's dtype
+        # The names of cases in the problem's dtype begin with this.
+        prefix = f"{dtype_name(self.dtype)},"
         for name, make in small_inputs:
             if name.startswith(prefix):
                 x = make()
@@ -86,6 +87,7 @@ class ReluProblem(Problem):
         for name, make in small_inputs:
             if not name.startswith(prefix):
                 yield Case(name, [make()], required=False)
+        # After inputs that a solution may refuse, a usual one must give the right result.
         yield Case("an input", [self._draw(generator, 129, 65)])
 
     def backward_inputs(self) -> list[list[list]]:
@@ -108,7 +110,7 @@ class ReluProblem(Problem):
 
     @staticmethod
     def settings_for(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-        """Return one empty setting, because no product is computed."""
+        """Return one empty setting because no product is computed."""
         return ("",)
 
     @staticmethod

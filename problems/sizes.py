@@ -20,8 +20,8 @@ PROBLEM_CLASSES: dict[str, type[Problem]] = {
     "relu": ReluProblem,
     "linear_relu_divide": LinearReluDivideProblem,
 }
-# The most rows of x on a CPU: so many that kernels write ReLU's output past the caches, and so few
-# that a float64 product of Linear takes only a second.
+# The most rows of x on a CPU. ReLU's output is then large enough for kernels to bypass the caches,
+# and a float64 product of Linear takes only a second.
 CPU_ROWS = 64
 
 
@@ -30,7 +30,7 @@ def make_problem(
 ) -> Problem:
     """Return the referee's object for a problem, at one size.
 
-    Inputs are uniform in [-1, 1), because ReLU does not change inputs in [0, 1).
+    Inputs are uniform in [-1, 1) because ReLU does not change inputs in [0, 1).
 
     Args:
         name: the problem's name.

@@ -9,17 +9,18 @@
 To read the code, begin with `engine` and `steps`. These are the files, without their ".py":
 
 The program
-    __main__, command    the command line of `python -m referee`, and of a project's own program
+    __main__, command    the command line of `python -m referee` and of a project's own program
     arguments, project   its options; what a project adds to it
     api                  `Reference`, `grade` and `Result` for Python
-    session, folders     grade files on one problem; folders of files on folders of references
+    session, folders     grade files on some problems; folders of files on folders of references
+    roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
-    console              prints lines and progress, and ends after Ctrl-C
+    console              prints lines and progress and ends after Ctrl-C
     records, report/     results as JSON; tables, Markdown and pictures of them
 
 Grading a file
-    engine               runs the steps, and makes a verdict of what they raise
-    steps/               the steps: each asks the solution for something, and checks the answer
+    engine               runs the steps and makes a verdict of what they raise
+    steps/               the steps: each asks the solution for something and checks the answer
     grading              `Grading`: what the steps of a file share
     bench                `Bench`: shared memory and eager's processes, for all files of a problem
     verdict              `Verdict`; when a ratio is a gain; words for exceptions and crashes
@@ -28,19 +29,19 @@ Grading a file
 The reference
     reference_file       a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
-    first_forward        whether the reference can be graded, and what its forwards are like
-    reference_step       its results and gradients of a training step
-    float64, tf32        it runs in float64, also with operands rounded to TF32
-    operators            the operators that it calls, and the length of their sums
+    first_forward        what the reference's forwards are like; whether solutions can be compared
+    reference_step       the reference's results and gradients of a training step
+    float64, tf32        the reference in float64, also with operands rounded to TF32
+    operators            the operators that the reference calls and the length of their sums
     case, elementwise    a forward to compare; small inputs of an elementwise function
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
-    random_values        seeds, and values of inputs, parameters and gradients
+    random_values        seeds and values of inputs, parameters and gradients
 
 Whether results are right
     forward              a forward of the solution: form, values, inputs left intact
     reference_tensor     a result of the reference, with which a solution's is compared
-    budget, accuracy     how far off a result may be, and how far off it is
+    budget, accuracy     how far off a result may be and how far off it is
     compare              bits and distance of two tensors
     quantity             a result or gradient of training steps, over several draws
     diagnosis            what a wrong result is: zeros, a copy, an earlier result
@@ -57,10 +58,10 @@ Times
 Processes and their memory
     contestant           `Contestant`: the process of a solution or of eager, as the referee sees it
     server               starts the process that forks contestants
-    child/               the code of that process, and of a contestant's
+    child/               the code of that process and of a contestant's
     execute              executes a file's text as a module
     autograd             a forward that autograd records, and its backward
-    results              descriptions of results, by which the referee finds them
+    results              says where in a contestant's memory its results are
     reading              reads results in a process's memory
     shared, state        inputs in shared memory; parameters and buffers there
     cuda_ipc             GPU memory that two processes share
@@ -75,8 +76,8 @@ import os
 import warnings
 
 # Both settings must be made before torch is imported.
-# By default OpenMP's threads spin for milliseconds after they have drawn inputs. They would take
-# cores from the process that is timed next.
+# By default OpenMP's threads spin for milliseconds after their work. They would take cores from the
+# process that is timed next.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch warns if NumPy is missing, which the referee does not need.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")

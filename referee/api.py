@@ -9,7 +9,7 @@
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from referee import records, timing
@@ -34,8 +34,8 @@ class Reference:
         name: the problem's name in results; by default the file's name without ".py".
 
     Attributes:
-        path: of the file.
-        name: of the problem.
+        path: the file's path.
+        name: the problem's name.
         file: the loaded file.
 
     Raises:
@@ -97,7 +97,7 @@ def grade(
     """Grade solutions against a reference.
 
     While this runs, other threads of the caller's process must not start processes: the referee
-    would take them for the solution's, and end them.
+    would take them for the solution's and end them.
 
     Args:
         reference: the problem.
@@ -114,7 +114,7 @@ def grade(
         ValueError: the device does not exist.
         referee.reference_file.BadReferenceError: the problem cannot be graded.
     """
-    chosen_device, _why_no_gpu = choose_device(device)
+    chosen_device, _ = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])
     problem = Problem(reference.name, reference.file, chosen_device)
@@ -131,24 +131,28 @@ def _result(problem: Problem, verdict: Verdict) -> Result:
     """Return a verdict as a `Result`."""
     subject = Subject(problem.name, dtype_name(problem.dtype), problem.shape)
     record = records.make_record(subject, verdict, str(verdict.file))
-    result = Result(
+    return Result(
         file=verdict.file,
         verdict=verdict.word,
         reason=verdict.reason,
         accuracy=verdict.accuracy,
-        speedup=None,
-        interval=None,
-        milliseconds=None,
-        time="",
-        step_speedup=None,
         notes=tuple(verdict.notes),
         record=record,
+        **_times(record["runs"]),
     )
-    return replace(result, **_times(record["runs"][0])) if record["runs"] else result
 
 
-def _times(run: dict) -> dict[str, object]:
-    """Return the attributes of a `Result` that come from a run of its record."""
+def _times(runs: list[dict]) -> dict[str, object]:
+    """Return the attributes of a `Result` about times, from the first of its record's runs."""
+    if not runs:
+        return {
+            "speedup": None,
+            "interval": None,
+            "milliseconds": None,
+            "time": "",
+            "step_speedup": None,
+        }
+    run = runs[0]
     row = by_role(run["forward"]["summary"], "solution")
     step_speedup = None
     if run["step"]:

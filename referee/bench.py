@@ -1,7 +1,7 @@
-"""Where the solutions of one problem are graded: shared memory, and eager's processes.
+"""The shared memory and eager's processes, which all solutions of one problem use.
 
-Eager runs in processes of its own, which are treated as a solution's are: they are stopped when
-nothing is asked of them, read the same inputs in the same memory, and are timed by the same clocks.
+Eager's processes are treated like a solution's: they run only while they answer a request, read the
+same inputs in the same memory, and are timed by the same clocks.
 """
 
 import base64
@@ -18,16 +18,16 @@ from referee.shared import Pool, Region
 from referee.state import State, StateError
 from referee.verdict import ERROR, FoundError, outcome
 
-# Bytes of inputs. After a smaller request a process keeps its unused memory, even if the problem is
-# large: it is no more than others can spare.
+# Bytes of inputs. After a request with no more, a process keeps its unused memory even if the
+# problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 
 
 class Reserve:
     """Keeps eager's process on a GPU between two problems.
 
-    The first program of torch.compile takes seconds in a new process, for it imports the compiler.
-    Later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
+    The first program of torch.compile takes seconds in a process, for it imports the compiler;
+    later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
     of one problem.
     """
 
@@ -35,7 +35,7 @@ class Reserve:
         self._contestant: Contestant | None = None
 
     def keep(self, contestant: Contestant) -> None:
-        """Keep a process, which forgets its module; close it if that fails."""
+        """Keep a process and have it forget its module; close the process if that fails."""
         contestant.reader.forget()
         try:
             contestant.ask("reset")
@@ -69,7 +69,7 @@ class Eager:
     """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
 
     Args:
-        bench: to which the process belongs.
+        bench: the bench to which the process belongs.
 
     Attributes:
         contestant: the process.
@@ -108,12 +108,12 @@ class Eager:
             self._fail(error)
 
     def close(self) -> None:
-        """End the process, and give its shared memory back."""
+        """End the process and give its shared memory back."""
         self.contestant.close()
         self.state.close()
 
     def _fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
-        """End all of eager's processes, and raise the verdict."""
+        """End all of eager's processes and raise the verdict."""
         self.close()  # if it fails in the constructor, the bench does not know it yet
         self._bench.close_eager()
         _, why = outcome(error, "being timed")
@@ -135,18 +135,20 @@ class Plan(NamedTuple):
 class Bench:
     """The shared memory and eager's processes for grading one problem.
 
+    The problem and the server are attributes, too.
+
     Args:
         problem: the problem that is graded.
         server: the process from which all others are forked.
-        reserve: may have a process for eager, and keeps it afterwards; None to start a new one.
+        reserve: gives eager's process from one problem to the next; None if none is kept.
 
     Attributes:
         pool: the shared memory.
         inputs: regions with the arguments of calls, one for each call of a request.
         output_gradients: regions with the gradients of outputs, likewise.
         outputs: regions to which results are copied, where they cannot be read in place.
-        eager: eager's processes. On a CPU, eager and eager again have one each; on a GPU they share
-            one, and so its memory.
+        eager: eager's processes. Eager takes two turns in a round. On a CPU each turn has a process
+            of its own; on a GPU both share one, and so its memory.
         yardsticks: the names of the calls that eager's first process has set up.
         notes: which yardsticks could not be set up, and why.
         are_results_copied: whether processes copy results within the clock, because the referee
@@ -168,19 +170,20 @@ class Bench:
         self.plans: dict[str, Plan] = {}
         self._reserve = reserve
         self._prepared: tuple | None = None  # the setting and yardsticks that are set up
+        # A GPU's contestants have no walls where CUDA IPC does not work through them.
         if server.walls and problem.device.type == "cuda":
             server.walls = not cuda_walls.why_none(server, problem.device)
 
     def start_eager(self) -> None:
-        """Start eager's processes, unless they are there."""
-        count = 2 if self.problem.device.type == "cpu" else 1
+        """Start eager's processes, unless they run already."""
         if any(_has_ended(eager.contestant) for eager in self.eager):
             self.close_eager()
+        count = 2 if self.problem.device.type == "cpu" else 1
         while len(self.eager) < count:
             self.eager.append(Eager(self))
 
     def process_for_eager(self) -> Contestant:
-        """Return a process from the reserve, or else a new one."""
+        """Return a process from the reserve or else a new one."""
         if self._reserve is not None:
             kept = self._reserve.take()
             if kept is not None:
@@ -198,8 +201,8 @@ class Bench:
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have eager's first process set up these yardsticks, unless it has done so before.
 
-        The inputs must be written: some yardsticks are compiled for them. All of eager's processes
-        get the precision setting.
+        All of eager's processes also get the precision setting. The inputs must be written before:
+        some yardsticks are compiled for them.
         """
         needed = self.problem.setting, yardsticks
         if self._prepared == needed:
@@ -247,7 +250,7 @@ class Bench:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
             region.place(templates)
-            region.fill()  # nobody finds there what another contestant has left
+            region.fill()  # so that no contestant finds another's results there
         return [region.form for region in self.outputs[:count]]
 
     def free_results(self, process: Contestant) -> None:
@@ -261,7 +264,7 @@ class Bench:
             process.ask("release")
 
     def free_all_unused(self, process: Contestant) -> None:
-        """Have a process free its results, and give all its unused memory back to the GPU."""
+        """Have a process free its results and give all its unused memory back to the GPU."""
         process.reader.forget()
         process.ask("release", empty_cache=True)
 

@@ -1,7 +1,7 @@
-"""The command line of `python -m referee REFERENCE SOLUTION...`, and of a project's own program.
+"""The command line of `python -m referee REFERENCE SOLUTION...` and of a project's own program.
 
 A project with problems of its own calls `main` with a `Project`, as this repository's `run.py`
-does. The command then also grades the project's own solution, and writes it as one file.
+does. The command then also grades the project's own solution and writes it as one file.
 
 `main` starts one of three kinds of work. The options, parsed and checked by `arguments`, say which:
 
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
 
     Args:
         arguments: the command's; None for those of this process.
-        project: whose problems and options the command has, if any.
+        project: the project whose problems and options the command has; None without a project.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
 
 
 def _run_session(session: Session) -> int:
-    """Run a session, and write its results into files; return the exit status."""
+    """Run a session and write its results into files; return the exit status."""
     args, document = session.args, session.document
     try:
         is_success = session.run()
@@ -155,7 +155,7 @@ def choose_device(name: str | None) -> tuple[torch.device, str]:
     """Return a device; if it is the CPU only for lack of a GPU, also why there is none.
 
     A GPU becomes torch's current device. The reason is written for `tables.headline`: "; no GPU:
-    torch is a CPU build" for example. It is "" if there is a GPU, or if the user names a device.
+    torch is a CPU build" for example. It is "" if there is a GPU or if the user names a device.
 
     Args:
         name: "cpu", "cuda" or "cuda:N"; None for a GPU, or the CPU if there is none.
@@ -202,7 +202,7 @@ def _choose_subjects(
     project: Project | None,
     progress: console.Progress,
 ) -> tuple[list[Subject], Callable[[Subject, torch.device], Problem]]:
-    """Return the subjects to grade on, and a function that makes the problem of a subject.
+    """Return the subjects to grade on and a function that makes the problem of a subject.
 
     They come from the reference file if the options name one, else from the project.
     """

@@ -18,8 +18,8 @@ So a solution runs only while its clock runs. The exceptions are requests whose 
 to import the file, to construct its module, to free results. While these run, the next inputs are
 not drawn yet.
 
-The referee believes nothing in a reply. A process that sends a false reply is stopped sooner, and
-is judged by what its memory holds then.
+The referee believes nothing in a reply. A process that replies before its results are complete only
+stops its clock earlier: the referee compares what the process's memory holds.
 """
 
 import json
@@ -57,7 +57,7 @@ class LateError(Exception):
 
 
 class UnstoppableError(EndedError):
-    """The process was killed, because something in its tree did not stop."""
+    """The process was killed because something in its tree did not stop."""
 
 
 class RaisedError(Exception):
@@ -88,7 +88,7 @@ class _Pipes:
 
     @classmethod
     def open(cls) -> tuple["_Pipes", tuple[int, int, int]]:
-        """Return the referee's ends, and the contestant's ends in the same order."""
+        """Return the referee's ends and the contestant's ends in the same order."""
         contestants_requests, requests = os.pipe()
         replies, contestants_replies = os.pipe()
         output, contestants_output = os.pipe()
@@ -111,7 +111,7 @@ class Contestant:
         device: where it computes.
         deadline: when a solution must have answered all its requests, by `time.monotonic`. While
             the process is stopped, the deadline moves on, so only its running time counts. None is
-            for eager, which has no deadline, and no limits on its memory and files.
+            for eager, which has no deadline and no limits on its memory and files.
 
     Attributes:
         pid: the process's id.
@@ -129,7 +129,7 @@ class Contestant:
         self.deadline = deadline if is_solution else inf
         self.seconds = 0.0
         self._device = device
-        self._unparsed = b""  # what was read from the pipe of replies, and is no whole line yet
+        self._unparsed = b""  # what was read from the pipe of replies and is no whole line yet
         self._printed = b""
         self._has_ended = False  # the process was waited for
         self._is_closed = False
@@ -162,16 +162,17 @@ class Contestant:
     def ask(
         self, op: str, read_early: Callable[[dict], object] | None = None, **arguments: object
     ) -> dict:
-        """Have the process call a method of its `child.worker.Worker`; return what that returns.
+        """Have the process call a method of its `child.worker.Worker`; return the method's reply.
 
         Args:
             op: the method's name.
-            read_early: is called with the reply after the process has stopped, and before the clock
+            read_early: is called with the reply after the process has stopped and before the clock
                 stops.
-            arguments: of the method; JSON must be able to hold them.
+            arguments: the method's arguments; JSON must be able to hold them.
 
         Raises:
-            EndedError: the process has ended instead, or UnstoppableError: it does not stop.
+            EndedError: the process has ended.
+            UnstoppableError: the process does not stop.
             ForgedError: the reply is not the worker's.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
@@ -225,7 +226,7 @@ class Contestant:
         self._pipes.close()
 
     def _stop(self) -> None:
-        """Stop the process and all that it started, or raise UnstoppableError."""
+        """Stop the process and all that it started; raise UnstoppableError if one does not stop."""
         if not self._tree.stop():
             raise UnstoppableError(-signal.SIGKILL, self.printed())
 
@@ -251,7 +252,7 @@ class Contestant:
             data = rest
 
     def _receive(self, token: str) -> Reply:
-        """Wait for the reply to the request with this token, and return it.
+        """Wait for the reply to the request with this token and return it.
 
         Raises:
             EndedError, ForgedError, LateError, RaisedError: as `ask` does.
@@ -294,10 +295,10 @@ class Contestant:
                 self._unparsed += data
 
     def _wait_for_status(self) -> int:
-        """Wait for the process's end, and return its exit status.
+        """Wait for the process's end and return its exit status.
 
         The process may still be alive: it may only have closed its pipe of replies. Its output is
-        read meanwhile, because a full pipe would keep it from ending.
+        read meanwhile because a full pipe would keep it from ending.
 
         Raises:
             LateError: the deadline has passed.
@@ -328,7 +329,7 @@ def _fork(
         pool: the shared memory.
         device: where the contestant computes.
         is_solution: whether its memory is limited.
-        contestants_ends: of the pipes: requests, replies, output.
+        contestants_ends: the contestant's ends of the pipes: requests, replies, output.
     """
     most_bytes = 0  # no limit
     if is_solution:
@@ -352,7 +353,7 @@ def _has_right_types(reply: dict) -> bool:
 
 
 def _is_list_of_dicts(value: object) -> bool:
-    """Return whether a value is a list, and all its parts are dictionaries."""
+    """Return whether a value is a list and all its parts are dictionaries."""
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 

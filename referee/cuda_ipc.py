@@ -50,7 +50,7 @@ def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     if size == 0:
         return empty
-    # The public functions of torch for this need NumPy, or a DLPack capsule for every tensor.
+    # The public functions of torch for this need NumPy or a DLPack capsule for every tensor.
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return empty.set_(storage, 0, (size,), (1,))
 

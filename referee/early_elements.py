@@ -12,7 +12,7 @@ from referee.reading import (
     LARGEST_NUMBER,
     BadDescriptionError,
     UnreadableError,
-    as_integers,
+    as_indexable,
     checked,
     memory_offset,
 )
@@ -23,7 +23,7 @@ READ_ELEMENTS = 32  # of a request's results, in all
 class EarlyElements:
     """Elements of results that are read after the reply and before the clock stops.
 
-    A process may queue work on a GPU, and reply before that is done. The work runs on while the
+    A process may queue work on a GPU and reply before that is done. The work runs on while the
     process is stopped. So some elements are read before the clock stops, chosen when the reply has
     arrived. They must be the same when the whole results are read: an element that was computed
     after the clock had stopped is different.
@@ -42,7 +42,7 @@ class EarlyElements:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
         self._reader = process.reader
-        # By the index of the call and of the result: flat indices, and the elements there.
+        # By the index of the call and of the result: flat indices and the elements there.
         self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read(self, reply: dict) -> None:
@@ -50,7 +50,7 @@ class EarlyElements:
         calls = reply["calls"]
         count = max(1, READ_ELEMENTS // max(len(calls), 1))
         if self._bench.are_results_copied:
-            # Empty calls and yardsticks copy nothing. Old copies are read, which takes as long.
+            # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
             for call_index, region in enumerate(self._bench.outputs[: len(calls)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
@@ -68,7 +68,7 @@ class EarlyElements:
         indices = torch.randint(copy.numel(), (count,))
         offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices.tolist()]
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
-        flat = as_integers(copy.as_strided((max(offsets) + 1,), (1,)))
+        flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
         self._elements[call_index, result_index] = indices, values
 
@@ -95,5 +95,5 @@ class EarlyElements:
         if (call_index, result_index) not in self._elements:
             return False
         indices, early = self._elements[call_index, result_index]
-        late = as_integers(whole).reshape(-1)[indices.to(whole.device)].cpu()
+        late = as_indexable(whole).reshape(-1)[indices.to(whole.device)].cpu()
         return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))

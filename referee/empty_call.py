@@ -1,14 +1,14 @@
-"""Measures the cost of an empty call, and its spread: `python -m referee.empty_call`.
+"""Measures the cost of an empty call and its spread: `python -m referee.empty_call`.
 
-It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile, in
-microseconds, of
+It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile of three
+times, in microseconds:
 
-    empty     the referee's clock for a request whose call does nothing
-    own       the process's own clock for eager's call
-    beyond    the referee's clock for the same request, less `own`
+    empty     the time of a request whose call does nothing, by the referee's clock
+    own       the time of eager's call, by the process's own clock
+    beyond    the time of the same request by the referee's clock, minus `own`
 
-A contestant's printed times are those of its own clock, as long as `beyond` is no more than nine of
-ten empty requests take. `python -m referee.empty_call cuda` is for a GPU.
+The referee prints a contestant's own times as long as `beyond` does not exceed the 90th percentile
+of `empty`. `python -m referee.empty_call cuda` is for a GPU.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Grades files on a problem: runs the steps, and turns what they raise into verdicts.
+"""Grades files on a problem: runs the steps and turns what they raise into verdicts.
 
 Use it like this:
 
@@ -88,11 +88,11 @@ class Engine:
         problem: the reference and all that is known of it.
         server: forks contestants.
         options: how files are graded.
-        progress: is called with a text that says what is done now, and one that says how far it is.
+        progress: is called with a text that says what is done now and one that says how far it is.
         reserve: see `Bench`.
 
     Attributes:
-        problem: as above.
+        problem: the same problem.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class _Stage:
     """Keeps what a grading does now, for the progress line and for reasons.
 
     Args:
-        name: of the file, for the progress line.
+        name: the file's name, for the progress line.
         progress: shows a line.
 
     Attributes:
@@ -220,7 +220,7 @@ class _Stage:
         self._progress = progress
 
     def enter(self, what: str, detail: str = "") -> None:
-        """Remember and show what the grading does from now on, and how far it is."""
+        """Remember and show what the grading does from now on and how far it is."""
         self.text = f"{what} {detail}".rstrip()
         self._progress(f"{self._name}: {what}", detail)
 

@@ -1,6 +1,6 @@
 """One file under grading: everything that the steps share.
 
-The steps are functions, in the files of `referee/steps`. They take a `Grading`, and raise
+The steps are functions in the files of `referee/steps`. They take a `Grading` and raise
 `FoundError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
 `referee/steps/__init__` say what is checked, in which order.
 """
@@ -27,8 +27,8 @@ from referee.state import State, StateError
 from referee.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
 
-# Bytes of parameters. If there are more, no module with the previous ones is kept. Its only use is
-# to recognize a solution that answers with previous parameters.
+# Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
+# that answers with previous parameters.
 LARGEST_PREVIOUS_MODULE = 1 << 30
 
 
@@ -55,7 +55,7 @@ class Options:
         only_times: whether only the steps of a sweep are done.
         compiled: whether torch.compile's program is timed beside eager.
         is_quick: whether yardsticks that take long to prepare are left out.
-        largest_gradients: bytes. If a problem has more of parameters, gradients are compared for
+        largest_gradients: bytes. If a problem's parameters take more, gradients are compared for
             its small inputs only, and no training step is timed.
     """
 
@@ -70,16 +70,16 @@ class Options:
 class Grading:
     """A file under grading.
 
-    Some attributes only help to describe a wrong result: perhaps it is the right result of another
-    call. Those named `previous_...` belong to the call directly before, `earlier_...` to several
-    calls before.
+    Some attributes only help to describe a wrong result, which may be the right result of another
+    call: `previous_...` belong to the call directly before, `earlier_...` to several calls before.
+    The arguments, and the bench's problem, are attributes, too.
 
     Args:
         bench: the shared memory and eager's processes for the problem.
         file: the solution's file.
         options: how it is graded.
         verdict: takes in what the steps find.
-        progress: is called with what is being done, and how far it is.
+        progress: is called with what is done now and how far it is.
 
     Attributes:
         device: the device on which solutions compute.
@@ -88,18 +88,19 @@ class Grading:
         module: the reference's module; it has the same parameters as all contestants.
         is_timed_module: whether the modules have the problem's own arguments, not a small case's.
         inputs: the arguments of the latest call.
-        previous_module: the reference's module with the parameters of the call before, or None.
+        previous_module: the reference's module with the parameters of the call before; None if no
+            such module is kept.
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
-        budgets: the error budgets for timed calls, one for each result. `steps/values.py` sets
-            them by its latest comparison; the values of its results are forgotten.
+        budgets: the error budgets for timed calls, one for each result. They are those of the
+            latest comparison in `steps/values.py`, without the values of the results.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
         quantities: results and gradients of a training step, with their error budgets; empty if
-            the file is forward only, or gradients were not compared.
-        has_differed: whether the solution was another function of some unusual inputs.
-        relies_on_inputs: whether the solution may compute another function of inputs that
-            `get_inputs` does not draw: it has differed there, or could not be tried.
+            the file is forward only or gradients were not compared.
+        has_differed: whether the solution differed from the reference for some unusual inputs.
+        relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
+            for other inputs or could not be tried with them.
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
         run: the times under the current setting; None before they are taken.
     """
@@ -140,13 +141,12 @@ class Grading:
         self.relies_on_inputs = False
         self.is_forward_only = False
         self.run: Run | None = None
-        # Names of the parameters and buffers that get new values, and the values that they had
-        # first: new ones are made from these, so that their size does not drift.
-        self._changing: list[str] = []
+        self._changing: list[str] = []  # names of the parameters and buffers that get new values
+        # Their first values. New ones are made from these, so that their size does not drift.
         self._first_values: dict[str, torch.Tensor] = {}
 
     def close(self) -> None:
-        """End the solution's process, and give back the memory that the grading has used."""
+        """End the solution's process and give back the memory that the grading has used."""
         self.solution.close()
         self.state.close()
         self.forget_round()
@@ -168,12 +168,12 @@ class Grading:
             names=list(reference.solutions),
             folders=[str(reference.path.resolve().parent), *reference.folders],
         )
-        seconds = reply["seconds"]
+        seconds = reply["seconds"]  # the solution may have changed them
         is_number = isinstance(seconds, float) and math.isfinite(seconds)
         return seconds if is_number else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
-        """Construct both modules under one seed, and give the solution the reference's parameters.
+        """Construct both modules under one seed and give the solution the reference's parameters.
 
         Args:
             args: the constructors' arguments; None for the problem's own.
@@ -231,7 +231,7 @@ class Grading:
         return self.problem.draw()
 
     def forget_round(self) -> None:
-        """Free what the referee keeps of a round, so that the next round has the memory."""
+        """Free what the referee keeps of a round so that the next round has the memory."""
         self.result_templates = []
         self.inputs = []
         self.previous_inputs = []
@@ -272,7 +272,7 @@ class Grading:
             return self.problem.run(self.module, inputs)
 
     def _buffer_names(self) -> set[str]:
-        """Return all names of buffers; a buffer of a module that is used twice has two names."""
+        """Return all names of buffers; those of a module that is used twice have two names each."""
         return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
     def _keep_previous_module(self) -> None:

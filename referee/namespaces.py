@@ -19,7 +19,7 @@ namespace, the contestant 2. Time runs downwards:
                            sends both ids, ends      waits for the server   waits for the server
     closes a pipe                                    goes on                goes on
 
-When the helper has ended, the referee adopts the init process and the contestant, because it is a
+When the helper has ended, the referee adopts the init process and the contestant because it is a
 subreaper. It stops, reads and waits for the contestant as for any child, by the id that the
 contestant has outside. The init process adopts orphans of the contestant. It ends when the
 contestant or the referee ends, and then the kernel kills all other processes of the namespace.
@@ -66,7 +66,7 @@ def fork(with_walls: bool) -> tuple[int, int]:
     Like os.fork, this returns twice: in the calling process, the server, and in the contestant.
 
     Args:
-        with_walls: give it a PID namespace of its own, if the system allows that.
+        with_walls: give it a PID namespace of its own if the system allows that.
 
     Returns:
         In the server: the contestant's id, and the id of its namespace's init process, 0 if it has
@@ -86,7 +86,7 @@ def fork(with_walls: bool) -> tuple[int, int]:
         to_helper.close()
         os.close(adopted)
         _help(to_server, until_adopted, with_walls)
-        return 0, 0
+        return 0, 0  # this is the contestant: the helper has ended in `_help`
     to_server.close()
     os.close(until_adopted)
     with to_helper:
@@ -182,7 +182,7 @@ def _fork_init(until_adopted: int) -> int:
 
 
 def _be_init(ready: int, until_adopted: int) -> NoReturn:
-    """Do the work of a namespace's init process: mount /proc, and wait for the contestant's end.
+    """Do the work of a namespace's init process: mount /proc and wait for the contestant's end.
 
     Only the referee can end or stop this process. It blocks all signals that can be blocked, and
     the kernel does not deliver SIGKILL and SIGSTOP from inside the namespace to it.
@@ -203,9 +203,9 @@ def _be_init(ready: int, until_adopted: int) -> NoReturn:
     os.read(until_adopted, 1)
     prctl.die_with_parent()  # the parent is the referee now
     with suppress(ProcessLookupError):  # the contestant has ended already
-        contestants_end = select.poll()
-        contestants_end.register(os.pidfd_open(CONTESTANT_PID))
-        contestants_end.poll()
+        poll = select.poll()
+        poll.register(os.pidfd_open(CONTESTANT_PID))
+        poll.poll()  # until the contestant ends
     os._exit(0)
 
 

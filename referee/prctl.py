@@ -11,7 +11,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 def show_memory() -> None:
-    """Let processes of the same user read this one's memory, and its files in /proc."""
+    """Let processes of the same user read this one's memory and its files in /proc."""
     _prctl(PR_SET_DUMPABLE, 1)
 
 

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from referee import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-SECONDS_ALONE = 0.01  # a process that has not stopped by then may need one below it
+SECONDS_ALONE = 0.01  # a process that stops later may wait for its child, see `Tree.stop`
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
@@ -38,7 +38,7 @@ def subreaper() -> Iterator[None]:
 
     In this time no process of the same user can read the referee's memory, unless it has the right
     to read that of all processes. Children that the caller's other threads start in this time are
-    taken for orphans, and ended.
+    taken for orphans and ended.
     """
     children_before = set(children_of(os.getpid()))
     own_pids.update(children_before)
@@ -57,7 +57,7 @@ def subreaper() -> Iterator[None]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process, those included that it adopted."""
+    """Return the children of a process, including those that it adopted."""
     children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
@@ -102,12 +102,12 @@ class Tree:
     def stop(self) -> bool:
         """Stop all processes of the tree. When this returns True, none of their threads runs.
 
-        A process can fork until it has stopped. So the search is repeated until it finds no
-        process that was not stopped yet.
+        A process can fork until it has stopped. So the search is repeated until all processes that
+        it finds are stopped.
 
         A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
-        has started the program. If the child was stopped before that, it has to go on. It is
-        stopped again when the thread has stopped.
+        has started the program. If the child was stopped before that, it is woken and stopped
+        again when the thread has stopped.
 
         Returns:
             False if some process does not stop; all processes of the tree are then killed.
@@ -118,18 +118,18 @@ class Tree:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             for pid in new:
-                if _stops_until(monotonic() + SECONDS_ALONE, pid):
-                    stopped.add(pid)
-                    continue
-                below = _below([pid])
-                for child in below:
-                    _send(child, signal.SIGCONT)
-                if not _stops_until(deadline, pid):
-                    self._kill()
-                    return False
+                woken: list[int] = []
+                if not _stops_until(pid, monotonic() + SECONDS_ALONE):
+                    woken = _below([pid])
+                    for child in woken:
+                        _send(child, signal.SIGCONT)
+                    if not _stops_until(pid, deadline):
+                        self._kill()
+                        return False
                 stopped.add(pid)
-                stopped.difference_update(below)
-                break  # what is below it runs, and is new to the next search
+                if woken:
+                    stopped.difference_update(woken)
+                    break  # the next search finds them
             if monotonic() > deadline:  # there are always new ones
                 self._kill()
                 return False
@@ -160,7 +160,7 @@ class Tree:
             pids += children_of(self._init_pid)
         else:
             # A solution's clock contains the time of this search. So that eager's does too, eager's
-            # tree makes the same search, and ignores what it finds.
+            # tree makes the same search and ignores what it finds.
             orphans = _orphans(except_pid=self._pid)
             if self._is_solution:
                 pids += orphans
@@ -178,7 +178,7 @@ def _below(pids: list[int]) -> list[int]:
 
 
 def end_orphans() -> None:
-    """Kill all processes that the solution has left behind, and wait until they are gone.
+    """Kill all processes that the solution has left behind and wait until they are gone.
 
     Each pass kills the orphans and their children. What is below these is orphaned by that, and
     becomes a child of the referee, for the next pass.
@@ -198,7 +198,7 @@ def end_orphans() -> None:
 def _orphans(except_pid: int = 0) -> list[int]:
     """Return the referee's children that are neither its own processes nor `except_pid`.
 
-    The search looks at the referee's first thread alone, because the kernel gives orphans to it.
+    The search looks at the referee's first thread alone because the kernel gives orphans to it.
     """
     referee = os.getpid()
     children = _children_of_thread(referee, referee)
@@ -206,17 +206,17 @@ def _orphans(except_pid: int = 0) -> list[int]:
 
 
 def _send(pid: int, number: int) -> None:
-    """Send a signal to a process, if it is still there."""
+    """Send a signal to a process if it is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-def _stops_until(deadline: float, pid: int) -> bool:
-    """Wait until no thread of a process runs, or until it has ended; return False if it is late.
+def _stops_until(pid: int, deadline: float) -> bool:
+    """Wait until no thread of a process runs or until it has ended; return False if it is late.
 
     Args:
-        deadline: by `monotonic`.
         pid: the process.
+        deadline: the latest time, by `monotonic`.
     """
     start = monotonic()
     while not _is_at_rest(pid):
@@ -231,7 +231,7 @@ def _stops_until(deadline: float, pid: int) -> bool:
 
 
 def _is_at_rest(pid: int) -> bool:
-    """Return whether all threads of a process have stopped, or it has ended."""
+    """Return whether all threads of a process have stopped or it has ended."""
     try:
         events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, pid, events) is not None

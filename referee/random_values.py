@@ -1,6 +1,6 @@
 """Random values for inputs, parameters and gradients, under seeds that no solution can foresee."""
 
-import random
+import secrets
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ SEEDS = 1 << 30
 
 def new_seed() -> int:
     """Return a seed that no solution can foresee."""
-    return random.randrange(SEEDS)
+    return secrets.randbelow(SEEDS)
 
 
 def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -4,7 +4,7 @@ The process describes each result by a dictionary, see `results.describe`: shape
 and an address or an IPC handle. The referee checks the description before it uses it.
 
 The process cannot compute while it is stopped. A result that it would compute when somebody reads
-it is therefore wrong, or unreadable.
+it is therefore wrong or unreadable.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
-# A copy of a result with large gaps between its elements gets this part of the free memory.
+# A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
 # The dtypes with which torch computes; it has no kernels for "bits8" and others.
 DTYPES = {
@@ -33,7 +33,7 @@ DTYPES = {
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 }
 # By the bytes of an element. torch 2.9 has no kernels that index float8 or unsigned integers.
-DTYPES_BY_SIZE = {
+INDEXABLE_DTYPES = {
     1: torch.int8,
     2: torch.int16,
     4: torch.int32,
@@ -74,7 +74,7 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
 
     Args:
         pid: the other process.
-        address: of the first byte there.
+        address: the address of the first byte there.
         size: how many bytes.
         target: the address in this process.
 
@@ -102,7 +102,7 @@ def can_read(pid: int, address: int) -> bool:
 
 
 def checked(description: dict) -> dict:
-    """Check the shape, strides, address and dtype of a description, and return it.
+    """Check the shape, strides, address and dtype of a description and return it.
 
     Raises:
         BadDescriptionError: no tensor can have them.
@@ -135,7 +135,7 @@ class Reader:
         self._device = device
         self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
         self._buffer = torch.empty(0, dtype=torch.uint8)  # a CPU's results are copied here
-        self._thread = ThreadPoolExecutor(1)  # runs copies, so that they can have a time limit
+        self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
 
     def whole(self, description: dict) -> torch.Tensor:
         """Return the tensor that a description describes.
@@ -162,8 +162,8 @@ class Reader:
         """Return some elements of the tensor that a description describes.
 
         Args:
-            description: of the tensor.
-            indices: of the elements in the flattened tensor.
+            description: the tensor's description.
+            indices: the elements' indices in the flattened tensor.
 
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
@@ -175,7 +175,7 @@ class Reader:
         if self._device.type == "cuda":
             size = span_of(shape, strides, dtype.itemsize)
             data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
-            return as_integers(data)[torch.tensor(offsets, device=self._device)].view(dtype)
+            return as_indexable(data)[torch.tensor(offsets, device=self._device)].view(dtype)
         values = torch.empty(len(indices), dtype=dtype)
         for i, offset in enumerate(offsets):
             address = description["address"] + offset * dtype.itemsize
@@ -184,7 +184,7 @@ class Reader:
         return values
 
     def forget(self) -> None:
-        """Close all GPU allocations of the process, so that it can free them; free the CPU copy."""
+        """Close all GPU allocations of the process so that it can free them; free the CPU copy."""
         for address in self._address_of.values():
             cuda_ipc.close_handle(address)
         self._address_of = {}
@@ -198,17 +198,19 @@ class Reader:
     def _copy_bytes(self, address: int, size: int, own_bytes: int) -> torch.Tensor:
         """Return a copy of the process's memory.
 
-        Strides may be false. So what is much larger than its elements cannot take all free memory.
+        False strides may span far more bytes than the elements have. Such a copy may not take all
+        free memory.
 
         Args:
-            address: of the first byte in the process.
+            address: the address of the first byte in the process.
             size: how many bytes.
             own_bytes: how many bytes the elements have, without the gaps between them.
         """
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
             free = free_bytes(CPU)
-            if size > min(free, max(2 * own_bytes, SHARE_FOR_GAPS * free)):
+            most_bytes = min(free, max(2 * own_bytes, SHARE_FOR_GAPS * free))
+            if size > most_bytes:
                 raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
             self._buffer = torch.empty(size, dtype=torch.uint8)
         target = self._buffer.data_ptr()
@@ -245,9 +247,9 @@ class Reader:
         return cuda_ipc.bytes_at(base + distance, size, self._device)
 
 
-def as_integers(x: torch.Tensor) -> torch.Tensor:
+def as_indexable(x: torch.Tensor) -> torch.Tensor:
     """Return a view of a tensor's bits in a dtype that every torch can index."""
-    return x.view(DTYPES_BY_SIZE[x.itemsize])
+    return x.view(INDEXABLE_DTYPES[x.itemsize])
 
 
 def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -257,9 +259,9 @@ def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> i
     with index 4 is in row 4 // 3 = 1 and column 4 % 3 = 1. Its offset is 1 * 1 + 1 * 2 = 3.
 
     Args:
-        index: of the element in the flattened tensor.
-        shape: of the tensor.
-        strides: in elements.
+        index: the element's index in the flattened tensor.
+        shape: the tensor's shape.
+        strides: the tensor's strides, in elements.
     """
     offset = 0
     rest = index

@@ -83,8 +83,13 @@ class ReferenceFile:
         return self._list_from("get_init_inputs")
 
     def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
-        """Construct a module under a seed; return it on the device, in the problem's dtype."""
-        with torch.random.fork_rng(devices=[]):
+        """Construct a module under a seed; return it on the device, in the problem's dtype.
+
+        The generators get their old states back, those of GPUs too: a solution knows the seed, and
+        must not foresee what is drawn later.
+        """
+        gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
             torch.manual_seed(seed)
             module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
         if not isinstance(module, nn.Module):

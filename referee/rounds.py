@@ -18,12 +18,13 @@ from referee.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import FASTER, compare_times
 
 Round = TypeVar("Round")  # what a function that runs one round returns
-# Inputs, and parameters, of at most so many bytes are written before every request, so that all
-# processes find the same part of them in the caches. Larger ones are written once a round.
+# Inputs of at most so many bytes are written before every request, so that all processes find the
+# same part of them in the caches. Larger inputs are written once a round. The same limit applies to
+# parameters.
 CACHED_BYTES = 1 << 26
 CHANGES_LATE = "result is not complete when its clock stops"
 FALSE_CLOCK = "its clock is false: the referee's counts"
-# If a clock can hide less than this part of a call's time, the line does not mention it.
+# A clock that can hide less than this part of a call's time is not mentioned.
 HIDDEN_PART = 0.1
 UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
 
@@ -105,7 +106,7 @@ def write_state_for_all(grading: Grading) -> None:
 
 
 def rewrite_small_memory(grading: Grading) -> None:
-    """Write small inputs and parameters again, so that all processes find them in the caches.
+    """Write small inputs and parameters again so that all processes find them in the caches.
 
     That also restores the buffers that the forward before has changed.
     """
@@ -120,7 +121,7 @@ def rewrite_small_memory(grading: Grading) -> None:
 
 
 def note_clock(grading: Grading, samples: RoundSamples) -> None:
-    """Add a note if the solution's clock is false, or if it alone says "faster"."""
+    """Add a note if the solution's clock is false or if that clock alone says "faster"."""
     note = _clock_note(grading.problem.names, grading.device.type, samples)
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
@@ -129,8 +130,8 @@ def note_clock(grading: Grading, samples: RoundSamples) -> None:
 def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
-    The clock of short calls can hide a large part of them. So it is UNCONFIRMED that the solution
-    is faster, if it is not faster once the seconds that its clock can hide are added.
+    A false clock can hide a large part of a short call. So all that it can hide is added to the
+    solution's times. If the solution is no longer faster then, its gain is UNCONFIRMED.
 
     Args:
         names: the contestants' names.

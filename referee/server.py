@@ -1,6 +1,6 @@
-"""The server: a process that has imported torch, and that forks the processes of contestants.
+"""The server: a process that has imported torch and that forks the processes of contestants.
 
-`child.main` is what runs in the server, and in the forked processes.
+`child.main` is what runs in the server and in the forked processes.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from referee import processes
 
 PACKAGE = Path(__file__).resolve().parent
-# The program of the server. Its arguments are the folder of the package `referee`, and the
+# The program of the server. Its arguments are the folder of the package `referee` and the
 # descriptor of its socket.
 SERVER_PROGRAM = """
 import sys
@@ -26,8 +26,8 @@ from referee.child.main import start
 del sys.path[0]  # else graded files could import what is beside the package
 start(int(sys.argv[2]))
 """
-# By default OpenMP's threads spin for milliseconds after they have finished. They would take cores
-# from the process that is timed next, or from the thread that they wait for.
+# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
+# would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 
@@ -39,7 +39,7 @@ class EndedError(Exception):
 
 
 class Server:
-    """A process that has imported torch, and that forks the contestants.
+    """A process that has imported torch and that forks the contestants.
 
     A fork is faster than a new Python. If a solution ends the server, `fork` starts another.
 
@@ -62,7 +62,7 @@ class Server:
 
         Args:
             settings: "device" and "most_bytes", see `child.main.start`.
-            descriptors: of requests, replies, shared memory and output, for the process.
+            descriptors: the process's file descriptors: requests, replies, shared memory, output.
 
         Returns:
             The process's id, and the id of its namespace's init process, 0 if it has no namespace
@@ -107,7 +107,7 @@ class Server:
 
 
 def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a server's process; return it, and the socket through which it gets requests.
+    """Start a server's process; return it and the socket through which it gets requests.
 
     Args:
         environment: its environment variables.

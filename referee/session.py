@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from time import monotonic, perf_counter
+from time import monotonic
 
 import torch
 
@@ -19,14 +19,13 @@ from referee.problem import Problem
 from referee.records import Subject
 from referee.reference_file import BadReferenceError
 from referee.report import graded_files, tables
+from referee.roofline import add_roofline, copy_bandwidth
 from referee.server import Server
 from referee.timing import Rounds
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, Verdict
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
 QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
-COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}  # of the roofline's copy: more than caches hold
-COPIES = 10  # of which the fastest counts
 
 
 class UnimportableError(Exception):
@@ -115,7 +114,7 @@ class Session:
         return are_right
 
     def _announce_quick_check(self) -> None:
-        """Print what the quick check grades, and how long that takes."""
+        """Print what the quick check grades and how long that takes."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
         seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
         built = "once the first run has built the kernels (up to a minute)"
@@ -127,8 +126,8 @@ class Session:
         """Grade all files on a subject.
 
         Args:
-            subject: what they are graded on.
-            index: of the subject in `subjects`.
+            subject: the problem, dtype and size.
+            index: the subject's index in `subjects`.
             server: forks contestants.
             reserve: keeps eager's process for the next subject.
         """
@@ -164,7 +163,7 @@ class Session:
             self._grade_file(subject, file, engine)
 
     def _report_for_all(self, subject: Subject, word: str, reason: str) -> None:
-        """Report the same verdict on every file, because the problem cannot be graded."""
+        """Report the same verdict on every file because the problem cannot be graded."""
         self.progress.clear()
         for file in self.files:
             self._report(subject, file, Verdict(file.path, word, reason))
@@ -177,7 +176,7 @@ class Session:
         left. Each may take (50 - 10) / 4 = 10 s.
 
         Args:
-            index: of the size in `subjects`.
+            index: the size's index in `subjects`.
         """
         names = [subject.problem for subject in self.subjects]
         problems = list(dict.fromkeys(names))
@@ -194,7 +193,7 @@ class Session:
         self.progress(f"{subject.problem}{position}: {stage}")
 
     def _grade_file(self, subject: Subject, file: GradedFile, engine: Engine) -> None:
-        """Grade a file, and report the verdict.
+        """Grade a file and report the verdict.
 
         Raises:
             UnimportableError: the file is the project's own, and cannot be imported.
@@ -224,7 +223,7 @@ class Session:
 
         Args:
             subject: the size.
-            seconds: that it may take; not positive if the sweep's time is over.
+            seconds: the time that it may take; not positive if the sweep's time is over.
         """
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -244,8 +243,8 @@ class Session:
         """Record and print a verdict on a subject.
 
         Args:
-            subject: what was graded on.
-            file: what was graded; None for a size that is left out of a sweep.
+            subject: the problem, dtype and size.
+            file: the graded file; None for a size that is left out of a sweep.
             verdict: the verdict.
         """
         name = None if self._is_ours else str(file.path)
@@ -283,51 +282,3 @@ class Session:
         shape = f"{list(subject.shape)} {subject.dtype}"
         console.show(f"{blank_line}{subject.problem}: {self.headline}; {shape}{note}")
         self._subjects_shown.append(subject)
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Return how many bytes a second a copy reads and writes together, beyond the caches."""
-    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
-    target = source.clone()
-    fastest = min(_seconds_of_copy(target, source) for _ in range(COPIES))
-    return 2 * source.nbytes / fastest
-
-
-def _seconds_of_copy(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Copy once, and return the seconds."""
-    if source.device.type == "cpu":
-        start = perf_counter()
-        target.copy_(source)
-        return perf_counter() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    target.copy_(source)
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e-3
-
-
-def add_roofline(sweep_records: list[dict], bandwidth: float) -> None:
-    """Set "roofline_seconds" of each forward of a sweep.
-
-    It is the larger of two times: that of the work at the peak rate, and that of the moved bytes at
-    the memory's bandwidth. A forward's floor is the time of its work at the highest rate that was
-    measured for this size. The peak rate is the highest of these rates over all sizes of the same
-    problem, dtype and setting.
-
-    Args:
-        sweep_records: the records of the sweep, changed in place.
-        bandwidth: of the memory, in bytes a second.
-    """
-    forwards_of: dict[tuple, list[dict]] = {}
-    for record in sweep_records:
-        for run in record["runs"]:
-            if run["forward"]["floor_seconds"]:  # missing if an interrupt came before
-                series = record["problem"], record["dtype"], run["setting"]
-                forwards_of.setdefault(series, []).append(run["forward"])
-    for forwards in forwards_of.values():
-        peak_rate = max(forward["work"] / forward["floor_seconds"] for forward in forwards)
-        for forward in forwards:
-            seconds_to_compute = forward["work"] / peak_rate
-            seconds_to_move = forward["moved_bytes"] / bandwidth
-            forward["roofline_seconds"] = max(seconds_to_compute, seconds_to_move)

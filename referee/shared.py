@@ -37,7 +37,8 @@ ALIGNMENT = 4096  # bytes: every storage starts at a multiple of this
 # A free block is reused only for a region that fills at least this part of it.
 MIN_FILLED_PART = 0.25
 COMPARED_AT_ONCE = 1 << 28  # bytes that one torch.equal compares
-MIN_BLOCK_BYTES = 1 << 20  # a region that holds a small case seldom needs a larger block later
+# A block has at least so many bytes, so that a region of small values seldom needs a larger one.
+MIN_BLOCK_BYTES = 1 << 20
 
 
 def pack(value: object) -> str:
@@ -95,11 +96,11 @@ def _aligned(size: int) -> int:
 
 
 def forms_of(values: list) -> tuple[list[int], list[dict]]:
-    """Return the size in bytes of each storage under some values, and the form of each value.
+    """Return the size in bytes of each storage under some values and the form of each value.
 
-    Tensors that share a storage get the same index of a storage. Values that are no tensors are
-    packed. Example: for [base[:4], base[2:]] with base of 10 floats, the sizes are [40], and both
-    forms have "storage": 0, with the offsets 0 and 2.
+    Tensors that share a storage get the same "storage". Values that are no tensors are packed.
+    Example: for [base[:4], base[2:]] with base of 10 floats, the sizes are [40], and both forms
+    have "storage": 0, with the offsets 0 and 2.
     """
     sizes: list[int] = []
     index_of: dict[int, int] = {}  # from a storage's address to its index in `sizes`
@@ -188,7 +189,7 @@ class Region:
     def write(self, values: list) -> None:
         """Copy values into the shared memory.
 
-        Values with the region's layout are copied as whole storages, so that views of one storage
+        Values with the region's layout are copied as whole storages so that views of one storage
         agree. Values with another layout are copied element by element.
 
         The region keeps a reference to the values, the originals, for `changed_values`.
@@ -216,7 +217,7 @@ class Region:
             self.write(self._originals)
 
     def forget(self) -> None:
-        """Drop the originals, so that their memory is freed.
+        """Drop the originals so that their memory is freed.
 
         `changed_values` and `is_unchanged` need another `write` first.
         """
@@ -258,7 +259,7 @@ def _have_same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors hold the same bits.
 
-    With the same layout, what the views skip in their storages must be equal, too.
+    If they have the same layout, the parts of their storages that the views skip count, too.
     """
     if _have_same_layout(a, b):
         return _are_equal_bytes(flat_bytes(a), flat_bytes(b))
@@ -296,7 +297,7 @@ class _Block:
         """Return bytes of the block, without a copy, as a tensor with a storage of its own.
 
         Args:
-            start: of the bytes, counted from the block's first.
+            start: the first of the bytes, counted from the block's start.
             size: how many bytes.
         """
         if isinstance(self._memory, cuda_ipc.Allocation):
@@ -324,7 +325,7 @@ class Pool:
         device: where contestants compute.
 
     Attributes:
-        descriptor: the memfd's, which contestants' processes inherit and map.
+        descriptor: the memfd's descriptor. Contestants' processes inherit and map the memfd.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -362,11 +363,11 @@ class Pool:
         return _Block(start, size, self._mapping)
 
     def give_back(self, block: _Block) -> None:
-        """Take a block back, so that another region can use it."""
+        """Take a block back so that another region can use it."""
         self._free_blocks.append(block)
 
     def close(self) -> None:
-        """Free the memory. All processes that mapped it must have ended, or have forgotten it."""
+        """Free the memory. All processes that mapped it must have ended or have forgotten it."""
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []
@@ -377,7 +378,7 @@ class Mapping:
     """A pool as a contestant's process sees it; makes tensors from forms.
 
     Args:
-        descriptor: the memfd's.
+        descriptor: the memfd's descriptor.
         device: where the process computes.
 
     Attributes:
@@ -404,7 +405,7 @@ class Mapping:
         return values
 
     def forget(self) -> None:
-        """Close all GPU allocations, so that the referee can free them."""
+        """Close all GPU allocations so that the referee can free them."""
         for address in self._address_of.values():
             cuda_ipc.close_handle(address)
         self._address_of = {}
@@ -414,7 +415,7 @@ class Mapping:
 
         Args:
             memory: how to reach the region, see the head of this file.
-            start: of the bytes, counted from the region's first.
+            start: the first of the bytes, counted from the region's start.
             size: how many bytes.
         """
         if "start" in memory:

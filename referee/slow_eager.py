@@ -1,8 +1,8 @@
 """Finds out whether a solution has slowed eager's processes.
 
-Eager's times beside the solution are compared with its times before any solution had started. If
-they are longer, the reason may also be another program. To tell, eager's old process, which the
-solution may have harmed, is timed beside a new one.
+Eager's times beside the solution are compared with its times before any solution started. If they
+are longer, another program may be the reason. To tell, eager's old process, which the solution may
+have harmed, is timed beside a new one.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,12 @@ from referee.names import MODULE
 from referee.timed_requests import Entrant, make_flush, time_and_free
 from referee.verdict import ERROR, FoundError
 
-# Eager is slow if it takes more than this many times its seconds alone, beyond its own variation.
-SLOW = 1.5
-TURNS = 9  # of eager's old process and of a new one
+SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
+TURNS = 9  # of each process whose times are compared
 
 
 def check_eager_speed(grading: Grading, plan: Plan) -> None:
-    """Check that eager was not slower beside the solution than before any had started.
+    """Check that eager was not slower beside the solution than before any solution started.
 
     Raises:
         FoundError: the solution has slowed eager, or a GPU has become slower by itself.
@@ -42,17 +41,17 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
 
 
 def _is_slower(seconds: list[float], others: list[float]) -> bool:
-    """Return whether times are slow beside others: the 10th percentile beside the others' 90th."""
+    """Return whether the 10th percentile of times is slow beside the 90th of other times."""
     fast, _ = timing.spread(seconds)
     _, slow_other = timing.spread(others)
     return fast > SLOW * slow_other
 
 
 def _is_harmed(bench: Bench, calls: int) -> bool:
-    """Return whether eager's old process is slower than a new one, in every one of several turns.
+    """Return whether eager's old process is slower than a new one in every turn.
 
-    If a process harms another, by its priority, its CPUs or its limits, then the old process stays
-    slow, and the new one is not. Other programs slow both in turn.
+    If the solution has changed the old process's priority, CPUs or limits, that process stays slow,
+    and the new one is not. Other programs slow both in turn.
 
     Args:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
@@ -74,10 +73,10 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
 
 
 def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
-    """Return whether eager on a GPU is as fast as before once the solution's process has ended.
+    """Return whether eager on a GPU is faster once the solution's process has ended.
 
-    A stopped process's work that is queued on a GPU runs on, and slows eager. Afterwards nothing
-    can be asked of the solution.
+    This ends the process. Work that it has queued on a GPU would run on while it is stopped, and
+    slow eager.
 
     Args:
         grading: the file under grading.

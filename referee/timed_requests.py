@@ -12,14 +12,14 @@ from referee.early_elements import EarlyElements
 from referee.names import MODULE, NOTHING
 from referee.two_clocks import Sample, measure_overhead
 
-# A request lasts at least so many seconds, of which the spread of an empty one is a small part.
+# A request has enough calls to last so many seconds: many times the spread of empty requests.
 LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MOST_CALLS = 32  # of a request
 LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
 FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
 EMPTY_REQUESTS = 12  # before the first round
-REQUESTS_ALONE = 5  # of eager, before any solution has started
+REQUESTS_ALONE = 5  # of eager, before any solution starts
 
 
 class Entrant(NamedTuple):
@@ -39,7 +39,7 @@ class Entrant(NamedTuple):
 
 
 class TimedRequest(NamedTuple):
-    """A request, and what came of it.
+    """A request and what came of it.
 
     Attributes:
         sample: its times.
@@ -53,9 +53,9 @@ class TimedRequest(NamedTuple):
 
 
 def plan(bench: Bench) -> Plan:
-    """Return how the problem is timed under its setting, as eager's times alone tell.
+    """Return the plan for the problem's setting, which follows from eager's times alone.
 
-    The first call makes the plan, and has to come before the first solution starts. Later calls
+    The first call makes the plan and has to come before the first solution starts. Later calls
     return the same plan.
     """
     if not is_planned(bench):
@@ -69,7 +69,7 @@ def is_planned(bench: Bench) -> bool:
 
 
 def _make_plan(bench: Bench) -> Plan:
-    """Time eager alone: first a single call, which tells how many a request has, then requests."""
+    """Time eager alone: two single calls, which say how many a request has; then some requests."""
     problem = bench.problem
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])
@@ -166,7 +166,7 @@ def time_request(
 def checked_seconds(seconds: object, calls: int) -> list[float]:
     """Return the seconds of each call by the process's clock.
 
-    If a reply has no such list, they are zeros: only the referee's clock counts then.
+    If a reply has no such list, the seconds are zeros, and only the referee's clock counts.
 
     Args:
         seconds: what the reply has.

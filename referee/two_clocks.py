@@ -1,7 +1,7 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
-A process can falsify its own clock. The referee's contains the overhead of a request. README.md,
-"Two clocks", has the rules by which a time follows from both, and an example.
+A process can falsify its own clock. The referee's clock includes the overhead of a request. "Two
+clocks" in README.md has an example, and the rules by which a time follows from both.
 """
 
 from dataclasses import dataclass
@@ -47,6 +47,9 @@ class Overhead:
     def hideable_seconds(self, calls: int) -> float:
         """Return the seconds of each call that a false clock can hide.
 
+        The referee subtracts `most`. In a request whose overhead is only `usual`, the difference
+        may be time of calls that the process's clock hides.
+
         Args:
             calls: the number of calls in a request.
         """
@@ -55,10 +58,13 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each of a contestant's requests.
 
-        They are the process's own, if their median is at least that of the referee's seconds, from
-        which the overhead is subtracted. If not, the larger of the two counts in each request. If
-        the process's clock is false, only the referee's seconds count, and the overhead is that of
-        the fastest empty request.
+        There are three cases:
+
+        - The process's clock is false: only the referee's clock counts, less the overhead of the
+          fastest empty request.
+        - The median by the process's clock is at least that by the referee's clock, less `most`:
+          the process's clock counts.
+        - Otherwise the larger of these two times counts in each request.
 
         Args:
             samples: the contestant's samples, one for each request.
@@ -87,7 +93,9 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
             because they return new results. If there are none, only the empty ones count.
     """
     of_empties = [sample.wall for sample in empties]
-    of_eagers = [sample.wall - sum(sample.own) for sample in eagers] or of_empties
+    of_eagers = [sample.wall - sum(sample.own) for sample in eagers]
+    if not eagers:
+        of_eagers = of_empties
     return Overhead(
         most=max(_percentile_90(of_empties), _percentile_90(of_eagers)),
         usual=median(of_eagers),

@@ -21,8 +21,8 @@ if torch.version.cuda:
 with suppress(ImportError):  # properties.py skips what needs hypothesis
     from hypothesis import HealthCheck, Phase, settings
 
-    # All examples of a test may share its fixtures, because no example changes them. There is no
-    # time limit, because the first example may build the kernels.
+    # All examples of a test may share its fixtures because no example changes them. There is no
+    # time limit because the first example may build the kernels.
     options = {
         "deadline": None,
         "database": None,

@@ -11,11 +11,11 @@ import torch
 from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
-from problems import benchmark, pages
+from problems import benchmark, figures, pages
 from referee.report import markdown, tables
 from referee.timing import speed_up
 
-RAW = {path.name: json.loads(path.read_text()) for path in benchmark.RESULTS.glob("*.json")}
+RAW = {path.name: json.loads(path.read_text()) for path in figures.RESULTS.glob("*.json")}
 # The output of the commands that these tests run, and the part of a page with its table.
 PRINTED = "a CPU, torch 2\n\nhost time  ours ns  eager ns\nReLU  {}  9.50"
 PAGE = """<!-- table: {name}.json -->
@@ -74,9 +74,9 @@ def program(value: str, status: int = 0) -> str:
 def project(monkeypatch, tmp_path):
     """Return a function that writes results of a CPU and of a GPU, and a page with their tables."""
     for name in ("BENCHMARKS", "README", "PICTURE"):
-        monkeypatch.setattr(benchmark, name, tmp_path / f"{name}.svg")
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    benchmark.README.write_text("")
+        monkeypatch.setattr(figures, name, tmp_path / f"{name}.svg")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    figures.README.write_text("")
 
     def write(command: str) -> str:
         """Write results that another run of the command printed; return the page."""
@@ -86,7 +86,7 @@ def project(monkeypatch, tmp_path):
             results = {"device": device, "command": command, "output": pages.parse(printed)}
             (tmp_path / f"{name}.json").write_text(pages.dump(results))
             page += PAGE.format(name=name, command=command, value="1.25")
-        benchmark.BENCHMARKS.write_text(page)
+        figures.BENCHMARKS.write_text(page)
         return page
 
     return write
@@ -99,8 +99,8 @@ def test_report_measures_this_device_anew_unless_the_command_fails(
     """The results of the other device do not change."""
     command = program("6.00", status)
     old = project(command)
-    assert benchmark.measure("cpu", "") == ([command] if status else [])
-    assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", value, 1)
+    assert figures.renew("cpu", "") == ([command] if status else [])
+    assert figures.BENCHMARKS.read_text() == old.replace("1.25", value, 1)
     rows = {
         path.stem: json.loads(path.read_text())["output"][1]["rows"]
         for path in tmp_path.glob("*.json")
@@ -117,18 +117,18 @@ def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(p
     command = f"python -c {shlex.quote(code)}"
     old = project(command)
     readme = f"<!-- cpu: {command} -->\n<!-- end -->\n"
-    benchmark.README.write_text(readme)
-    assert benchmark.measure("cpu", "shutil") == []
+    figures.README.write_text(readme)
+    assert figures.renew("cpu", "shutil") == []
     table = markdown.as_markdown({**content, "command": command})
-    assert benchmark.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
-    assert benchmark.BENCHMARKS.read_text() == old.replace("1.25", "6.00", 1)
-    assert benchmark.PICTURE.read_text().startswith("<?xml")
+    assert figures.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
+    assert figures.BENCHMARKS.read_text() == old.replace("1.25", "6.00", 1)
+    assert figures.PICTURE.read_text().startswith("<?xml")
 
 
 def test_report_says_that_no_command_contains_a_text(project):
     project(program("6.00"))
     with pytest.raises(ValueError, match="no results"):
-        benchmark.measure("cpu", "linear")
+        figures.renew("cpu", "linear")
 
 
 @pytest.mark.parametrize("kind, dtype", HEADLINE)
@@ -175,8 +175,8 @@ def test_results_name_a_device_and_a_command_of_this_project(name):
 
 
 def test_readmes_table_names_a_device_and_a_command_of_this_project():
-    text = benchmark.README.read_text()
-    blocks = benchmark.README_TABLE.findall(text)
+    text = figures.README.read_text()
+    blocks = figures.README_TABLE.findall(text)
     assert len(blocks) == text.count("<!-- end -->") > 0
     for _, device, command in blocks:
         check_command(device, command)
@@ -193,21 +193,21 @@ def check_command(device: str, command: str) -> None:
 
 
 def test_every_table_of_benchmarks_is_made_from_the_results_and_all_results_are_used():
-    text = benchmark.BENCHMARKS.read_text()
+    text = figures.BENCHMARKS.read_text()
     blocks = pages.BLOCK.findall(text)
     assert len(blocks) == text.count("<!-- end -->") > 0
     assert {name for _, _, names in blocks for name in names.split()} == RAW.keys()
-    assert pages.fill(text, benchmark.RESULTS) == text
+    assert pages.fill(text, figures.RESULTS) == text
 
 
 def test_readmes_times_and_ratios_are_those_of_the_results():
     """Every number with three digits behind the point in README's table is in the results."""
-    [(head, _, command)] = benchmark.README_TABLE.findall(benchmark.README.read_text())
+    [(head, _, command)] = figures.README_TABLE.findall(figures.README.read_text())
     [results] = [results for results in RAW.values() if results["command"] == command]
     cells = " ".join(
         cell for table in pages.tables_of(results) for row in table["rows"] for cell in row
     )
-    block = benchmark.README_TABLE.search(benchmark.README.read_text())[0].removeprefix(head)
+    block = figures.README_TABLE.search(figures.README.read_text())[0].removeprefix(head)
     numbers = re.findall(r"\b\d+\.\d{3}\b", block)
     assert len(numbers) >= 3 * 8  # ours, eager's and the ratio of eight rows
     assert set(numbers) <= set(re.findall(r"\b\d+\.\d{3}\b", cells))

@@ -31,7 +31,7 @@ REJECTED = [
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
 ]
-# It warns of these if a problem is float32. The bundle of Linear has them, because its kernel for
+# It warns of these if a problem is float32. The bundle of Linear has them because its kernel for
 # `highest` splits float32 into fp16.
 DOWNGRADES = [
     r"__float2half(_rn)?\s*\(",

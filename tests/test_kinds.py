@@ -206,9 +206,9 @@ def test_results_keep_the_subclass_of_x_and_a_weights_subclass_sees_the_product(
         got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
         assert type(got) is type(want) is Named
         assert_same_bits(*(t.detach().as_subclass(torch.Tensor) for t in (got, want)))
-    # `mine` is the linear module, which comes last.
-    mine.linear.weight = nn.Parameter(mine.linear.weight.detach().as_subclass(Logged))
-    mine(x)
+    linear, _ = linear_modules(6, 10)
+    linear.linear.weight = nn.Parameter(linear.linear.weight.detach().as_subclass(Logged))
+    linear(x)
     assert nn.functional.linear in Logged.seen
 
 

@@ -3,9 +3,7 @@
 import pytest
 from processes import compiled
 
-# Reads problems and prints the path of each. A problem is ten numbers: the dtype's bits;
-# whether the precision is `highest`; m, n, k; whether there is a ReLU; whether the rows of weight
-# can be read as vectors; whether x is transposed; the GPU's compute capability and multiprocessors.
+# Reads problems and prints the path of each. A problem is the ten numbers that `problem` returns.
 PROGRAM = r"""
 #include <cstdio>
 
@@ -59,7 +57,20 @@ def problem(
     capability=90,
     sms=132,
 ):
-    """Return the numbers that PROGRAM reads, in its order."""
+    """Return the numbers that PROGRAM reads, in its order.
+
+    Args:
+        m: the rows of x.
+        n: the rows of weight.
+        k: the columns of both.
+        bits: the bits of the dtype.
+        highest: whether the precision is `highest`.
+        relu: whether there is a ReLU.
+        vectors: whether the rows of weight can be read as vectors.
+        transposed: whether x is transposed.
+        capability: the GPU's compute capability.
+        sms: the GPU's multiprocessors.
+    """
     return bits, highest, m, n, k, relu, vectors, transposed, capability, sms
 
 
@@ -68,7 +79,7 @@ HALF = {"bits": 16}
 GRADIENT = {"relu": False}
 COLUMNS = {"vectors": False}
 LARGE = (4096, 8192, 8192)
-# Sizes, options, and the expected path. The sizes are far from the limits, so that these can change
+# Sizes, options, and the expected path. The sizes are far from the limits so that these can change
 # in choose_path.h alone.
 TABLE = [
     (LARGE, {}, "sm90"),

@@ -1,4 +1,4 @@
-"""Direct calls of the operators: arguments of any kind, and programs that were saved before."""
+"""Direct calls of the operators: any arguments, opcheck, and programs that were saved before."""
 
 import random
 import textwrap
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from beside_torch import samples
 from processes import ROOT, printed
 from tensors import DTYPES, OPERATORS, linear_modules
 
@@ -62,7 +63,7 @@ def random_argument(choose, kind, tensors):
     if choose.random() < 0.01:
         return choose.choice([None, "text", 2**70, [1.5], object()])
     if kind == "Tensor":
-        # More than half are one of a few tensors, so that some arguments fit together.
+        # More than half are one of a few tensors so that some arguments fit together.
         return choose.choice(tensors) if choose.random() < 0.6 else random_tensor(choose)
     if kind == "Tensor?":
         return None if choose.random() < 0.4 else random_argument(choose, "Tensor", tensors)
@@ -100,6 +101,41 @@ def test_random_arguments_give_results_or_errors(seed):
         if name.startswith("relu") and isinstance(results, torch.Tensor):
             assert results.shape == arguments[0].shape
     assert calls_with_results > 100
+
+
+def test_opcheck_of_relu(device):
+    """`torch.library.opcheck` finds no fault, for any strides and an empty x."""
+    for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
+        for leaf in (x, x.clone().requires_grad_()):
+            torch.library.opcheck(OPERATORS.relu, (leaf,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [True, False])
+def test_opcheck_of_linear(device, bias):
+    """`torch.library.opcheck` finds no fault in the three operators of Linear."""
+    weight = torch.randn(10, 6, device=device)
+    b = torch.randn(10, device=device) if bias else None
+    for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
+        for grad in (False, True):
+            tensors = [t if t is None else t.clone().requires_grad_(grad) for t in (x, weight, b)]
+            torch.library.opcheck(OPERATORS.linear_relu_divide, (*tensors, 3.0))
+        if x.numel() == 0:
+            continue
+        out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, b, 3.0)
+        torch.library.opcheck(OPERATORS.linear_relu_divide_with_mask, (x, weight, b, 3.0))
+        if bias:  # without a bias these would be the same calls again
+            opcheck_gradients(torch.randn_like(out), mask, x, weight)
+            opcheck_gradients(torch.randn_like(out).requires_grad_(), mask, x, weight)
+
+
+def opcheck_gradients(grad_output, mask, x, weight):
+    """Check the operator of the gradients for every combination of wanted gradients."""
+    for output_mask in range(8):
+        needed_x = x if output_mask & 2 else None
+        needed_weight = weight if output_mask & 1 else None
+        arguments = (grad_output, mask, needed_x, needed_weight, output_mask, 3.0)
+        torch.library.opcheck(OPERATORS.linear_relu_divide_gradients, arguments)
 
 
 def test_schemas_are_those_that_saved_programs_hold():
@@ -175,7 +211,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_relu_run_without_these_kernels(tmp_path):
-    """The linear module as TorchScript runs without them, too, because it calls its `linear`."""
+    """The linear module in TorchScript needs none either: it calls its `linear`."""
     save(torch.randn(4, 6), ModelNew(), linear_modules(6, 9)[0], tmp_path)
     code = """
         import torch

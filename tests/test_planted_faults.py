@@ -39,9 +39,10 @@ class Fault:
 
 
 RELU_CPU = "relu/relu_cpu.cpp"
-RELU_GPU = "relu/relu.cu"
+RELU_GPU = "relu/relu_forward.cuh"
+RELU_GPU_LAUNCH = "relu/relu.cu"
 LINEAR_CPU = "linear/fused_pass_cpu.cpp"
-LINEAR_GPU = "linear/fused_pass.cu"
+LINEAR_GPU = "linear/fused_pass_backward.cuh"
 FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 
@@ -106,7 +107,7 @@ FAULTS = {
     "gpu_bias": Fault(LINEAR_GPU, "row < count;", "row < count - 1;", "wrong", WRONG_BIAS),
     # A timed call returns before its work is done.
     "gpu_stream": Fault(
-        RELU_GPU,
+        RELU_GPU_LAUNCH,
         LAUNCH,
         CHANGE_OF_STREAM + LAUNCH,
         "wrong",

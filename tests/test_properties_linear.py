@@ -211,7 +211,7 @@ def check_forward(device, data, values, divisors):
 def test_exact_sums_on_the_cpu(case):
     """On a CPU torch computes the product, so results have the reference's bits.
 
-    This includes infinities, NaN and any divisor. Operands are integers, because the address of a
+    This includes infinities, NaN and any divisor. Operands are integers because the address of a
     tensor may decide in which order a library sums. Batches are dense: for those with gaps torch
     rounds the product before it adds the bias. Weights of bfloat16 are dense: with others torch 2.9
     loses NaN, and torch 2.11 has NaN that come and go.
@@ -285,7 +285,7 @@ def test_gradients(device, data):
     """The gradients, and the second gradient, are as accurate as the reference's.
 
     The sign of a z near 0 depends on rounding, and with it whether ReLU passes the gradient. There
-    the output's gradient is set to 0, so that the first gradients do not depend on it.
+    the output's gradient is set to 0 so that the first gradients do not depend on it.
     """
     case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
     n, k = case.weight.layout.shape

@@ -45,49 +45,15 @@ def modules(kind, device):
     return modules_of(kind, device)
 
 
-def recording_mode(seen, kind):
+def recording_mode(seen, mode_class):
     """Return a mode of this class that appends the functions that are called to `seen`."""
 
     def record(self, function, types, args=(), kwargs=None):
         seen.append(function)
         return function(*args, **(kwargs or {}))
 
-    return type("Mode", (kind,), {"__torch_function__": record, "__torch_dispatch__": record})()
-
-
-def test_opcheck_of_relu(device):
-    """`torch.library.opcheck` finds no fault, for any strides and an empty x."""
-    for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
-        for leaf in (x, x.clone().requires_grad_()):
-            torch.library.opcheck(OPERATORS.relu, (leaf,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bias", [True, False])
-def test_opcheck_of_linear(device, bias):
-    """`torch.library.opcheck` finds no fault in the three operators of Linear."""
-    weight = torch.randn(10, 6, device=device)
-    b = torch.randn(10, device=device) if bias else None
-    for x in (samples(device), samples(device).unflatten(0, (2, 2)), samples(device)[:0]):
-        for grad in (False, True):
-            tensors = [t if t is None else t.clone().requires_grad_(grad) for t in (x, weight, b)]
-            torch.library.opcheck(OPERATORS.linear_relu_divide, (*tensors, 3.0))
-        if x.numel() == 0:
-            continue
-        out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, b, 3.0)
-        torch.library.opcheck(OPERATORS.linear_relu_divide_with_mask, (x, weight, b, 3.0))
-        if bias:  # without a bias these would be the same calls again
-            opcheck_gradients(torch.randn_like(out), mask, x, weight)
-            opcheck_gradients(torch.randn_like(out).requires_grad_(), mask, x, weight)
-
-
-def opcheck_gradients(grad_output, mask, x, weight):
-    """Check the operator of the gradients for every combination of wanted gradients."""
-    for output_mask in range(8):
-        needed_x = x if output_mask & 2 else None
-        needed_weight = weight if output_mask & 1 else None
-        arguments = (grad_output, mask, needed_x, needed_weight, output_mask, 3.0)
-        torch.library.opcheck(OPERATORS.linear_relu_divide_gradients, arguments)
+    methods = {"__torch_function__": record, "__torch_dispatch__": record}
+    return type("Mode", (mode_class,), methods)()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""The files, functions and links that README and the documents name exist."""
+"""The files, functions, links and errors that README, documents and docstrings name exist."""
 
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
@@ -85,3 +86,37 @@ def test_links_lead_to_a_file_and_a_heading_that_exist(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_the_modules_docstrings_name_their_arguments_dtypes_and_errors():
+    from model_new import LinearReluDivideNew, ModelNew
+
+    relu = ModelNew()
+    linear = LinearReluDivideNew(3, 2, 2.0)
+    failing_calls = [
+        (relu, [1.0]),
+        (relu, torch.ones(2, dtype=torch.bool)),
+        (relu, torch.ones(2, dtype=torch.complex64)),
+        (ModelNew(inplace=True), torch.ones(2, requires_grad=True)),
+        (linear, [1.0]),
+        (linear, torch.ones(2, 4)),
+        (linear, torch.ones(2, 3, dtype=torch.float16)),
+        (linear, torch.ones(())),
+    ]
+    raised = {ModelNew: set(), LinearReluDivideNew: set()}
+    for module, x in failing_calls:
+        with pytest.raises(Exception) as caught:
+            module(x)
+        raised[type(module)].add(type(caught.value).__name__)
+    dtypes = {
+        ModelNew: "dtype that `torch.relu` takes",
+        LinearReluDivideNew: "float32, float64, float16 or bfloat16",
+    }
+    for kind, names in ((ModelNew, ["inplace"]), (LinearReluDivideNew, ["in_features", "divisor"])):
+        about, _, raises = kind.forward.__doc__.partition("Raises:\n")
+        known = {line.split(":")[0].strip() for line in raises.splitlines() if ": " in line}
+        assert known == raised[kind]
+        words = " ".join(about.split())
+        for word in ("Args: ", "Returns: ", dtypes[kind]):
+            assert word in words
+        assert all(f"    {name}: " in kind.__doc__ for name in names)

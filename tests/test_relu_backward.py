@@ -36,7 +36,7 @@ def test_sizes(device, dtype):
 def test_layouts(device, dtype):
     """Gradients are torch's for any layouts of x and of the output's gradient.
 
-    For each x, the latter is dense, expanded, with gaps, misaligned or permuted.
+    For each x, the output's gradient is dense, expanded, with gaps, misaligned or permuted.
     """
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())  # pytest shows it if the test fails

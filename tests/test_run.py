@@ -161,10 +161,11 @@ def test_a_user_without_home():
     """The build is then in a temporary folder. The user is not in the list of users either."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
-    may = "+dac_override,+dac_read_search"  # root's Python may lie where others cannot read
-    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={may}"]
+    # Python may be in a folder that only root can read.
+    rights = "+dac_override,+dac_read_search"
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}"]
     unset = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"))
-    before = [*user, f"--ambient-caps={may}"]
+    before = [*user, f"--ambient-caps={rights}"]
     done = run_it("relu", *CPU, before=before, cwd="/", **unset)
     assert done.returncode == 0, done.stderr
     assert "relu: cpu" in done.stdout
@@ -213,20 +214,20 @@ def test_streams_that_are_not_there(streams, options, status):
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
-def start(*arguments: str, flags=(), number=signal.SIG_DFL, **environment: str):
+def start(*arguments: str, flags=(), sigint=signal.SIG_DFL, **environment: str):
     """Start `run.py` in a session of its own, and return the process.
 
     Args:
         *arguments: the options of `run.py`.
         flags: the options of Python.
-        number: how SIGINT is handled when the program starts; nohup and `&` in a script ignore it.
+        sigint: how SIGINT is handled when the program starts; nohup and `&` in a script ignore it.
         **environment: environment variables to set.
     """
     program, *rest = command(*arguments)
     return subprocess.Popen(
         [program, *flags, *rest],
         env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, number),  # noqa: PLW1509, no other thread
+        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),  # noqa: PLW1509, no other thread
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -287,7 +288,7 @@ def test_interrupts_keep_what_was_measured(moment, tmp_path):
 @pytest.mark.slow
 def test_interrupts_that_were_switched_off():
     """Both nohup and `&` in a script switch them off; the program then runs to its end."""
-    process = start("relu", "--bundle", "/dev/null", number=signal.SIG_IGN)
+    process = start("relu", "--bundle", "/dev/null", sigint=signal.SIG_IGN)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         sleep(0.1)
@@ -299,7 +300,7 @@ def test_interrupts_that_were_switched_off():
 def test_from_end_to_end(optimize, tmp_path):
     """At level 2 of its optimizations, Python drops assertions and docstrings."""
     options = ["relu", "--device", "cpu", "--rows", "1", "--trials", "3", "--json", "result.json"]
-    (tmp_path / "random.py").write_text("raise ImportError('not Python's own')")
+    (tmp_path / "random.py").write_text('raise ImportError("not Python\'s own")')
     done = run_it(*options, cwd=tmp_path, PYTHONOPTIMIZE=optimize)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "building the kernels" in done.stderr
@@ -316,13 +317,16 @@ def test_from_end_to_end(optimize, tmp_path):
         assert {len(times) for times in seconds.values()} == {3}
 
 
+# The references themselves as solutions of both problems.
+BOTH = "ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())"
+BOTH_OPTIONS = ["--device", "cpu", "--rows", "5", "--trials", "2"]
+
+
 @pytest.mark.slow
-def test_both_problems(place, small, capsys, tmp_path):
-    both = "ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())"
-    place(both)
+def test_both_problems_are_compared_and_timed(place, small, capsys, tmp_path):
+    place(BOTH)
     path = tmp_path / "result.json"
-    options = ["--device", "cpu", "--rows", "5", "--trials", "2", "--json", str(path)]
-    assert run.main(options) == 0
+    assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 0
     output = capsys.readouterr().out
     assert output.startswith("relu: ")
     assert "\n\nlinear_relu_divide: " in output
@@ -338,10 +342,15 @@ def test_both_problems(place, small, capsys, tmp_path):
     assert (timed["setting"], forward["work"], forward["work_unit"]) == ("highest", 76800, "flops")
     assert [*forward["seconds"]] == [*kept, "eager (again)", "product alone"]
     assert (len(forward["seconds"]["eager"]), kept["eager"]) == (2, 5 * 80 * 4)
+
+
+@pytest.mark.slow
+def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, capsys, tmp_path):
     wrong = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
     wrong = f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        {wrong}\n"
-    place(f"{wrong}\n\n{both}\nLinearReluDivideNew = Wrong")  # the second alone
-    assert run.main(options) == 1
+    place(f"{wrong}\n\n{BOTH}\nLinearReluDivideNew = Wrong")
+    path = tmp_path / "result.json"
+    assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 1
     assert "WRONG  leaves out the bias: " in capsys.readouterr().out
     verdicts = [(r["verdict"], len(r["errors"])) for r in check_shape(path.read_text())]
     assert verdicts == [("correct", 0), ("wrong", 0)]

@@ -2,7 +2,7 @@
 
 The file has the problem's sources as two strings, one `load_inline` call, `ModelNew`, and the
 functions that `ModelNew` calls. All of it is copied from this project. An include of one of our C++
-headers is replaced by the header's text. Of the Python, only what `ModelNew` needs is copied.
+headers is replaced by the header's text. Only the Python that `ModelNew` needs is copied.
 """
 
 import ast

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Patterns of lines that name the cause of a failed build. Earlier patterns find better lines.
 _ERROR_LINES = (
-    # An error of a compiler. The last line of collect2 or clang is excluded, because it says only
+    # An error of a compiler. The last line of collect2 or clang is excluded because it says only
     # that the linker has failed.
     r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
     # An error of the linker, or of a tool that cannot write.

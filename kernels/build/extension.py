@@ -195,7 +195,7 @@ def _compile(
     """Compile and load an extension in the folder of its build.
 
     The sources are written to files. The C++ text and the CUDA text that `load_inline` gets only
-    include these files, so that a compiler's error names the real file and line.
+    include these files so that a compiler's error names the real file and line.
     """
     for path, text in extension.sources.items():
         file = build_folder / "kernels" / path

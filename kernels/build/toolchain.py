@@ -26,7 +26,7 @@ CXX_FLAGS = [
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # a thread for each core, because nvcc gets all kernels as one file
+    "--split-compile=0",  # a thread for each core because nvcc gets all kernels as one file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
     # torch defines these macros, which remove operators and conversions of half types. Without the
     # macros, a kernel means the same as when it is compiled without torch.
@@ -65,7 +65,7 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    Importing torch's build tools takes a second. This function does so only if it uses
+    Torch's build tools, whose import takes a second, are imported only to read
     TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
@@ -136,7 +136,7 @@ def warn_of_ignored_targets() -> None:
 
 
 def compatible_targets(target: str) -> set[str]:
-    """Return the targets whose code runs on the GPU that `target` stands for.
+    """Return the targets whose code runs on the GPU that `target` names.
 
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
@@ -200,7 +200,7 @@ def find_cuda_home() -> Path | None:
     The first of these folders is taken: those in which torch looks, /usr/local/cuda, and where pip
     installs a toolkit.
     """
-    # None if nobody has imported torch's build tools. Their CUDA_HOME may have been set by a user.
+    # If torch's build tools are imported already, a user may have set their CUDA_HOME.
     build_tools = sys.modules.get("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     major = torch.version.cuda.split(".")[0]
@@ -268,7 +268,7 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     """Set what torch's build tools read, and restore it at the end.
 
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
-    messages become English, so that `errors.py` finds the cause of an error in them.
+    messages become English so that `errors.py` finds the cause of an error in them.
     """
     build_tools = cpp_extension()
     cuda_home = build_tools.CUDA_HOME

@@ -136,8 +136,8 @@ char* map_memory(size_t bytes) {
 // Maps a block of `bytes` bytes of data, a multiple of kHugePage. Returns null where the system
 // declines.
 Header* map_block(size_t bytes) {
-  // mmap promises no alignment beyond an ordinary page. A huge page more than the data leaves room
-  // for the header and for the alignment; the rest is unmapped again.
+  // mmap aligns to an ordinary page only. So one huge page more than the data is mapped, which
+  // leaves room for the header and for the alignment. What is left over is unmapped again.
   const size_t mapped_bytes = bytes + kHugePage;
   char* mapped = map_memory(mapped_bytes);
   if (mapped == nullptr && release_memory()) mapped = map_memory(mapped_bytes);

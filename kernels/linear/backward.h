@@ -92,7 +92,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
     const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
     const Tensor sums = allocate(grad_output, {inputs.wants_bias ? runs * n : 0}, at::kDouble);
     double* const run_sums = inputs.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    // The number of units that have about kGrain elements in all.
+    // A thread gets at least so many units that they have about kGrain elements.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,

@@ -12,13 +12,18 @@
 //                 tensor-core products are added
 //   gemm_single   half types, and float32 at `high`: one tensor-core product
 //
-// Every limit below, except those of kSm80, was measured on an H200. On one side of it our kernel
-// takes less time than torch's product followed by the fused pass; on the other side torch wins, or
-// both take the same time.
+// docs/DESIGN.md, "Which path a product takes", has the main conditions in a table.
 //
-// Where the measurements are: docs/EXPERIMENTS.md, "Settings of the Linear kernels", under "Paths,
-// and torch's part". It has the simpler limits that these replaced, and the sizes on which those
-// lost. The scripts, and the lists of all sizes, were not kept.
+// Where the limits come from. Our path is chosen where it takes less time than torch's product
+// followed by the fused pass. The limits of kSm80 follow from the arithmetic rates of its GPU. All
+// other limits, and the formulas of the two fp16x3 functions, were fitted by hand to times on an
+// H200; no model of the kernels gives them. The sizes and times of the fits were not kept.
+// docs/EXPERIMENTS.md, "Paths, and torch's part", has these results:
+//
+//   skinny_wins            the product at which skinny.cu and torch take the same time
+//   fp16x3_forward_wins    2,343 forwards, with these limits and with simpler ones
+//   fp16x3_gradient_wins   gradients that lost with the limits of the forward
+//   single_float32_wins    the gradient that lost with the least work of the forward
 //
 // How to measure again, for another GPU or kernel: let choose_path return our path for all sizes,
 // then Path::kTorch for all sizes, and run `python -m problems.benchmark linear` each time. (ROWS
@@ -40,7 +45,7 @@ enum class Path {
   // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
   kSm90,
   // sm80/launch.cu: fp16x3 by mma.sync. It is chosen on compute capability 8.0 alone, but never ran
-  // on such a GPU: its limits follow from the arithmetic rates. Tests run it on Hopper.
+  // on such a GPU. Tests run it on Hopper.
   kSm80,
   // torch's product, then the fused pass in place.
   kTorch,
@@ -100,59 +105,53 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t k = product.k;
   constexpr int kTileRows = 16;
   constexpr int kTileFeatures = 32;
-  constexpr int kVeryFewRows = 8;          // rows of x
-  constexpr int kLongK = 512;              // elements of K
-  constexpr int kMediumK = 256;            // elements of K
-  constexpr int kManyTiles = 4;            // tiles for each multiprocessor
-  constexpr int kMediumTiles = 2;          // tiles for each multiprocessor
-  constexpr int kFewTiles = 1;             // tiles for each multiprocessor
-  constexpr int kLeastFeatures = 8;        // features, if x has more than kTileRows rows
-  constexpr int kSmallProduct = 1 << 27;   // multiplications
-  constexpr int kMediumProduct = 1 << 28;  // multiplications
-
   const int64_t tiles = divide_rounding_up(m, kTileRows) * divide_rounding_up(n, kTileFeatures);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
-  // With very few rows, at either precision, torch's product wins only with many tiles and a short
-  // K.
+  // Up to 8 rows, at either precision, torch wins only with many tiles and a short K.
+  constexpr int kVeryFewRows = 8;  // rows of x
+  constexpr int kManyTiles = 4;    // tiles for each multiprocessor
+  constexpr int kLongK = 512;      // elements of K
   if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongK;
 
   // With more rows at `high`, a single tensor-core product is faster.
   if (product.precision != Precision::kHighest) return false;
 
-  if (m <= kTileRows) {
-    return k >= kLongK || (k >= kMediumK && tiles_per_multiprocessor <= kMediumTiles);
-  }
+  // Up to 16 rows, the rows of one tile.
+  constexpr int kMediumK = 256;    // elements of K
+  constexpr int kMediumTiles = 2;  // tiles for each multiprocessor
+  const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
+  if (m <= kTileRows) return k >= kLongK || (k >= kMediumK && has_medium_tiles);
 
-  // With more rows than a tile, only small products win. They may be larger where the tiles are few
-  // or narrow. Unless tiles are few, K must not be short.
-  if (n < kLeastFeatures || tiles_per_multiprocessor > kMediumTiles) return false;
-  const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles;
-  const bool has_few_or_narrow_tiles = has_few_tiles || n < kTileFeatures;
-  const int64_t most_multiplications = has_few_or_narrow_tiles ? kMediumProduct : kSmallProduct;
-  const int64_t least_k = has_few_tiles ? kLeastKAtHighest : kMediumK;
-  // A narrow tile, of fewer than 32 features, takes as long as one of 32.
+  // With more rows, only small products win, and none with very few features. A narrow tile, of
+  // fewer than 32 features, takes as long as one of 32.
+  constexpr int kLeastFeatures = 8;
+  constexpr int kFewTiles = 1;             // tiles for each multiprocessor
+  constexpr int kSmallProduct = 1 << 27;   // multiplications
+  constexpr int kMediumProduct = 1 << 28;  // multiplications
+  if (n < kLeastFeatures) return false;
   const int64_t multiplications = m * std::max<int64_t>(n, kTileFeatures) * k;
-  return k >= least_k && multiplications <= most_multiplications;
+  if (tiles_per_multiprocessor <= kFewTiles) {
+    return k >= kLeastKAtHighest && multiplications <= kMediumProduct;
+  }
+  const bool has_narrow_tiles = n < kTileFeatures;
+  const int64_t most_multiplications = has_narrow_tiles ? kMediumProduct : kSmallProduct;
+  return k >= kMediumK && has_medium_tiles && multiplications <= most_multiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// Gradients have limits of their own. With the forward's limits, gradients with 128 to 8192 rows,
-// 64 to 4096 features and a dimension below 512 ran at 0.2 to 0.9 of the speed of torch's product
-// (docs/EXPERIMENTS.md, "Settings of the Linear kernels"). The constants below are fitted to
-// measured times of gradients, whose sizes that section does not list.
+// M * N, the size of the result, has to outgrow three costs, which are counted in elements of it:
+// one for each row of x, one for each feature, and one for the call. The call's cost is kCallCost /
+// (K - kFreeK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about 546,000
+// elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastK = 64;            // elements of K
   constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
-
-  // The costs that M * N has to outgrow, in elements of out: one for each row of x, one for each
-  // feature, and one for the call. The call's cost is kCallCost / (K - kFreeK), so it weighs more
-  // where K is short. Example: 2^29 / (1024 - 40) is about 546,000 elements.
-  constexpr int kRowCost = 150;       // elements of out per row of x
-  constexpr int kFeatureCost = 100;   // elements of out per feature
-  constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
-  constexpr int kFreeK = 40;          // elements of K; below kLeastK, so K - kFreeK is positive
+  constexpr int kRowCost = 150;          // elements of out per row of x
+  constexpr int kFeatureCost = 100;      // elements of out per feature
+  constexpr int kCallCost = 1 << 29;     // multiplications: elements of out times elements of K
+  constexpr int kFreeK = 40;             // elements of K; below kLeastK, so K - kFreeK is positive
 
   const double m = product.m;
   const double n = product.n;
@@ -162,40 +161,33 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
-//
-// The limits were fitted by hand to times measured on an H200, and so were the formulas of
-// features_squared_k and `work`: no model of the kernels gives them. The list of sizes was not
-// kept. The top of this file says how to measure again. docs/EXPERIMENTS.md, "Settings of the
-// Linear kernels", compares these limits and simpler ones with torch.
 inline bool fp16x3_forward_wins(const Product& product) {
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
 
-  // Up to 16 rows, skinny.cu or torch is faster.
-  constexpr int kTooFewRows = 16;  // rows of x
-  // With up to 64 features, or up to 128 and a long K, torch's product is faster, because most of a
-  // tile is padding.
+  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 features, or up to 128 and a long K,
+  // torch's product is faster, because most of a tile is padding.
+  constexpr int kTooFewRows = 16;               // rows of x
   constexpr int kTooFewFeatures = 64;           // features
   constexpr int kTooFewFeaturesForLongK = 128;  // features
   constexpr int kLongK = 1 << 15;               // elements of K
   const int too_few_features = k < kLongK ? kTooFewFeatures : kTooFewFeaturesForLongK;
   if (m <= kTooFewRows || n <= too_few_features) return false;
 
-  // Our kernel wins where two measures of the size are large enough:
+  // Two measures of the size have to be large enough:
   //
-  //   features_squared_k = N^2 K        The least N^2 K excludes few features with a short K. The
-  //                                     fewer the features, the longer K has to be: if it is 2^24,
-  //                                     128 features need K >= 1024, and 1024 features K >= 16.
-  //   work = (M N + kFreeElements) K    The least work excludes small products. It counts
+  //   features_squared_k = N^2 K        A least N^2 K excludes few features with a short K: with
+  //                                     2^24, 128 features need K >= 1024, and 1024 need K >= 16.
+  //   work = (M N + kFreeElements) K    A least work excludes small products. It counts
   //                                     multiplications, as if out had 2^17 elements more. From
   //                                     K = 2^11 on, these alone are kLeastWork.
   constexpr int kFreeElements = 1 << 17;  // elements of out
   const double features_squared_k = n * n * k;
   const double work = (m * n + kFreeElements) * k;
 
-  // Excludes short sums whose rows of out are not aligned to 16 bytes: storing such rows takes as
-  // long as computing the sums.
+  // If K is short and the rows of out are not aligned to 16 bytes, storing these rows takes as long
+  // as computing the sums.
   constexpr int kLongSum = 64;                                // elements of K
   constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
@@ -208,15 +200,13 @@ inline bool fp16x3_forward_wins(const Product& product) {
     constexpr int kLeastWork = 1 << 28;              // multiplications
     return features_squared_k >= kLeastFeaturesSquaredK && work >= kLeastWork;
   }
-  // The weight is copied first. That pays only with four times the work, more rows and a larger
-  // out.
-  constexpr int kMostRowsWithoutCopy = 64;                // rows of x
+  // Any other weight is copied first, which pays only with more of everything.
+  constexpr int kTooFewRowsForCopy = 64;                  // rows of x
   constexpr int kLeastResultForCopy = 1 << 16;            // elements of out, M * N
   constexpr int kLeastFeaturesSquaredKForCopy = 1 << 26;  // features^2 times elements of K
   constexpr int kLeastWorkForCopy = 1 << 30;              // multiplications
-  const bool has_rows_for_copy = m > kMostRowsWithoutCopy && m * n >= kLeastResultForCopy;
-  return has_rows_for_copy && features_squared_k >= kLeastFeaturesSquaredKForCopy &&
-         work >= kLeastWorkForCopy;
+  return m > kTooFewRowsForCopy && m * n >= kLeastResultForCopy &&
+         features_squared_k >= kLeastFeaturesSquaredKForCopy && work >= kLeastWorkForCopy;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
@@ -226,12 +216,7 @@ inline bool fp16x3_wins(const Product& product) {
 }
 
 // Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
-// TF32 product.
-//
-// The kernel converts both operands to fp16, and cuBLAS does not. The limits are fitted to measured
-// times. Gradients need twice the work of the forward: under earlier limits, the gradient with
-// M = 8192, N = 512 and K = 5200 ran at 0.83 of torch's speed (docs/EXPERIMENTS.md, "Settings of
-// the Linear kernels", which does not list the sizes of the fit).
+// TF32 product. Our kernel converts both operands to fp16, which cuBLAS does not.
 inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   constexpr int kMostRowsOfTorch = 512;  // rows of x
   constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
@@ -241,6 +226,7 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   constexpr double kLeastUtilization = 0.6;                  // of the waves, from 0 to 1
 
   const bool has_enough_rows = product.m > kMostRowsOfTorch;
+  // (N - kConversionCost) M K >= least_work, divided by K so that it does not overflow.
   const int64_t least_work = product.has_relu ? kLeastForwardWork : kLeastGradientWork;
   const bool pays_for_conversion =
       (product.n - kConversionCost) * product.m >= least_work / product.k;
@@ -270,8 +256,7 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
 
   if (is_float32 && product.precision == Precision::kHighest) {
     if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
-    // By the arithmetic rates of compute capability 8.0, not measured.
-    constexpr int kLeastKOnSm80 = 1024;  // elements of K
+    constexpr int kLeastKOnSm80 = 1024;  // elements of K; by the GPU's rates, not measured
     const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= kLeastKOnSm80;
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }

@@ -28,7 +28,7 @@ def operands_unless_intercepted(
     """Return weight, bias and divisor of a call that no other Python code intercepts.
 
     This is the fast path of most calls. It reads `linear` and its parameters from the modules'
-    dictionaries, because `nn.Module.__getattr__` would take a third of a small call's time. If a
+    dictionaries because `nn.Module.__getattr__` would take a third of a small call's time. If a
     module's `__dict__` has an attribute that hides `linear` or a parameter, the result is None.
 
     Args:
@@ -189,7 +189,7 @@ def linear_in_graph(
 def _reference_forward(module: nn.Module, x: object) -> object:
     """Compute the module's forward by the torch ops that the reference calls.
 
-    The divisor is read last, because a hook on `linear` may change it.
+    The divisor is read last because a hook on `linear` may change it.
     """
     return torch.relu(module.linear(x)) / module.divisor
 
@@ -199,7 +199,7 @@ def _local_placements(
 ) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
-    That is possible in these cases, where M stands for any dimension of x but the last. Each
+    That is possible in these cases, where M is any dimension of x but the last. Each
     dimension of the device mesh may be in a different case.
 
         x               weight, bias    gradient of x   their gradients   result

@@ -21,11 +21,9 @@
 //     results below 2^-100 can differ, in their last bit. FastEpilogueConfig (sm90/pipeline.cuh)
 //     says why the limit is 2^32.
 //
-// A tile of such a call takes the general epilogue all the same if one of its rows of x or of the
-// weight was scaled by a very large or very small power of two (FastEpilogueConfig::kMaxExponent).
-// The fast epilogue of half types (sm90/gemm_single_epilogue_half.cuh) always applies ReLU, so
-// calls without ReLU take the general one. All other epilogues handle both kinds of call
-// (Epilogue::floor).
+// Two exceptions take the general epilogue: tiles with a row of x or of the weight that was scaled
+// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent), and calls without
+// ReLU in half types, whose fast epilogue (sm90/gemm_single_epilogue_half.cuh) always applies it.
 
 #pragma once
 

@@ -36,11 +36,10 @@ inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
 
 // Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
 //
-// Other divisors are left to the reference's ops, because there our results would differ from
-// torch's. Our kernels divide. On a GPU torch multiplies by the reciprocal instead. The reciprocal
-// is a float, which torch 2.9 computes in float, and torch 2.10 and newer in double. So 0 / 1e-39
-// is NaN in torch, not 0, because the reciprocal is infinite. In torch 2.9 inf / 1e39 is NaN, not
-// infinity, because the reciprocal is 0.
+// Other divisors are left to the reference's ops, because our results would differ from torch's:
+// our kernels divide, but torch multiplies by the reciprocal on a GPU. In torch, 0 / 1e-39 is NaN,
+// not 0, because the reciprocal is infinite as a float. In torch 2.9, inf / 1e39 is NaN, not
+// infinity, because the reciprocal is computed in float and is 0; 2.10 computes it in double.
 inline bool has_normal_reciprocal(double divisor) {
   const double magnitude = std::abs(divisor);
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;

@@ -86,8 +86,10 @@ struct OperandRules {
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
-  // fp16x3 splits operands in a pass before the product, which reads rows at any address. sm90's
-  // TMA copies and skinny.cu's vector loads read all other operands, and need aligned rows.
+  const bool is_gemm_single = path == Path::kSm90 && !is_highest;
+  // A pass before the fp16x3 products splits x, and on sm80 the weight; it reads rows at any
+  // address. TMA copies and skinny.cu's vector loads read all other operands, and need aligned
+  // rows.
   const bool splits_weight = path == Path::kSm80;
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   constexpr int64_t kVectorBytes = 16;
@@ -95,8 +97,8 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   OperandRules rules{};
   rules.x_alignment = splits_x ? element_size : kVectorBytes;
   rules.weight_alignment = splits_weight ? element_size : kVectorBytes;
-  rules.takes_transposed_x = path == Path::kSm90 && !is_float32;
-  rules.takes_transposed_weight = path == Path::kSm90 && !splits_x;
+  rules.takes_transposed_x = is_gemm_single && !is_float32;
+  rules.takes_transposed_weight = is_gemm_single;
   return rules;
 }
 

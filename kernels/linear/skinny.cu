@@ -3,7 +3,12 @@
 //   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor
 //   mask [m, (n + 7) / 8]: one bit an element of out, if the caller wants it (epilogue.cuh)
 //
-// run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names.
+// run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names. The parts of the
+// kernel, which this file puts together and launches:
+//
+//   skinny_config.cuh     constants and parameters
+//   skinny_operands.cuh   loads of x and the weight, and the products
+//   skinny_sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
 // Why it is fast: with few rows, each element of the weight takes part in few products, so the time
 // is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
@@ -12,8 +17,8 @@
 //
 // Row n of the weight makes column n of out, and is called column n here. A cluster of up to 8
 // blocks computes a tile of kM rows of x (16 at most) and 32 columns, and then goes on to further
-// tiles of columns. Its blocks divide K: each has its own range of K, and keeps that range of x in
-// shared memory for all its tiles. For a cluster of 4 blocks:
+// tiles of columns. The blocks of the cluster divide K among them. Each block keeps its range of x
+// in shared memory for all its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
@@ -40,11 +45,10 @@
 //   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
 //      the bias.
 //
-// Accuracy: because add_lanes adds in double and not in float, mean errors are 30% smaller. That
-// costs 6% of the time of 16 rows, and nothing up to 8 rows. A lane's partial sums are in double if
-// a tile has at most 4 rows, for which there is time. For more rows they are in float. A cluster
-// then has enough blocks, if possible, that such a sum covers 4 batches at most, so that few
-// roundings add up.
+// Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
+// for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
+// such a sum covers at most 4 batches, so that few roundings add up. add_lanes always adds in
+// double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
 #include <atomic>
@@ -56,342 +60,24 @@
 #include "common/ptx/memory.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
+#include "linear/skinny_config.cuh"
+#include "linear/skinny_operands.cuh"
+#include "linear/skinny_sums.cuh"
 
 namespace kernels::skinny {
-
-// The constants of skinny_kernel and of its launch.
-struct Config {
-  static constexpr int kWarps = 8;  // of a block
-  static constexpr int kThreads = 32 * kWarps;
-  // Columns of a warp, and of a tile. With 4 warps of 8 columns each, 16 rows of [8192, 8192] take
-  // 15% longer.
-  static constexpr int kWarpColumns = 4;
-  static constexpr int kTileColumns = kWarps * kWarpColumns;
-  // Elements of K: of a lane in a step (one float4), of a warp in a step, and of a batch, which is
-  // what a warp prefetches. With one step a batch, 16 rows take 11% longer; with four, registers
-  // spill.
-  static constexpr int kLaneK = 4;
-  static constexpr int kStepK = 32 * kLaneK;
-  static constexpr int kStepsPerBatch = 2;
-  static constexpr int kBatchK = kStepsPerBatch * kStepK;
-  // With two blocks on a multiprocessor, one loads while the other adds up sums.
-  static constexpr int kBlocksPerMultiprocessor = 2;
-  static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
-  static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
-                "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
-  // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
-  static constexpr int kLogMaxClusterSize = 3;
-  static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most batches over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatBatches = 4;
-  // The time that the end of a tile takes, in batches. If it counts as 2 batches when the cluster
-  // size is chosen, 32 rows take 9% longer.
-  static constexpr int kTileEndBatches = 1;
-};
-
-// The type in which a lane sums its products, for tiles of kM rows of x.
-template <int kM>
-using Sum = std::conditional_t<(kM > 4), float, double>;
-
-// The parameters of skinny_kernel.
-struct Problem {
-  const float* x;
-  const float* weight;
-  int64_t x_stride;
-  int64_t weight_stride;
-  Epilogue<float> epilogue;
-  int k;
-  int x_tiles;       // of kM rows
-  int weight_tiles;  // of kTileColumns columns
-  int batches;       // of K, in each block of a cluster
-
-  // K without the elements after the last whole float4.
-  __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
-};
-
-// The shared memory of a block: the sums of two tiles, double [2][kM][kTileColumns], and the
-// block's range of x, Sum<kM> [steps][kM][kStepK].
-template <int kM>
-constexpr size_t shared_bytes(int batches) {
-  return kM *
-         (2 * Config::kTileColumns * sizeof(double) + batches * Config::kBatchK * sizeof(Sum<kM>));
-}
-
-// ---------------------------------------------------------------------------- a row of x in a step
-
-// How 128 elements of a row of x, those of one step, are stored in shared memory. Each lane has
-// four elements. As floats they are one 16-byte vector. As doubles they are two vectors: the first
-// vectors of all lanes are one line, and the second vectors are the next line, so that the accesses
-// of a warp have no bank conflicts:
-//
-//              lane 0       lane 1       lane 2      ...
-//   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
-//
-//   double      x0 x1        x4 x5        x8 x9           first line of kLineBytes
-//               x2 x3        x6 x7       x10 x11          second line of kLineBytes
-struct XStep {
-  static constexpr int kLaneBytes = 16;
-  static constexpr int kLineBytes = 32 * kLaneBytes;
-};
-
-// Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
-// begin at `row`.
-template <typename T>
-__device__ void store_step(uint8_t* row, float4 v) {
-  uint8_t* const target = row + threadIdx.x % 32 * XStep::kLaneBytes;
-  if constexpr (std::is_same_v<T, float>) {
-    *reinterpret_cast<float4*>(target) = v;
-  } else {
-    *reinterpret_cast<double2*>(target) = {v.x, v.y};
-    *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
-  }
-}
-
-// Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
-// the lane's first vector in shared memory.
-__device__ inline void load_step(uint32_t address, float (&v)[4]) {
-  const float4 four = ptx::load_shared_four(address);
-  v[0] = four.x;
-  v[1] = four.y;
-  v[2] = four.z;
-  v[3] = four.w;
-}
-__device__ inline void load_step(uint32_t address, double (&v)[4]) {
-  const double2 low = ptx::load_shared_two(address);
-  const double2 high = ptx::load_shared_two(address + XStep::kLineBytes);
-  v[0] = low.x;
-  v[1] = low.y;
-  v[2] = high.x;
-  v[3] = high.y;
-}
-
-// Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
-// memory, with zeros past the last row and past whole_k.
-template <int kM>
-__device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int first_k,
-                       int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int steps = k_range / Config::kStepK;
-#pragma unroll 4
-  for (int i = warp; i < steps * kM; i += Config::kWarps) {
-    const int row = first_row + i % kM;
-    const int k = first_k + i / kM * Config::kStepK + lane * Config::kLaneK;
-    const bool exists = row < problem.epilogue.m && k < problem.whole_k();
-    const float4* const source =
-        reinterpret_cast<const float4*>(problem.x + row * problem.x_stride + k);
-    store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
-  }
-}
-
-// ---------------------------------------------------------------------------- weights and products
-
-// The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
-// the warp. As soon as a step has been multiplied, its weights are replaced by those of the next
-// batch. `tile` and `batch` tell which weights are loaded next.
-struct PrefetchedWeights {
-  const Problem& problem;
-  int tile;                       // of columns
-  const int first_k;              // this lane's K in the block's first step
-  int batch = 0;                  // of the block's range of K
-  const float* source = nullptr;  // the weight of the warp's first column, at first_k
-  int columns_after = 0;          // how many columns exist after the warp's first
-  float4 v[Config::kStepsPerBatch][Config::kWarpColumns]{};
-
-  // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
-  // that all addresses are valid; the results are not stored.
-  __device__ void find_columns() {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
-    const int column = min(first_column, problem.epilogue.n - 1);
-    source = problem.weight + column * problem.weight_stride + first_k;
-    columns_after = problem.epilogue.n - 1 - column;
-  }
-
-  // Loads the weights of a step. They are 0 past the end of K and after the last tile.
-  __device__ void load(int step) {
-    const int k = batch * Config::kBatchK + step * Config::kStepK;
-    const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
-#pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
-      // Past the last column this is the last one again.
-      const float* const address = source + min(i, columns_after) * problem.weight_stride + k;
-      v[step][i] = ptx::load_global_four_if(exists, address);
-    }
-  }
-
-  // Goes on to the next batch, or to the first batch of the cluster's next tile.
-  __device__ void advance() {
-    if (++batch < problem.batches) return;
-    batch = 0;
-    tile += ptx::nclusterid() / problem.x_tiles;
-    find_columns();
-  }
-};
-
-// Adds the products of one step to the sums [kM][kWarpColumns] of this lane. `x_address` is where
-// this lane's elements of the first row of x in the step are in shared memory.
-template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpColumns],
-                                              const PrefetchedWeights& weights, int step,
-                                              uint32_t x_address) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    Sum<kM> a[4];
-    load_step(x_address + m * Config::kStepK * sizeof(Sum<kM>), a);
-#pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
-      const float4& b = weights.v[step][i];
-      Sum<kM>& s = sum[m * Config::kWarpColumns + i];
-      // In this order ptxas finds registers for the sums of 16 rows.
-      s = fma(a[3], Sum<kM>{b.w}, s);
-      s = fma(a[2], Sum<kM>{b.z}, s);
-      s = fma(a[1], Sum<kM>{b.y}, s);
-      s = fma(a[0], Sum<kM>{b.x}, s);
-    }
-  }
-}
-
-// -------------------------------------------------------------------------------------------- sums
-
-// Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes: lane l gets kTotals of them, from i = l * kCount / 32 on, in `totals`.
-//
-// Pairs of lanes that are kDistance apart exchange half of their sums. The lower lane keeps the
-// lower half and sends the upper half; the upper lane does the opposite. Both add what they
-// receive. The recursion does the same with half as many sums, at half the distance, down to a
-// distance of 1. The first call has kDistance = 16. For kCount = 4, the lanes have these sums after
-// each exchange:
-//
-//   kDistance = 16    lanes 0..15: sums 0, 1                  lanes 16..31: sums 2, 3
-//   kDistance = 8     lanes 0..7: sum 0    8..15: sum 1       16..23: sum 2    24..31: sum 3
-//   4, 2 and 1     the same; both lanes of a pair keep their single sum
-template <int kDistance, typename T, int kCount, int kTotals>
-__device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
-  constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
-  const bool is_upper = threadIdx.x & kDistance;
-  double added[kHalf];
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const T low = sums[i];
-    const T high = sums[kCount - kHalf + i];
-    const T kept = is_upper ? high : low;
-    const T sent = is_upper ? low : high;
-    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};
-  }
-  if constexpr (kDistance > 1) {
-    add_lanes<kDistance / 2>(added, totals);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kTotals; ++i) totals[i] = added[i];
-  }
-}
-
-// Returns the sum of all blocks' sums of an element. `block_sum` points to this block's, in shared
-// memory, and the other blocks of the cluster have theirs at the same place. All loads are issued
-// before the first one is waited for. The sums are added in pairs, so the order is always the same.
-__device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
-  const int cluster_size = ptx::cluster_nctarank();
-  const uint32_t address = ptx::shared_address(block_sum);
-  double block_sums[Config::kMaxClusterSize];
-#pragma unroll
-  for (int i = 0; i < Config::kMaxClusterSize; ++i) {
-    const bool exists = i < cluster_size;
-    block_sums[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
-  }
-#pragma unroll
-  for (int half = Config::kMaxClusterSize / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) block_sums[i] += block_sums[i + half];
-  }
-  return block_sums[0];
-}
-
-// Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
-// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
-// of the element, in shared memory. The other blocks have theirs at the same place.
-template <int kM>
-__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
-  double sum = sum_of_blocks(block_sum);
-  const float* const x = problem.x + row * problem.x_stride;
-  const float* const weight = problem.weight + column * problem.weight_stride;
-#pragma unroll 1
-  for (int k = problem.whole_k(); k < problem.k; ++k) {
-    sum = fma(double{x[k]}, double{weight[k]}, sum);
-  }
-  // A partial sum in float may have overflowed although the whole sum is finite. Then all products
-  // are summed again, in double, until a NaN decides.
-  constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
-  if (kMayOverflow && !isfinite(sum)) {
-    sum = 0;
-    for (int k = 0; k < problem.k && !isnan(sum); ++k) {
-      sum = fma(double{x[k]}, double{weight[k]}, sum);
-    }
-  }
-  if (problem.epilogue.bias != nullptr) sum += __ldg(problem.epilogue.bias + column);
-  return static_cast<float>(sum);
-}
-
-// Stores this block's share of the results and mask of a tile, whose sums are in the shared memory
-// of the cluster's blocks.
-//
-// A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
-// handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
-// columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
-// blocks:
-//
-//   byte    0     1     2     3     4     5     6     7     8     9    ...
-//   block   0     1     0     1     0     1     0     1     0     1
-//   warp    0     0     0     0     0     0     0     0     1     1
-//   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
-template <int kM>
-__device__ void store_results(const Problem& problem, const double* sums, int first_row,
-                              int first_column) {
-  const int rank = ptx::cluster_ctarank();
-  const int cluster_size = ptx::cluster_nctarank();
-  constexpr int kBytesPerRow = Config::kTileColumns / 8;
-  constexpr int kBytes = kM * kBytesPerRow;
-  constexpr int kBytesPerWarp = 32 / 8;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const Epilogue<float>& epilogue = problem.epilogue;
-  const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
-  // first_byte is the byte of lanes 0 to 7.
-  for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
-       first_byte += bytes_at_once) {
-    const int byte = first_byte + lane / 8 * cluster_size;
-    const int row_of_tile = byte / kBytesPerRow;
-    const int column_of_tile = byte % kBytesPerRow * 8 + lane % 8;
-    const int row = first_row + row_of_tile;
-    const int column = first_column + column_of_tile;
-    const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
-    float z = 0;
-    if (exists) {
-      const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
-      z = add_blocks<kM>(problem, sum, row, column);
-      *epilogue.out_at(row, column) = epilogue.finish(z);
-    }
-    if (epilogue.mask != nullptr) {
-      const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
-      const bool stores_byte = exists && lane % 8 == 0;
-      if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
-    }
-  }
-}
 
 // ------------------------------------------------------------------------------------------ kernel
 
 // Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of columns is
-// c / x_tiles, and from one to the next it goes on by clusters / x_tiles. Example: 6 clusters and 2
-// tiles of x. Cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
+// c / x_tiles, and its tiles of columns are clusters / x_tiles apart. Example: with 6 clusters and
+// 2 tiles of x, cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
 //
-//   tile t        multiply ......................  sums to buffer A, arrive
-//   tile t + 1    multiply, wait, results of t from A,  sums to buffer B, arrive
-//   tile t + 2    multiply, wait, results of t + 1 from B,  sums to buffer A, arrive
+//   tile t        multiply                                  sums to buffer A, arrive
+//   tile t + 1    multiply, wait, results of t from A       sums to buffer B, arrive
+//   tile t + 2    multiply, wait, results of t + 1 from B   sums to buffer A, arrive
 //
 // `arrive` tells the cluster that a block's sums are there, and that it has read the other buffer.
 // `wait` waits until all blocks of the cluster have arrived.
@@ -444,12 +130,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     double totals[kTotals];
     add_lanes<16>(sum, totals);
 
-    // The tile before, whose sums have arrived in the meantime.
+    // Store the results of the tile before. Its sums have arrived in the meantime.
     if (previous >= 0) {
       ptx::cluster_wait();
       store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
     }
-    // This tile's sums. Of lanes with the same total, the first stores it.
+    // Share this tile's sums. Of lanes with the same total, the first stores it.
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {

@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
-    // Read along the rows of `source`, which are the columns of `target`.
+    // Read along the rows of `source`. `row` and `column` are those of `target`, so that `row` is
+    // the place along a row of `source`.
 #pragma unroll
     for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t column = first_column + i;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int j = 0; j < kVector; ++j) tile[i][thread_column + j] = v[j];
     }
     __syncthreads();
-    // Write along the rows of `target`, which are the columns of the tile.
+    // Write along the rows of `target`, which are columns of the tile in shared memory.
 #pragma unroll
     for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
       const int64_t row = first_row + i;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       store_four(t.target + row * t.target_stride + column, v, count,
                  target_is_aligned && count >= kVector);
     }
-    __syncthreads();  // all have read the tile before the next one replaces it
+    __syncthreads();  // all threads have read the tile that the next one replaces
   }
 }
 

@@ -10,7 +10,7 @@ from kernels.interception import PLAIN_TYPES, TORCH_RELU, is_dtensor, is_interce
 
 
 def is_relu_intercepted(x: object) -> bool:
-    """Return whether the module must call `torch.relu`, because other code intercepts that call.
+    """Return whether the module must call `torch.relu` because other code intercepts that call.
 
     Dynamo counts as such code. Its graph then holds torch's own op, which Inductor fuses with the
     neighbouring ops.
@@ -39,7 +39,7 @@ def relu_slow_path(x: object, relu: Callable) -> object:
 def _relu_of_dtensor(x: object, relu: Callable) -> object:
     """Compute ReLU of a `DTensor`: each process applies our operator to its local tensor.
 
-    The result is sharded as x is. A DTensor of partial sums is summed and replicated first, because
+    The result is sharded as x is. A DTensor of partial sums is summed and replicated first because
     the ReLU of a sum is not the sum of the ReLUs. torch computes ReLU for other placements.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard

@@ -96,7 +96,7 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
   if (layout->is_constant()) return layout;
 
   // torch has special rules for the result's strides in dimensions of size 1. allocate_like follows
-  // these rules for gradients of the three kinds in the next condition.
+  // them if the gradient has the output's strides, is contiguous or is channels_last.
   const bool has_known_strides = grad.strides() == output_strides || grad.is_contiguous() ||
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;

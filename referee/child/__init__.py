@@ -1,4 +1,4 @@
-"""The code of a contestant's process: it answers the referee's requests, and judges nothing.
+"""The code of a contestant's process: it answers the referee's requests and judges nothing.
 
     main         forks contestants' processes; receives requests and sends replies
     worker       the methods that requests name

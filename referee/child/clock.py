@@ -1,7 +1,7 @@
 """The clock inside a contestant's process, which times each call.
 
-A solution can falsify it. So the referee also times the whole request, and never prints less than
-its own clock allows, see README.
+A solution can falsify it. So the referee also times the whole request and never prints less than
+its own clock allows: see "Two clocks" in referee/README.md.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 
 # Cycles for which a GPU waits before a request's first call: about 0.15 ms. The host launches the
-# calls meanwhile, so that the events measure the device and not the launches. The empty call waits
-# as long.
+# calls meanwhile, so that the events measure the device and not the launches. Empty requests have
+# the same wait, so it counts as overhead.
 WAIT_CYCLES = 250_000
 
 
@@ -47,7 +47,7 @@ class CudaClock:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def get_ahead(self) -> None:
-        """Make the device wait, so that the host gets ahead of it with its launches."""
+        """Make the device wait so that the host gets ahead of it with its launches."""
         torch.cuda._sleep(WAIT_CYCLES)
 
     def time(self, call: Callable[[], object]) -> object:

@@ -46,7 +46,7 @@ def start(descriptor: int) -> None:
     of the same user must not write into it.
 
     Args:
-        descriptor: of the socket.
+        descriptor: the socket's file descriptor.
     """
     prctl.hide_memory()
     with socket.socket(fileno=descriptor) as referee:
@@ -103,9 +103,9 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
     token. A first reply, before all requests, says where the shared memory is mapped.
 
     Args:
-        requests: descriptor of the pipe of requests.
-        replies: descriptor of the pipe of replies.
-        memory: descriptor of the shared memory.
+        requests: the descriptor of the pipe of requests.
+        replies: the descriptor of the pipe of replies.
+        memory: the descriptor of the shared memory.
         device: where the module computes.
     """
     mapping = Mapping(memory, device)
@@ -117,7 +117,9 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
             request = json.loads(line)
             try:
                 method = getattr(worker, request["op"])
-                reply = method(**request["arguments"]) or {}
+                reply = method(**request["arguments"])
+                if reply is None:
+                    reply = {}
             except BaseException as error:  # from the solution's code; SystemExit too
                 reply = {"raised": _describe(error, worker.file)}
             _reply(replies, reply | {"token": request["token"]})

@@ -30,14 +30,14 @@ from referee.shared import Mapping, unpack
 
 # glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
 # larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
-# Every process frees a block of this size first, so that all have the same threshold.
+# Every process frees a block of this size first so that all have the same threshold.
 FREED_FIRST_BYTES = 31 << 20
 
 CHECKED_AT_ONCE = 1 << 24  # elements
 
 
 class Worker:
-    """Holds one contestant's module, and the results of its calls until they are released.
+    """Holds one contestant's module and the results of its calls until they are released.
 
     Args:
         mapping: the memory that the referee shares.
@@ -66,8 +66,8 @@ class Worker:
         """Execute a file's text, which the referee has read before any solution ran.
 
         Args:
-            text: of the file, in base64.
-            path: of the file, for messages, and because it may import from its folder.
+            text: the file's text, in base64.
+            path: the file's path, for messages and for imports from its folder.
             names: names that the class may have; the first that the file defines is taken.
             folders: other folders from which the file may import.
 
@@ -95,9 +95,9 @@ class Worker:
         """Construct the module; return a description of its state.
 
         Args:
-            arguments: of the constructor, packed.
-            seed: torch's, when the constructor runs.
-            dtype: to which the module is moved; "" keeps its own.
+            arguments: the constructor's arguments, packed.
+            seed: torch's seed when the constructor runs.
+            dtype: the dtype to which the module is moved; "" keeps its own.
 
         Raises:
             TypeError: the class makes no `nn.Module`.
@@ -122,8 +122,8 @@ class Worker:
         As in `Module.to`, the Parameter objects stay the same, and their data changes.
 
         Args:
-            names: of the parameters and buffers.
-            form: of their new memory, in the same order.
+            names: the names of the parameters and buffers.
+            form: the form of their new memory, in the same order.
         """
         state = self._state()
         for name, shared in zip(names, self._mapping.tensors(form), strict=True):
@@ -140,7 +140,7 @@ class Worker:
         """Run one forward for each form of inputs; return its seconds and descriptions of results.
 
         Args:
-            name: of the call: MODULE, NOTHING or a yardstick, see `referee.names`.
+            name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: a form of the arguments for each call.
             fill: torch fills every new tensor with NaN.
             poison: size in bytes of free memory that is filled with NaN before the calls.
@@ -175,7 +175,7 @@ class Worker:
         the forward, then the gradients of inputs and parameters.
 
         Args:
-            name: of the call, as in `call`.
+            name: the call's name, as in `call`.
             inputs: a form of the arguments for each step.
             output_gradients: a form of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
@@ -183,7 +183,7 @@ class Worker:
             outputs: forms for copies of each step's results, as in `call`.
         """
         _poison(poison, self._device)
-        state = self._state() if self._module else {}
+        state = self._state()
         returned = []
         self._wakes_threads.fill_(0)
         for form, gradients_form in zip(inputs, output_gradients, strict=True):
@@ -212,10 +212,10 @@ class Worker:
         """Time a forward and its backward; return the outputs and the computed gradients.
 
         Args:
-            name: of the call.
-            arguments: of the forward.
+            name: the call's name.
+            arguments: the forward's arguments.
             sources: the tensors whose gradients the backward computes.
-            gradients: of the outputs.
+            gradients: the gradients of the outputs.
         """
         with torch.enable_grad():
             self._clock.get_ahead()
@@ -236,7 +236,7 @@ class Worker:
             torch.cuda.empty_cache()
 
     def reset(self) -> None:
-        """Forget the module and all that belongs to it, so that another can be constructed.
+        """Forget the module and all that belongs to it so that another can be constructed.
 
         On a GPU no memory of the referee's stays open.
         """
@@ -245,7 +245,8 @@ class Worker:
         self._calls = {NOTHING: self._calls[NOTHING]}
         self._results = []
         if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # it keeps the compiled modules; without them it takes seconds
+            # Frees compiled modules. If no compiler is imported, there are none.
+            torch.compiler.reset()
         gc.collect()
         self._mapping.forget()
         if self._device.type == "cuda":
@@ -287,7 +288,7 @@ class Worker:
     def prepare_yardsticks(
         self, names: list[str], inputs: list[dict], copied_bytes: int, own_file: list[str]
     ) -> dict:
-        """Set up the yardsticks; return their names, and notes on those that are not possible.
+        """Set up the yardsticks; return their names and notes on those that are not possible.
 
         Args:
             names: the yardsticks to set up.
@@ -322,7 +323,7 @@ class Worker:
 
     def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep and describe what each call has returned, see `_keep`."""
-        output_forms = outputs or [None] * len(returned)
+        output_forms = [None] * len(returned) if outputs is None else outputs
         return [self._keep(value, form) for value, form in zip(returned, output_forms, strict=True)]
 
     def _keep(self, returned: object, output_form: dict | None) -> dict:
@@ -386,12 +387,12 @@ def _poison(size: int, device: torch.device) -> None:
     if not size:
         return
     sizes = [size]
-    if size < 1 << 20:  # malloc may take a block that is somewhat larger
+    if size < 1 << 20:  # malloc may take a free block that is somewhat larger
         sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:  # malloc may take any free block of this size, see FREED_FIRST_BYTES
+    elif size < 1 << 25:  # malloc may take any of several free blocks, see FREED_FIRST_BYTES
         sizes = [size] * 4
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
-    del blocks
+    del blocks  # the memory is free again
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Yardsticks: calls that are timed like a module, and show what the device can do.
+"""Yardsticks: calls that are timed like a module and show what the device can do.
 
 They run in eager's first process. A yardstick is a copy, the module under torch.compile, or a call
 that the problem defines.
@@ -21,7 +21,7 @@ def make(
 ) -> Calls:
     """Return the calls of a yardstick by name; none if the yardstick does not support the dtype.
 
-    A compiled or a problem's own yardstick is called once, so that later calls compile nothing.
+    A compiled or a problem's own yardstick is called once so that later calls compile nothing.
 
     Args:
         name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
@@ -34,7 +34,7 @@ def make(
         return _copies(copied_bytes, inputs)
     if name == COMPILED:
         # Without the reset, torch.compile would make one program for all shapes at the second
-        # shape, and fall back to eager after the eighth.
+        # shape and fall back to eager after the eighth.
         torch.compiler.reset()
         from torch._inductor import config  # takes seconds
 
@@ -52,7 +52,7 @@ def make(
 def _copies(size: int, inputs: list) -> Calls:
     """Return a copy of `size` bytes; on a CPU also one that pays the page faults of new memory."""
     tensors = [flat_bytes(x) for x in inputs if isinstance(x, torch.Tensor)]
-    # The largest input is the source, because memory may have no room for another large tensor.
+    # The largest input is the source because memory may have no room for another large tensor.
     source = max(tensors, key=len)[:size]
     device = source.device
     if len(source) < size:

@@ -7,7 +7,7 @@ diagrams: the upper one shows the seconds of a call, the lower one its speed, bo
 a call. In each there is a line for each contestant, and one for the roofline.
 
 The roofline is the larger of two times: that of the moved bytes at the bandwidth of a large copy,
-and that of the work at the highest rate that the referee's floors reach (`session.add_roofline`).
+and that of the work at the highest rate that the referee's floors reach (`roofline.add_roofline`).
 A CPU exceeds a large copy's speed where data fits into its caches, or stores bypass them. So the
 line is then labelled "large copy".
 """

@@ -2,7 +2,7 @@
 
 Each step is a function in a file of this folder. It takes a `Grading`, asks the solution's process
 for something, compares the answer with the reference's, and raises `FoundError` with the verdict as
-soon as something is wrong. To add a check, write such a function, and name it in one of the lists.
+soon as something is wrong. To add a check, write such a function and name it in one of the lists.
 A check that calls the module comes after `check_values`, which constructs it.
 """
 
@@ -15,7 +15,7 @@ from referee.steps.timed_training_steps import time_training_steps
 from referee.steps.values import check_values
 
 STEPS_ONCE = (
-    import_file,  # the file is executed, and must define the solution's class
+    import_file,  # the file is executed and must define the solution's class
     check_own_cases,  # small inputs of the problem's own: shapes, layouts, special values
     check_own_gradients,  # gradients for other small inputs of the problem's own
 )

@@ -1,7 +1,7 @@
 """Gradients of inputs and parameters, at small sizes of the problem's own and at the timed one.
 
-A file that gives no gradient, or not all, or whose backward raises, is not wrong: the line says
-"forward only", and no training step is timed.
+A file is not wrong if gradients are missing or if its backward raises: the line says "forward
+only", and no training step is timed.
 """
 
 import math
@@ -25,7 +25,7 @@ from referee.verdict import WRONG, FoundError, outcome_of_exception
 DRAWS = 2
 DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
-OUT_OF_MEMORY = "OutOfMemory"  # in the name of torch's exception
+OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
 
 
@@ -127,6 +127,7 @@ def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
             mistakes[quantity.name] = mistake
     if not mistakes:
         return quantities
+    # A function that equals the reference only for drawn inputs may have other gradients of them.
     if grading.relies_on_inputs and all(map(_is_of_an_input, mistakes)):
         grading.verdict.notes.append(f"forward only: another {', another '.join(mistakes)}")
         return []
@@ -157,7 +158,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     if not quantities:
         names = quantity_names(inputs, parameters, drawn.output_count)
         quantities = [Quantity(name) for name in names]
-    if not _expect_reference(grading, step, quantities):
+    if not _set_expected(grading, step, quantities):
         return []
     reply = _ask(grading, step, quantities)
     if reply is None:
@@ -171,8 +172,8 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     return quantities
 
 
-def _expect_reference(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
-    """Run the reference's step, and give each quantity what is expected of it.
+def _set_expected(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+    """Run the reference's step and set what is expected of each quantity.
 
     Returns:
         Whether the reference has gradients that can be compared.
@@ -210,7 +211,7 @@ def _compare_quantities(
     Args:
         grading: the file under grading.
         quantities: results and gradients.
-        descriptions: those of the reply, one for each quantity.
+        descriptions: the reply's descriptions, one for each quantity.
         is_strict: whether a single wrong element is a mistake.
     """
     for result_index, (quantity, description) in enumerate(
@@ -233,7 +234,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     region.write(step.output_gradients)
     room = None
     if bench.are_results_copied:
-        room = bench.room_for(_blanks(quantities, grading), 1)
+        room = bench.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
             "step",
@@ -261,8 +262,8 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
     return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _blanks(quantities: list[Quantity], grading: Grading) -> list[torch.Tensor]:
-    """Return uninitialized tensors like a step's results; without elements for a missing one."""
+def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
+    """Return an uninitialized tensor for each quantity; an empty one where nothing is expected."""
     blanks = []
     for quantity in quantities:
         if quantity.expected is None:
@@ -280,7 +281,7 @@ def _has_all_gradients(
 
     Args:
         grading: the file under grading.
-        descriptions: those of the reply, one for each quantity.
+        descriptions: the reply's descriptions, one for each quantity.
         quantities: results first, then gradients.
         output_count: how many of the quantities are results.
     """

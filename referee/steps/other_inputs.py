@@ -1,6 +1,6 @@
-"""Inputs that `get_inputs` would not draw: of both signs, or altered in part.
+"""Inputs that `get_inputs` would not draw: of both signs or altered in part.
 
-An honest file may rely on what `get_inputs` draws, and compute another function of other inputs:
+An honest file may rely on what `get_inputs` draws and compute another function of other inputs:
 the line says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
@@ -61,6 +61,6 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     try:
         reply = bench.eager[0].ask("is_finite", inputs=bench.forms(1))
         bench.free_results(bench.eager[0].contestant)
-    except FoundError:  # eager has ended, and starts again when it is needed
+    except FoundError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

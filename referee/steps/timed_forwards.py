@@ -20,6 +20,7 @@ from referee.forward import check_eager_intact, check_intact, check_results, rea
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
+from referee.reference_tensor import ReferenceTensor
 from referee.rounds import (
     CHANGES_LATE,
     RoundSamples,
@@ -43,7 +44,7 @@ from referee.timing import Timings
 from referee.two_clocks import Sample
 from referee.verdict import WRONG, FoundError, Run
 
-# The driver clears the memory that large checks have given back, which slows who is timed then.
+# The driver clears the memory that large checks have given back. That would slow the next calls.
 SECONDS_TO_SETTLE = 1.0
 
 
@@ -69,7 +70,7 @@ def time_forwards(grading: Grading) -> None:
 
 
 def _prepare_eager(grading: Grading) -> None:
-    """Start eager's processes, and have them set up the yardsticks."""
+    """Start eager's processes and have them set up the yardsticks."""
     grading.bench.start_eager()
     grading.write_inputs([grading.problem.draw()])
     grading.bench.prepare_yardsticks(_yardsticks_to_time(grading))
@@ -146,7 +147,7 @@ class _ForwardRounds:
 
 
 def _draw_round(grading: Grading, calls: int) -> list[list[torch.Tensor]]:
-    """Draw inputs and parameters, and write them.
+    """Draw inputs and parameters and write them.
 
     Returns:
         The reference's results, a list for each call.
@@ -177,7 +178,7 @@ def _compare_calls(
     expected_calls: list[list[torch.Tensor]],
     early: EarlyElements,
 ) -> None:
-    """Compare the whole results of a timed request, and its inputs and parameters.
+    """Compare the whole results of a timed request and its inputs and parameters.
 
     Args:
         grading: the file under grading.
@@ -187,19 +188,31 @@ def _compare_calls(
     """
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
-    for call_index, (call, expected_results) in enumerate(zip(calls, expected_calls, strict=True)):
-        descriptions = check_results(grading, "a timed call", call, expected_results)
-        for result_index, (description, budget) in enumerate(
-            zip(descriptions, grading.budgets, strict=True)
-        ):
+    for call_index, call in enumerate(calls):
+        descriptions = check_results(grading, "a timed call", call, expected_calls[call_index])
+        for result_index, description in enumerate(descriptions):
             got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
-            mistake = budget.mistake_in_other_draw(got, expected_results[result_index])
-            if not mistake:
-                continue
-            others = [results[result_index] for results in expected_calls]
-            del others[call_index]
-            if any(budget.mistake_in_other_draw(got, other) is None for other in others):
-                raise FoundError(WRONG, "a timed call's result is that of another call")
-            raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
+            expected_of_calls = [results[result_index] for results in expected_calls]
+            _compare_result(grading.budgets[result_index], got, expected_of_calls, call_index)
+
+
+def _compare_result(
+    budget: ReferenceTensor, got: torch.Tensor, expected_of_calls: list[torch.Tensor], index: int
+) -> None:
+    """Compare one result of a timed call.
+
+    Args:
+        budget: the error budget of the result.
+        got: the solution's result.
+        expected_of_calls: the reference's result of each call of the request.
+        index: the index of the call.
+    """
+    mistake = budget.mistake_in_other_draw(got, expected_of_calls[index])
+    if not mistake:
+        return
+    others = expected_of_calls[:index] + expected_of_calls[index + 1 :]
+    if any(budget.mistake_in_other_draw(got, other) is None for other in others):
+        raise FoundError(WRONG, "a timed call's result is that of another call")
+    raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

@@ -59,7 +59,7 @@ class StepSample(NamedTuple):
 
 
 class TimedSteps(NamedTuple):
-    """A request of training steps, and what came of it.
+    """A request of training steps and what came of it.
 
     Attributes:
         times: the times of the request.
@@ -73,7 +73,7 @@ class TimedSteps(NamedTuple):
 
 
 def time_training_steps(grading: Grading) -> None:
-    """Time training steps, if the gradients were right; a lack of memory is noted."""
+    """Time training steps if the gradients were right; a lack of memory is noted."""
     if not grading.quantities:
         return
     try:
@@ -96,7 +96,7 @@ def _time_rounds(grading: Grading) -> None:
     bench = grading.bench
     entrants = entrants_of(grading, only_compiled(bench.yardsticks))
     step = _start_step(grading, entrants)
-    # A request of steps then lasts as long as one of forwards.
+    # With so many steps, a request lasts about as long as one of forwards.
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, entrants, calls)
     rounds.prepare()
@@ -147,11 +147,11 @@ class _StepRounds:
         self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
 
     def prepare(self) -> None:
-        """Count the bytes that autograd keeps, and time some empty requests."""
+        """Count the bytes that autograd keeps and time some empty requests."""
         _draw_round(self._grading, self._calls)
         _note_kept_bytes(self._grading)
         for _ in range(EMPTY_REQUESTS):
-            timed = _time_request(self._grading, self._nothing, self._calls)
+            timed = _time_steps(self._grading, self._nothing, self._calls)
             self.samples.empties.append(timed.times.sample)
         self._memory.begin()
 
@@ -177,7 +177,7 @@ class _StepRounds:
         rewrite_small_memory(grading)
         self._flush()
         self._memory.begin_turn()
-        timed = _time_request(grading, entrant, self._calls)
+        timed = _time_steps(grading, entrant, self._calls)
         if entrant.process is grading.solution:
             calls = timed.reply["calls"]
             _compare_steps(grading, self.quantities, calls, expected_steps, timed.early)
@@ -214,10 +214,10 @@ def _draw_round(grading: Grading, calls: int) -> list[list]:
     return expected_steps
 
 
-def _time_request(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
-    """Time one request of an entrant."""
+def _time_steps(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
+    """Have an entrant run the training steps of one request; return them with their times."""
     bench, parameters = grading.bench, grading.parameter_names()
-    if entrant.process is grading.solution:
+    if entrant.process is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
     is_copied = bench.are_results_copied and entrant.call == MODULE
     early = EarlyElements(bench, entrant.process)
@@ -257,8 +257,8 @@ def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
 def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]) -> None:
     """Set the times of forwards and backwards in all rounds so far.
 
-    A step's seconds follow from both clocks, as a call's do. They are divided into those of the
-    forward and those of the backward by the process's own clock.
+    A step's seconds follow from both clocks, as a call's do. The process's own clock alone says
+    which part of them is the forward's.
 
     Args:
         step: takes the times.
@@ -298,21 +298,21 @@ def _compare_steps(
     """
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
-    for call_index, (call, expected) in enumerate(zip(calls, expected_steps, strict=True)):
+    for call_index, call in enumerate(calls):
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
-        for result_index, (quantity, description, eager) in enumerate(
-            zip(quantities, descriptions, expected, strict=True)
-        ):
-            if not quantity.expected or eager is None:
+        for result_index, quantity in enumerate(quantities):
+            expected = expected_steps[call_index][result_index]
+            if not quantity.expected or expected is None:
                 continue
+            description = descriptions[result_index]
             prefix = f"a timed step's {quantity.name}: "
             check_description(grading, description, quantity.expected, prefix)
             got = read_result(grading, description, quantity.name, (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(got, eager)
+            quantity.compare_timed(got, expected)
     for quantity in quantities:
         if quantity.is_wrong_at_once:
             raise FoundError(WRONG, f"a timed step's {quantity.mistake()}")
@@ -321,7 +321,7 @@ def _compare_steps(
 def _note_kept_bytes(grading: Grading) -> None:
     """Set the bytes that autograd keeps from a forward to its backward.
 
-    They are counted by hooks. A program that raises because of these has none.
+    Hooks count the bytes. If a program raises because of the hooks, no bytes are set for it.
     """
     names, bench = grading.problem.names, grading.bench
     for name, process in (

@@ -12,7 +12,7 @@ from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
 DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# If outputs take more bytes, no second one is held to see whether a later call overwrites it.
+# Bytes of outputs. For larger ones, no result is held to see whether a later call overwrites it.
 LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
 
 
@@ -31,11 +31,12 @@ class ComparedDraws(NamedTuple):
 
 
 def check_values(grading: Grading) -> None:
-    """Compare results at the timed size: as constructed, and with other parameters and inputs."""
+    """Compare results at the timed size: as constructed and with other parameters and inputs."""
     draws = _compare_draws(grading)
     _check_accuracy(grading, draws)
     eager = grading.budgets[0].eager_errors
-    if grading.problem.file.covers_all_values and eager.largest:
+    has_errors = eager.largest != 0  # ReLU has none
+    if grading.problem.file.covers_all_values and has_errors:
         note_errors(grading, _label(grading), draws.last_errors, eager)
     _check_results_stay(grading)
 
@@ -96,7 +97,8 @@ def _check_accuracy(grading: Grading, draws: ComparedDraws) -> None:
     problem, relative_error = grading.problem, draws.largest_relative_error
     usual = accuracy_class(relative_error)
     reached = problem.accuracy(relative_error, draws.have_eagers_bits, usual)
-    grading.verdict.accuracy = grading.verdict.accuracy or reached
+    if not grading.verdict.accuracy:  # the first precision setting's class is kept
+        grading.verdict.accuracy = reached
     least = problem.least_accuracy()
     if least and reached != least:
         reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
@@ -110,7 +112,7 @@ def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) ->
         grading: the file under grading.
         name: the name of the row.
         solution: the errors of the solution's result.
-        eager: the errors of eager's.
+        eager: the errors of eager's result.
     """
     row: dict[str, object] = {"name": name}
     for owner, errors in (("solution", solution), ("reference", eager)):
@@ -124,7 +126,7 @@ def _check_results_stay(grading: Grading) -> None:
     """Check that a result stays the same when the module is called again for other inputs.
 
     Both calls have their inputs at the same address. A module that returns the same memory each
-    time saves the cost of new memory, and overwrites what its caller has.
+    time saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
     is_too_large = problem.output_bytes > LARGEST_HELD_OUTPUT[grading.device.type]
@@ -135,14 +137,13 @@ def _check_results_stay(grading: Grading) -> None:
         second_inputs = unusual_inputs(problem, ALTERED, first_inputs)
     else:
         second_inputs = problem.draw()
-    grading.previous_inputs = []
+    grading.previous_inputs = []  # these two calls keep none
     first_call = _call(grading, first_inputs)
     _call(grading, second_inputs)
     first_expected = grading.run_reference(first_inputs)
     descriptions = check_results(grading, "two calls", first_call, first_expected)
-    for result_index, (description, budget) in enumerate(
-        zip(descriptions, grading.budgets, strict=True)
-    ):
+    for result_index, description in enumerate(descriptions):
+        budget = grading.budgets[result_index]
         got = read_result(grading, description, "two calls", (0, result_index)).reshape(-1)
         mistake = budget.mistake_in_other_draw(got, first_expected[result_index])
         if not mistake:

@@ -103,10 +103,12 @@ return out
 # ------------------------------------------ results that are foreseen, or kept from an earlier call
 
 # Draws what get_inputs would draw under the seed that the constructor had.
-FORESEEN = module(
-    "return self.known.clone()",
-    "torch.manual_seed(torch.initial_seed())\nself.known = torch.relu(torch.rand(32, 16384))",
-)
+FORESEEN = module("""
+if self.known is None:
+    torch.manual_seed(self.seed)
+    self.known = torch.relu(torch.rand(32, 16384, device=x.device))
+return self.known.clone()
+""", "self.seed = torch.initial_seed()\nself.known = None")  # fmt: skip
 # A thread computes the result of the same memory again and again, also between the calls.
 AHEAD = "import threading, time\nresults = {}\n" + module("""
 def work():

@@ -9,7 +9,6 @@ from graded import grade
 from texts import correct, error, module, reference, wrong
 
 from referee.reference_file import BadReferenceError
-from referee.reference_step import step_or_none
 from referee.server import EndedError
 from referee.timed_requests import checked_seconds
 from referee.unusual_inputs import ALTERED, unusual_inputs
@@ -177,15 +176,6 @@ def test_a_reference_returns_a_conjugated_view(tmp_path):
 def test_references_that_are_refused(tmp_path, forward, init, words):
     with pytest.raises(BadReferenceError, match=words):
         grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
-
-
-def test_a_reference_without_memory_is_not_one_without_gradients():
-    def raise_error(error):
-        raise error
-
-    assert step_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
-    with pytest.raises(torch.OutOfMemoryError):
-        step_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
 
 
 # Replies as soon as its work is queued: the functions by which its clock would wait do nothing. The

@@ -78,7 +78,7 @@ def test_all_other_dtypes_can_be_read(stopped):
         x = bytes_of_all.view(getattr(torch, name))
         early = reader.elements(describe(x), torch.tensor([0, 3]))
         whole = reader.whole(describe(x))
-        late = reading.as_integers(whole).reshape(-1)[torch.tensor([0, 3])]
+        late = reading.as_indexable(whole).reshape(-1)[torch.tensor([0, 3])]
         assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
 
 

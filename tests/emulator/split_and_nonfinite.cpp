@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (fp16x3/split.cuh)              Every hi and lo, every exponent and state.
+//   split_row (fp16x3/split_row.cuh)          Every hi and lo, every exponent and state.
 //   nonfinite_kernel (fp16x3/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                             or NaN, and that no others are written.
 //
@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "linear/fp16x3/nonfinite.cuh"
-#include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 #include "operands.h"
 
 namespace {
@@ -191,6 +191,15 @@ struct Rows {
   bool is_marked(int64_t row) const { return matrix().state[row] == fp16x3::kNonfinite; }
 };
 
+// The sum of the products of a row of x and a row of weight, added from the last one to the first.
+double sum_of_products(const Rows& x, int64_t x_row, const Rows& weight, int64_t weight_row) {
+  const float* const a = x.elements() + x_row * x.stride;
+  const float* const b = weight.elements() + weight_row * weight.stride;
+  double sum = 0;
+  for (int64_t i = x.k - 1; i >= 0; --i) sum += double{a[i]} * b[i];
+  return sum;
+}
+
 // Checks that only the results of marked rows are written, and that these are infinite or NaN as
 // their elements demand.
 void check_nonfinite() {
@@ -221,22 +230,21 @@ void check_nonfinite() {
   for (int64_t i = 0; i < m * n; ++i) {
     const int64_t row = i / n;
     const int64_t column = i % n;
-    const bool is_made =
-        (x.is_marked(row) || weight.is_marked(column)) && (has_nonfinite == nullptr || flag != 0);
-    double z = linear.bias != nullptr ? reinterpret_cast<float*>(bias.data)[column] : 0;
-    for (int64_t j = k - 1; j >= 0; --j) {
-      z += double{x.elements()[row * x.stride + j]} * weight.elements()[column * weight.stride + j];
-    }
+    const bool is_marked = x.is_marked(row) || weight.is_marked(column);
+    const bool is_made = is_marked && (has_nonfinite == nullptr || flag != 0);
+    double z = sum_of_products(x, row, weight, column);
+    if (linear.bias != nullptr) z += reinterpret_cast<float*>(bias.data)[column];
     const double expected = (linear.has_relu && z < 0 ? 0 : z) / linear.divisor;
     const float result = reinterpret_cast<float*>(out.data)[i];
-    const bool is_right =
+    const bool is_equal =
         std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
-    require(is_made ? is_right : out.element(i, 4) == out.element_before(i, 4), "nonfinite",
-            DType::kFloat32, k, i);
+    const bool is_unchanged = out.element(i, 4) == out.element_before(i, 4);
+    require(is_made ? is_equal : is_unchanged, "nonfinite", DType::kFloat32, k, i);
     const int64_t byte = row * mask_bytes + column / 8;
-    const uint64_t before = mask.element_before(byte, 1) >> column % 8 & 1;
-    const bool is_set = is_made && linear.mask != nullptr ? !(z <= 0) : before;
-    require((mask.element(byte, 1) >> column % 8 & 1) == is_set, "mask", DType::kFloat32, k, i);
+    const bool bit = mask.element(byte, 1) >> column % 8 & 1;
+    const bool bit_before = mask.element_before(byte, 1) >> column % 8 & 1;
+    const bool expected_bit = is_made && linear.mask != nullptr ? !(z <= 0) : bit_before;
+    require(bit == expected_bit, "mask", DType::kFloat32, k, i);
   }
   require(out.has_guards() && mask.has_guards(), "written beyond", DType::kFloat32, k);
 }

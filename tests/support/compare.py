@@ -63,7 +63,7 @@ def checked_call(call, tensors, size):
 
     Before the call, free memory is filled with 0xff, which is NaN in every float dtype. If the call
     leaves an element of its result unwritten, the caller's comparison finds a NaN there. Several
-    blocks are filled, because the C library may return any of its small ones.
+    blocks are filled because the C library may return any of its small ones.
 
     Args:
         call: a function without arguments; it returns a tensor, or several.

@@ -139,7 +139,7 @@ def inversely_graded(
 
 
 def large_values_meet_zeros(draw: Draw, m: int, k: int, n: int) -> Operands:
-    """Put zeros into weight where x is large, so that only small elements of x count."""
+    """Put zeros into weight where x is large. Only small elements of x count then."""
     x = draw.normal(m, k)
     weight = draw.normal(n, k)
     is_small = draw.mask(0.02, k)
@@ -195,7 +195,7 @@ CASES: dict[str, Case] = operands.CASES | {
         x=one_hot_in_one_column, weight=tiny_column
     ),
     # In each row of x, one element is 2^10 to 2^24 times larger than the others, on both sides of
-    # every threshold of the kernels. It meets a zero, so that only the others count.
+    # every threshold of the kernels. It meets a zero, so only the others count.
     "2^10 .. 2^24 meet a zero column": IndependentOperands(
         x=column_of_large_powers, weight=partial(normal_with_column, value=0.0)
     ),

@@ -105,7 +105,7 @@ class TensorDescription:
 #   gaps          two or three times that
 #   padded        dense, and a few unused elements follow the whole dimension
 #   expanded      the stride is 0
-#   overlapping   the stride is 1 to 7, so that elements may share memory
+#   overlapping   the stride is 1 to 7, so elements may share memory
 ARRANGEMENTS = ("dense", "dense", "dense", "gaps", "padded", "expanded", "overlapping")
 
 # Strategies are cached: hypothesis takes longer to inspect a new one than to draw from it.

@@ -54,7 +54,7 @@ FEW_TERM_CASES = [
     "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
-# Cases in which one fp16 product may err more than TF32's, because fp16 rounds operands that are
+# Cases in which one fp16 product may err more than TF32's because fp16 rounds operands that are
 # exact in TF32, or because fp16 does not have the range of a row.
 LESS_ACCURATE_THAN_TF32 = [
     "12-bit integers",
@@ -62,9 +62,9 @@ LESS_ACCURATE_THAN_TF32 = [
     "one-hot x meets a tiny column",
     "huge sampled weights meet zeros",
 ]
-# Cases without the promise about the relative error at `high`. In these each result is one element
-# of weight. fp16 has fewer bits of an element that is 2^17 times smaller than the largest of its
-# row. Relative to that largest element, the error is as small as TF32's.
+# Cases without the promise about the relative error at `high`. Each of their results is one element
+# of weight. fp16 keeps fewer bits of it than TF32 if it is 2^17 times smaller than the largest
+# element of its row. Relative to that largest element, the error is as small as TF32's.
 NO_RELATIVE_PROMISE = ["one-hot x"]
 
 

@@ -156,7 +156,7 @@ def gpu_runs(tools: list[str]) -> list[Run]:
         raise UnavailableError(
             "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
         )
-    # The kernels are built before the runs, so that the tools do not check the compilers.
+    # The kernels are built before the runs so that the tools do not check the compilers.
     build = pytest("relu_forward", "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
@@ -210,7 +210,7 @@ def cpu_runs(folder: Path) -> list[Run]:
 
 
 def shortened(output: str) -> str:
-    """Return a long output without its middle, because sanitizers repeat themselves."""
+    """Return a long output without its middle because sanitizers repeat themselves."""
     if len(output) <= 12000:
         return output
     return f"{output[:6000]}\n...\n{output[-6000:]}"

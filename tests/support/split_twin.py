@@ -326,6 +326,7 @@ def product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
     total = scaled_sum(finite_x, weight, e_x, e_weight, kernel)
     overflowed = ~torch.isfinite(total).all(0)
     if kernel.recomputes and overflowed.any():
+        # The largest element of the whole row decides its scale now, as for x.
         e_weight[overflowed] = exponents(maxima(weight[overflowed]), kernel.x_top)
         total[:, overflowed] = scaled_sum(
             finite_x, weight[overflowed], e_x, e_weight[overflowed], kernel

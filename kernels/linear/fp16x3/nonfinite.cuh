@@ -21,6 +21,7 @@
 #include "common/launch.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 
 namespace kernels::nonfinite {
 
@@ -109,8 +110,8 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
 }
 
 // Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It looks
-// for work in kThreads of its tiles at a time, each thread in one tile. Then all threads together
-// compute the tiles that have work, one after the other.
+// at its next kThreads tiles at once: each thread finds out whether one of them has work. Then all
+// threads together compute the tiles that have work, one after the other.
 //
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
@@ -127,12 +128,12 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
-  // i counts the block's tiles, modulo kThreads.
+  // i is the index of the tile's flag: the number of the tile among the block's, modulo kThreads.
   for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
        tile += gridDim.x, i = (i + 1) % Config::kThreads) {
     if (i == 0) {
       const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
-      __syncthreads();  // all have read the flags before they change
+      __syncthreads();  // all threads have read the old flags
       has_work[threadIdx.x] =
           own_tile < tiles &&
           (has_nonfinite_row<Config::kXRows>(x, first_x_row(own_tile, tiles_n)) ||

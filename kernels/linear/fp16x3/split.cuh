@@ -1,4 +1,5 @@
-// Splits the rows of a float32 matrix [rows, k] into scaled fp16 numbers for the tensor cores.
+// The split of a float32 matrix [rows, k] into scaled fp16 numbers for the tensor cores: its
+// arithmetic, and its format in memory.
 //
 // The arithmetic, for one element of a row (docs/SPLIT.md proves the error bound):
 //
@@ -24,29 +25,27 @@
 // results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one product a GEMM in
 // TF32 (see kNeedsTf32).
 //
-// split_x_kernel (sm90/split_x.cuh) splits x with split_row; split_rows_kernel (sm80/launch.cu)
-// splits x and the weight. The sm90 GEMMs treat the weight themselves: the fp16x3 GEMM splits it
-// with split_pair, and the GEMM with one product rounds it to hi (sm90/convert_weight.cuh).
+// split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. The sm90 GEMMs
+// treat the weight themselves: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
+// product rounds it to hi (sm90/convert_weight.cuh).
 
 #pragma once
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <cmath>
 #include <cstdint>
-
-#include "common/launch.cuh"
-#include "common/ptx/memory.cuh"
-#include "common/vectors.cuh"
-#include "linear/fp16x3/wgmma_order.cuh"
 
 namespace kernels::fp16x3 {
 
-// ------------------------------------------------------------------------------------ the format
+// -------------------------------------------------------------------------------- sizes and states
 
-// The factor of lo.
+// The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
+
+// An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
+// hi or its lo is 16 bytes.
+constexpr int kOctet = 8;
 
 // The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 64 hi, or 32 hi
 // and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
@@ -76,6 +75,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // split, begin as kExact. The first run sets kOverflowed where it finds a sum that is not finite.
 // The second run changes that to kNonfinite where the row holds infinity or NaN.
 enum RowState { kExact, kOverflowed, kNonfinite };
+
+// ------------------------------------------------------------------------------------------ format
 
 // A float32 matrix [rows, k], and the two fp16 halves of its elements.
 //
@@ -125,6 +126,8 @@ __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t 
   return subnormals * 32 > nonzeros;
 }
 
+// -------------------------------------------------------------------------------------- arithmetic
+
 // Returns 2^exponent, for -126 <= exponent <= 127.
 __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
@@ -145,305 +148,6 @@ __device__ inline void split_pair(float first, float second, uint32_t* hi, uint3
       __floats2half2_rn((first - __low2float(h)) * kLoScale, (second - __high2float(h)) * kLoScale);
   *hi = *reinterpret_cast<const uint32_t*>(&h);
   *lo = *reinterpret_cast<const uint32_t*>(&rest);
-}
-
-// ------------------------------------------------------------------------------ splitting one row
-
-// An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
-// hi or its lo is 16 bytes.
-constexpr int kOctet = 8;
-
-// Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
-// short rows faster: x [65536, 256] takes 47 us, with a block for each row 86 us.
-enum class Splitter { kBlock, kWarp };
-
-struct SplitConfig {
-  static constexpr int kThreads = 256;          // of a block, at most
-  static constexpr int kMinThreads = 64;        // of a block, at least
-  static constexpr int kWarps = kThreads / 32;  // of a block, at most
-  static constexpr int kKept = 32;              // elements that a thread keeps in registers
-  static constexpr int kKeptOctets = kKept / kOctet;
-  static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
-};
-static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
-static_assert(32 * kOctet % kKTileHalves == 0,
-              "from one octet of a thread to its next are whole k-tiles (split_and_store)");
-
-// Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
-// whole row in registers, or 256 for longer rows. With a thread for each octet of a row, splitting
-// takes 1.6 times as long on an H200.
-inline int threads_of_row(int64_t k) {
-  int threads = SplitConfig::kThreads;
-  while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
-  return threads;
-}
-
-// Combines the values of a warp's lanes by op; every lane gets the result.
-template <typename T, typename Op>
-__device__ T reduce_warp(T value, const Op& op) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
-  }
-  return value;
-}
-
-// Combines the values of all threads of the splitter by op; every thread gets the result. A block
-// must pass __syncthreads between two calls with the same T, which share `warp_values`.
-template <typename T, typename Op>
-__device__ T reduce(T value, Splitter splitter, const Op& op) {
-  __shared__ T warp_values[SplitConfig::kWarps];
-  value = reduce_warp(value, op);
-  if (splitter == Splitter::kWarp) return value;
-  if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = warp_values[0];
-  for (int warp = 1; warp < blockDim.x / 32; ++warp) value = op(value, warp_values[warp]);
-  return value;
-}
-
-// Loads kCount octets of a row of k elements into v. Octet g begins at element first + g * stride.
-// Elements past k are 0. All loads are issued before the first one is waited for.
-template <int kCount>
-__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
-                            int64_t stride, int64_t k) {
-  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
-  // Loads of four elements, which give zeros where their condition is false. No branch separates
-  // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
-  // loop below loads single elements.
-#pragma unroll
-  for (int g = 0; g < kCount; ++g) {
-#pragma unroll
-    for (int j = 0; j < kOctet; j += 4) {
-      const int64_t i = first + g * stride + j;
-      const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
-      v[g][j] = four.x;
-      v[g][j + 1] = four.y;
-      v[g][j + 2] = four.z;
-      v[g][j + 3] = four.w;
-    }
-  }
-  if (is_aligned) return;
-#pragma unroll
-  for (int g = 0; g < kCount; ++g) {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
-      const int64_t i = first + g * stride + j;
-      v[g][j] = i < k ? row[i] : 0.0f;
-    }
-  }
-}
-
-// Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
-// threads of a warp call it.
-//
-//                     even thread    odd thread
-//   before            0 1 2 3        4 5 6 7
-//   after the swaps   0 4 2 6        1 5 3 7      1 for 4, and 3 for 6
-//   at the end        0 2 4 6        1 3 5 7      each thread exchanges its middle pairs
-__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
-  static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
-                    pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
-                "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2;
-#pragma unroll
-  for (int j = 0; j < kOctet / 2; j += 2) {
-    const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
-    const uint32_t taken = __shfl_xor_sync(0xffffffff, given, 1);
-    if (is_odd_thread) {
-      pairs[j] = taken;
-    } else {
-      pairs[j + 1] = taken;
-    }
-  }
-  const uint32_t middle = pairs[1];
-  pairs[1] = pairs[2];
-  pairs[2] = middle;
-}
-
-// Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
-__device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
-                                   bool is_interleaved, bool exists) {
-  if (is_interleaved) interleave_pairs(pairs);
-  if (!exists) return;
-  *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
-// Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
-struct SubnormalCounter {
-  uint32_t nonzeros = 0;
-  uint32_t subnormals = 0;
-
-  // Adds an octet, v before the scaling. Most octets have neither zeros nor subnormals, and take
-  // one comparison an element.
-  __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
-    float smallest = fabsf(scaled[0]);
-#pragma unroll
-    for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
-    nonzeros += kOctet;
-    if (smallest >= kSmallHi) return;
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
-      nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
-      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
-      subnormals += static_cast<uint32_t>(is_subnormal);
-    }
-  }
-};
-
-// The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
-// largest element is 2^-149, but a float ends below 2^128. So there are two factors. The first is
-// 2^exponent, but at most 2^126 (kMaxHiExponent). The second is the rest: 1 for most rows, and for
-// all rows with hi alone.
-struct RowScale {
-  // True if all of the row is finite and, for hi alone, the exponent is at most kMaxHiExponent. Any
-  // other row is split as zeros.
-  bool can_split;
-  int exponent;
-  float factor;
-  float second_factor;  // 1 if not needed; 0 where the row is split as zeros
-
-  // `largest` has the bits of the row's largest magnitude, as a float.
-  __device__ RowScale(uint32_t largest, bool has_lo) {
-    constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
-    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-    can_split = largest < kInfinityBits && (has_lo || needed <= kMaxHiExponent);
-    exponent = can_split ? needed : 0;
-    factor = power_of_two(min(exponent, kMaxHiExponent));
-    second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
-  }
-
-  // scaled = v * 2^exponent, or zeros.
-  __device__ void apply(const float (&v)[kOctet], float (&scaled)[kOctet]) const {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
-    if (second_factor == 1) return;
-    // Zeros by selection, as infinity or NaN times 0 would be NaN.
-#pragma unroll
-    for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
-  }
-};
-
-// One row, and this thread's part of it: the octets that begin at elements start + g * step, for
-// g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
-// the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
-struct RowOfThread {
-  int64_t row;
-  int64_t k;
-  int64_t padded_k;
-  const float* source;  // the row's first element
-  int64_t start;
-  int64_t step;
-
-  __device__ RowOfThread(const SplitMatrix& matrix, int64_t row, int64_t k, int thread, int threads)
-      : row(row),
-        k(k),
-        padded_k(padded(k)),
-        source(matrix.source + row * matrix.row_stride),
-        start(kOctet * thread),
-        step(int64_t{kOctet} * threads) {}
-
-  // Returns where the octet that begins at element i is stored, as an index of hi or lo.
-  __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
-    const int depth = k_tile_depth(has_lo);
-    if (!matrix.is_k_tiled) return row * padded_k + i;
-    return (i / depth * matrix.rows + row) * kKTileHalves + i % depth;
-  }
-};
-
-// Updates *largest, the bits of a magnitude, with the elements of an octet. As unsigned integers,
-// the bits of magnitudes have the order of the floats, and those of NaN are the largest.
-__device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest) {
-#pragma unroll
-  for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
-}
-
-// Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
-// bits of the largest magnitude in the thread's part of the row.
-__device__ __forceinline__ uint32_t
-load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
-  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  uint32_t largest = 0;
-  load_octets(kept, part.source, part.start, part.step, part.k);
-#pragma unroll
-  for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest);
-  for (int64_t i = part.start + kKeptOctets * part.step; i < part.k; i += part.step) {
-    float v[1][kOctet];
-    load_octets(v, part.source, i, part.step, part.k);
-    update_largest(v[0], &largest);
-  }
-  return largest;
-}
-
-// Step 3 of split_row: scales, splits and stores the thread's octets. Counts subnormals if there is
-// no lo; what split_pair computes for lo is then not used.
-__device__ __forceinline__ SubnormalCounter
-split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowScale& scale,
-                bool has_lo, const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
-  SubnormalCounter counter;
-  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  // From one octet to the next are whole k-tiles, so their places are equally far apart.
-  const int64_t place = part.place_of(matrix, part.start, has_lo);
-  const int64_t place_step = part.place_of(matrix, part.start + part.step, has_lo) - place;
-  const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
-    float scaled[kOctet];
-    scale.apply(v, scaled);
-    if (!has_lo) counter.add(v, scaled);
-    uint32_t hi[kOctet / 2];
-    uint32_t lo[kOctet / 2];
-#pragma unroll
-    for (int j = 0; j < kOctet / 2; ++j) {
-      split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
-    }
-    const bool is_interleaved = has_lo && matrix.is_k_tiled;
-    const bool exists = part.start + g * part.step < part.padded_k;
-    store_octet(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
-    if (has_lo) store_octet(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
-  };
-  // The conditions of both loops are the same for all threads, as all must call store_octet.
-#pragma unroll
-  for (int g = 0; g < kKeptOctets; ++g) {
-    if (g * part.step < part.padded_k) split_octet(g, kept[g]);
-  }
-  for (int64_t g = kKeptOctets; g * part.step < part.padded_k; ++g) {
-    float v[1][kOctet];
-    load_octets(v, part.source, part.start + g * part.step, part.step, part.k);
-    split_octet(g, v[0]);
-  }
-  return counter;
-}
-
-// Splits one row into hi and, if has_lo, lo. Writes the row's exponent and, if has_lo, its state.
-// All threads of the splitter call it. A block must pass __syncthreads between two rows.
-__device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
-                                 Splitter splitter, bool has_lo) {
-  const bool is_warp = splitter == Splitter::kWarp;
-  const int threads = is_warp ? 32 : blockDim.x;
-  const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
-  const RowOfThread part(matrix, row, k, thread, threads);
-
-  // 1. Find the largest magnitude.
-  float kept[SplitConfig::kKeptOctets][kOctet];
-  uint32_t largest = load_and_find_largest(part, kept);
-  largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
-
-  // 2. Choose the power of two.
-  const RowScale scale(largest, has_lo);
-
-  // 3. Scale, split and store.
-  const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
-
-  // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
-  bool is_represented = scale.can_split;
-  if (!has_lo) {
-    // Sum both counts of all threads at once, in the halves of a 64-bit number.
-    const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
-    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
-    is_represented &= !has_many_subnormals(static_cast<uint32_t>(sums), sums >> 32);
-  }
-  if (thread != 0) return;
-  matrix.exponent[row] = has_lo || is_represented ? scale.exponent : kNeedsTf32;
-  if (has_lo) matrix.state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::fp16x3

@@ -109,7 +109,7 @@ struct Copies {
   int64_t stride;  // elements between rows of a split matrix: the padded k
   int64_t x_lo;    // elements from x's hi to its lo
   int64_t weight_lo;
-  int x_rows_left;  // rows of x from the thread's first one on; it may be negative
+  int x_rows_left;  // rows of x from the thread's first one on; negative if that is past the end
   int weight_rows_left;
   int k_left;       // elements of K from the vector that is copied next
   const __half* x;  // hi of the vector that is copied next

@@ -6,7 +6,7 @@
 // Three kernels, for each chunk of rows of x (chunks.h):
 //
 //   split_rows_kernel    splits x and, for the first chunk, the weight into hi and lo
-//                        (fp16x3/split.cuh)
+//                        (fp16x3/split_row.cuh)
 //   gemm_fp16x3_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
 //   nonfinite_kernel     computes the results of rows that hold infinity or NaN
 //                        (fp16x3/nonfinite.cuh)
@@ -22,6 +22,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/nonfinite.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 #include "linear/sm80/gemm_fp16x3.cuh"
 
 namespace kernels::sm80 {

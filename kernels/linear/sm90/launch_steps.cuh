@@ -12,6 +12,7 @@
 #include "common/ptx/wgmma.cuh"
 #include "launchers.h"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_single_config.cuh"
 #include "linear/sm90/pipeline.cuh"

@@ -25,6 +25,7 @@
 
 #include "common/launch.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/split_row.cuh"
 
 namespace kernels::sm90 {
 

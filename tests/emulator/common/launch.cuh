@@ -1,8 +1,8 @@
-// Stands in for kernels/common/launch.cuh: runs CUDA kernels on a CPU, compiled by a C++ compiler,
-// so that a machine without a GPU can check what they read and write.
+// Replaces kernels/common/launch.cuh: runs CUDA kernels on a CPU, compiled by a C++ compiler. So a
+// machine without a GPU can check what they read and write.
 //
-// The program includes a kernel's .cu file as it is. The test's include path has this folder before
-// kernels/, so that the file's #include "common/launch.cuh" finds this one.
+// The program includes a kernel's unchanged .cu file. The test's include path has this folder
+// before kernels/, so the #include "common/launch.cuh" of the .cu file finds this one.
 //
 // Blocks run one after another, on one thread of the CPU. A CUDA thread is a fiber: a function with
 // a stack of its own, which runs until it has to wait, and then lets the next fiber run. It waits
@@ -243,7 +243,8 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
   return cudaSuccess;
 }
 
-// Host code beside emulated kernels names the following, and no test calls it: declarations do.
+// Kernels' files also have host code that uses these names. No test calls that code, so
+// declarations are enough.
 struct Grid {
   int blocks;
   int threads;

@@ -1,4 +1,4 @@
-// Stands in for kernels/common/ptx/math.cuh: the functions of it that emulated kernels call, in C++
+// Replaces kernels/common/ptx/math.cuh: the functions of it that emulated kernels call, in C++
 // instead of PTX instructions.
 
 #pragma once

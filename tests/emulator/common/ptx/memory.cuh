@@ -1,4 +1,4 @@
-// Stands in for kernels/common/ptx/memory.cuh: the functions of it that emulated kernels call, in
+// Replaces kernels/common/ptx/memory.cuh: the functions of it that emulated kernels call, in
 // C++ instead of PTX instructions.
 
 #pragma once

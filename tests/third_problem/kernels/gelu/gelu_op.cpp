@@ -1,5 +1,5 @@
-// GELU for torch: the operator gelu(x). Our kernels take contiguous float32 where no gradient is
-// wanted; all else is torch's own op.
+// GELU for torch: the operator gelu(x). Our kernels compute contiguous float32 tensors without
+// gradients, and torch's own op computes everything else.
 
 #include <ATen/ops/gelu.h>
 

@@ -1,5 +1,5 @@
-// The seam of GELU: out[i] = x[i] Phi(x[i]), Phi being the normal distribution's function. x and
-// out hold n floats; they do not overlap.
+// The functions that run GELU's kernels: out[i] = x[i] Phi(x[i]), where Phi is the cumulative
+// distribution function of the normal distribution. x and out have n floats and do not overlap.
 
 #pragma once
 

@@ -1,0 +1,329 @@
+// split_row: a warp, or a block, splits one row of a float32 matrix into hi and lo (split.cuh).
+//
+// split_x_kernel (sm90/split_x.cuh) splits x with it, and split_rows_kernel (sm80/launch.cu) splits
+// x and the weight.
+//
+// The steps of split_row:
+//
+//   1. load_and_find_largest   the row's largest magnitude; the first octets stay in registers
+//   2. RowScale                the power of two
+//   3. split_and_store         hi and lo, in the layout of the SplitMatrix
+//   4. in split_row            the row's exponent and state
+
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/launch.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/fp16x3/wgmma_order.cuh"
+
+namespace kernels::fp16x3 {
+
+// -------------------------------------------------------------------------------- who splits a row
+
+// Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
+// short rows faster (docs/EXPERIMENTS.md, "Hopper's products").
+enum class Splitter { kBlock, kWarp };
+
+struct SplitConfig {
+  static constexpr int kThreads = 256;          // of a block, at most
+  static constexpr int kMinThreads = 64;        // of a block, at least
+  static constexpr int kWarps = kThreads / 32;  // of a block, at most
+  static constexpr int kKept = 32;              // elements that a thread keeps in registers
+  static constexpr int kKeptOctets = kKept / kOctet;
+  static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
+};
+static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
+static_assert(32 * kOctet % kKTileHalves == 0,
+              "a thread's octets are whole k-tiles apart, as split_and_store assumes");
+
+// Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
+// whole row in registers, or 256 for longer rows. With a thread for each octet of a row, splitting
+// takes 1.6 times as long on an H200.
+inline int threads_of_row(int64_t k) {
+  int threads = SplitConfig::kThreads;
+  while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
+  return threads;
+}
+
+// Combines the values of a warp's lanes by op; every lane gets the result.
+template <typename T, typename Op>
+__device__ T reduce_warp(T value, const Op& op) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
+  }
+  return value;
+}
+
+// Combines the values of all threads of the splitter by op; every thread gets the result. Calls
+// with the same T share `warp_values`, so a block must pass __syncthreads between two of them.
+template <typename T, typename Op>
+__device__ T reduce(T value, Splitter splitter, const Op& op) {
+  __shared__ T warp_values[SplitConfig::kWarps];
+  value = reduce_warp(value, op);
+  if (splitter == Splitter::kWarp) return value;
+  if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warp_values[0];
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) value = op(value, warp_values[warp]);
+  return value;
+}
+
+// -------------------------------------------------------------------------------- loads and stores
+
+// Loads kCount octets of a row of k elements into v. Octet g begins at element first + g * stride.
+// Elements past k are 0. All loads are issued before the first one is waited for.
+template <int kCount>
+__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
+                            int64_t stride, int64_t k) {
+  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
+  // Loads of four elements, which give zeros where their condition is false. No branch separates
+  // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
+  // loop below loads single elements.
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+    for (int j = 0; j < kOctet; j += 4) {
+      const int64_t i = first + g * stride + j;
+      const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
+      v[g][j] = four.x;
+      v[g][j + 1] = four.y;
+      v[g][j + 2] = four.z;
+      v[g][j + 3] = four.w;
+    }
+  }
+  if (is_aligned) return;
+#pragma unroll
+  for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      const int64_t i = first + g * stride + j;
+      v[g][j] = i < k ? row[i] : 0.0f;
+    }
+  }
+}
+
+// Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
+// threads of a warp call it.
+//
+//                     even thread    odd thread
+//   before            0 1 2 3        4 5 6 7
+//   after the swaps   0 4 2 6        1 5 3 7      1 for 4, and 3 for 6
+//   at the end        0 2 4 6        1 3 5 7      each thread exchanges its middle pairs
+__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
+  static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
+                    pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
+                "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
+  const bool is_odd_thread = threadIdx.x % 2;
+#pragma unroll
+  for (int j = 0; j < kOctet / 2; j += 2) {
+    const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
+    const uint32_t taken = __shfl_xor_sync(0xffffffff, given, 1);
+    if (is_odd_thread) {
+      pairs[j] = taken;
+    } else {
+      pairs[j + 1] = taken;
+    }
+  }
+  const uint32_t middle = pairs[1];
+  pairs[1] = pairs[2];
+  pairs[2] = middle;
+}
+
+// Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
+__device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
+                                   bool is_interleaved, bool exists) {
+  if (is_interleaved) interleave_pairs(pairs);
+  if (!exists) return;
+  *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// ------------------------------------------------------------ counts, scale and a thread's octets
+
+// Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
+struct SubnormalCounter {
+  uint32_t nonzeros = 0;
+  uint32_t subnormals = 0;
+
+  // Adds an octet, v before the scaling. Most octets have neither zeros nor subnormals, and take
+  // one comparison an element.
+  __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
+    float smallest = fabsf(scaled[0]);
+#pragma unroll
+    for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
+    nonzeros += kOctet;
+    if (smallest >= kSmallHi) return;
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
+      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
+      subnormals += static_cast<uint32_t>(is_subnormal);
+    }
+  }
+};
+
+// The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
+// largest element is 2^-149, but a float ends below 2^128. So there are two factors. The first is
+// 2^exponent, but at most 2^126 (kMaxHiExponent). The second is the rest: 1 for most rows, and for
+// all rows with hi alone.
+struct RowScale {
+  // True if all of the row is finite and, for hi alone, the exponent is at most kMaxHiExponent. Any
+  // other row is split as zeros.
+  bool can_split;
+  int exponent;
+  float factor;
+  float second_factor;  // 1 where the first is enough; 0 where the row is split as zeros
+
+  // `largest` has the bits of the row's largest magnitude, as a float.
+  __device__ RowScale(uint32_t largest, bool has_lo) {
+    constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
+    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    can_split = largest < kInfinityBits && (has_lo || needed <= kMaxHiExponent);
+    exponent = can_split ? needed : 0;
+    factor = power_of_two(min(exponent, kMaxHiExponent));
+    second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
+  }
+
+  // scaled = v * 2^exponent, or zeros.
+  __device__ void apply(const float (&v)[kOctet], float (&scaled)[kOctet]) const {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
+    if (second_factor == 1) return;
+    // Zeros by selection, as infinity or NaN times 0 would be NaN.
+#pragma unroll
+    for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
+  }
+};
+
+// One row, and this thread's part of it: the octets that begin at elements start + g * step, for
+// g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
+// the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
+struct RowOfThread {
+  int64_t row;
+  int64_t k;
+  int64_t padded_k;
+  const float* source;  // the row's first element
+  int64_t start;
+  int64_t step;
+
+  __device__ RowOfThread(const SplitMatrix& matrix, int64_t row, int64_t k, int thread, int threads)
+      : row(row),
+        k(k),
+        padded_k(padded(k)),
+        source(matrix.source + row * matrix.row_stride),
+        start(kOctet * thread),
+        step(int64_t{kOctet} * threads) {}
+
+  // Returns where the octet that begins at element i is stored, as an index of hi or lo.
+  __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
+    const int depth = k_tile_depth(has_lo);
+    if (!matrix.is_k_tiled) return row * padded_k + i;
+    return (i / depth * matrix.rows + row) * kKTileHalves + i % depth;
+  }
+};
+
+// ------------------------------------------------------------------------------------------- steps
+
+// Updates *largest, the bits of a magnitude, with the elements of an octet. As unsigned integers,
+// the bits of magnitudes have the order of the floats, and those of NaN are the largest.
+__device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest) {
+#pragma unroll
+  for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
+}
+
+// Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
+// bits of the largest magnitude in the thread's part of the row.
+__device__ __forceinline__ uint32_t
+load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
+  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
+  uint32_t largest = 0;
+  load_octets(kept, part.source, part.start, part.step, part.k);
+#pragma unroll
+  for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest);
+  for (int64_t i = part.start + kKeptOctets * part.step; i < part.k; i += part.step) {
+    float v[1][kOctet];
+    load_octets(v, part.source, i, part.step, part.k);
+    update_largest(v[0], &largest);
+  }
+  return largest;
+}
+
+// Step 3 of split_row: scales, splits and stores the thread's octets. Counts subnormals if there is
+// no lo; what split_pair computes for lo is then not used.
+__device__ __forceinline__ SubnormalCounter
+split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowScale& scale,
+                bool has_lo, const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
+  SubnormalCounter counter;
+  constexpr int kKeptOctets = SplitConfig::kKeptOctets;
+  // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
+  const int64_t place = part.place_of(matrix, part.start, has_lo);
+  const int64_t place_step = part.place_of(matrix, part.start + part.step, has_lo) - place;
+  const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
+    float scaled[kOctet];
+    scale.apply(v, scaled);
+    if (!has_lo) counter.add(v, scaled);
+    uint32_t hi[kOctet / 2];
+    uint32_t lo[kOctet / 2];
+#pragma unroll
+    for (int j = 0; j < kOctet / 2; ++j) {
+      split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
+    }
+    const bool is_interleaved = has_lo && matrix.is_k_tiled;
+    const bool exists = part.start + g * part.step < part.padded_k;
+    store_octet(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
+    if (has_lo) store_octet(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
+  };
+  // The conditions of both loops are the same for all threads, as all must call store_octet.
+#pragma unroll
+  for (int g = 0; g < kKeptOctets; ++g) {
+    if (g * part.step < part.padded_k) split_octet(g, kept[g]);
+  }
+  for (int64_t g = kKeptOctets; g * part.step < part.padded_k; ++g) {
+    float v[1][kOctet];
+    load_octets(v, part.source, part.start + g * part.step, part.step, part.k);
+    split_octet(g, v[0]);
+  }
+  return counter;
+}
+
+// Splits one row into hi and, if has_lo, lo. Writes the row's exponent and, if has_lo, its state.
+// All threads of the splitter call it. A block must pass __syncthreads between two rows.
+__device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
+                                 Splitter splitter, bool has_lo) {
+  const bool is_warp = splitter == Splitter::kWarp;
+  const int threads = is_warp ? 32 : blockDim.x;
+  const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
+  const RowOfThread part(matrix, row, k, thread, threads);
+
+  // 1. Find the largest magnitude.
+  float kept[SplitConfig::kKeptOctets][kOctet];
+  uint32_t largest = load_and_find_largest(part, kept);
+  largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
+
+  // 2. Choose the power of two.
+  const RowScale scale(largest, has_lo);
+
+  // 3. Scale, split and store.
+  const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
+
+  // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
+  bool is_represented = scale.can_split;
+  if (!has_lo) {
+    // Sum both counts of all threads at once, in the halves of a 64-bit number.
+    const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
+    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    is_represented &= !has_many_subnormals(static_cast<uint32_t>(sums), sums >> 32);
+  }
+  if (thread != 0) return;
+  matrix.exponent[row] = has_lo || is_represented ? scale.exponent : kNeedsTf32;
+  if (has_lo) matrix.state[row] = is_represented ? kExact : kNonfinite;
+}
+
+}  // namespace kernels::fp16x3

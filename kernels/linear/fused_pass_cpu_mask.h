@@ -1,0 +1,108 @@
+// The mask of the fused pass on a CPU (fused_pass_cpu.cpp), strip by strip.
+//
+// In memory, a row of the mask has (n + 7) / 8 whole bytes. If n is not a multiple of 8, a row ends
+// with unused bits, which are 0. The elements of two rows are then adjacent in memory, but their
+// bits are not. So the kernels use two forms of a strip's mask in which the elements of its rows
+// are adjacent: PackedMask, with a bit for each element, and Flags, with a byte.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/elements.h"
+#include "cpu/map_blocks.h"
+
+namespace kernels::cpu {
+namespace {
+
+// The most elements of a strip: adjacent elements that are a part of one row, or several whole
+// rows. In float32, 512 elements of grad_output and of grad_z and 512 sums in double take 8 KiB. An
+// L1 cache has 32 KiB or more.
+constexpr int64_t kStrip = 512;
+static_assert(kStrip % kBlock == 0, "a full strip has whole blocks");
+static_assert(kStrip % 8 == 0, "the next strip of a row begins with a byte of the mask");
+
+// How many bytes of a mask hold `bits` adjacent bits.
+int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
+
+// Calls body(i, byte, count) for each byte of the mask of `rows` whole rows of n elements. The
+// byte's lowest `count` bits belong to the elements i, i + 1, ..., counted from the first row's
+// first element. With n = 10, for example, the calls of the first two rows are
+//
+//     body(0, mask, 8)    body(8, mask + 1, 2)    body(10, mask + 2, 8)    body(18, mask + 3, 2)
+template <typename Byte, typename Body>
+void for_mask_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < n; column += 8) {
+      body(row * n + column, mask, std::min<int64_t>(n - column, 8));
+      ++mask;
+    }
+  }
+}
+
+// The bits of a strip's elements without the unused bits at the ends of rows: element i of the
+// strip has bit i % 8 of byte i / 8.
+struct PackedMask {
+  // One byte more than a strip's bits: eight_bits reads two bytes.
+  uint8_t bytes[kStrip / 8 + 1] = {};
+
+  // The bits of the elements i to i + 7. Bits beyond the strip's last element mean nothing.
+  int eight_bits(int64_t i) const {
+    const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
+    return two_bytes >> i % 8 & 0xff;
+  }
+};
+
+// Writes a strip's bits to the mask, where each row has bytes of its own. If the strip has one row,
+// `columns` may be a part of it; otherwise the rows are whole.
+void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t* mask) {
+  if (rows == 1) {
+    std::copy_n(packed.bytes, bytes_of_bits(columns), mask);
+    return;
+  }
+  if (columns == 1) {  // the same as below, but faster
+    for (int64_t i = 0; i < rows; ++i) mask[i] = packed.bytes[i / 8] >> i % 8 & 1;
+    return;
+  }
+  for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t count) {
+    const int all_used_bits = (1 << count) - 1;
+    *byte = static_cast<uint8_t>(packed.eight_bits(i) & all_used_bits);
+  });
+}
+
+// The mask of a strip with a byte for each element: flag i is 0 if the gradient of element i is not
+// kept.
+struct Flags {
+  // One block more than a strip: `read` writes up to 7 bytes beyond the last element, and
+  // divide_and_select reads whole blocks.
+  uint8_t bytes[kStrip + kBlock];
+
+  // Reads the mask of `rows` whole rows of n elements. The flags beyond the last element are 0.
+  void read(const uint8_t* mask, int64_t rows, int64_t n) {
+    if (n == 1) {  // each byte of the mask has one bit: it is 0 or 1, as a flag
+      std::copy_n(mask, rows, bytes);
+    } else {
+      for_mask_bytes(mask, rows, n, [&](int64_t i, const uint8_t* byte, int64_t) {
+        // Eight copies of the byte, of which copy k keeps bit k alone.
+        const uint64_t eight_flags = *byte * 0x0101010101010101u & 0x8040201008040201u;
+        // At the end of a row, this also writes flags of the next row. They are written again.
+        memcpy(bytes + i, &eight_flags, sizeof(eight_flags));
+      });
+    }
+    const int64_t count = rows * n;
+    std::fill_n(bytes + count, kBlock, uint8_t{0});
+  }
+};
+
+// selected[i] = flags[i] != 0 ? values[i] : 0 for a block. select_block does the same by a mask's
+// bits.
+template <typename Bits>
+void select_block_by_flags(const Bits* __restrict__ values, const uint8_t* __restrict__ flags,
+                           Bits* __restrict__ selected) {
+  for (int64_t i = 0; i < kBlock; ++i) selected[i] = values[i] & ones_if<Bits>(flags[i] != 0);
+}
+
+}  // namespace
+}  // namespace kernels::cpu

@@ -1,0 +1,86 @@
+// forward_kernel of the fused pass: out = relu(out) / divisor in place, and the mask. fused_pass.cu
+// launches it.
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/vectors.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/fused_pass_vectors.cuh"
+
+namespace kernels::fused_pass {
+
+// The constants of forward_kernel.
+struct ForwardConfig {
+  static constexpr int kThreads = 256;  // of a block
+
+  // Returns how many vectors a row has. A row is padded to whole bytes of the mask, so that all
+  // threads that share a byte are in one warp. A padding vector has no elements.
+  template <typename T>
+  static int64_t row_vectors(int64_t n) {
+    constexpr int kVectorsPerByte = MaskLayout::kColumns / Vector<T>::kSize;
+    return MaskLayout::row_bytes(n) * kVectorsPerByte;
+  }
+};
+
+// Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
+// which each row has row_vectors. Where the numbers fit, the division has 32 bits, which is several
+// times as fast as one of 64 bits.
+__device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t all_vectors) {
+  if (row_vectors == all_vectors) return 0;
+  if (all_vectors <= UINT32_MAX) {
+    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(row_vectors);
+  }
+  return vector / row_vectors;
+}
+
+// In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
+//
+// Each thread handles one vector. With two vectors side by side, each of a warp's two loads would
+// read half of every 32-byte sector, so that all sectors are read twice (docs/EXPERIMENTS.md, "The
+// fused pass"). For n = 11 in float32, a vector has 4 elements, a row is padded to 4 vectors, and
+// the threads have these elements:
+//
+//   thread        0       1       2       3    |    4       5     ...
+//   row           0       0       0       0    |    1       1
+//   columns      0..3    4..7    8..10   none  |   0..3    4..7
+//   mask byte     0       0       1       1    |    2       2
+//
+// The first thread of a byte of the mask stores it: threads 0, 2 and 4 in the example.
+template <typename T>
+__global__ void __launch_bounds__(ForwardConfig::kThreads)
+    forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
+                   int64_t row_vectors, int64_t all_vectors, bool is_aligned) {
+  constexpr int kSize = Vector<T>::kSize;
+  const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
+  const int64_t row = row_of(vector, row_vectors, all_vectors);
+  const int64_t first_column = (vector - row * row_vectors) * kSize;
+  // Threads after the last vector have no elements, but take part in the exchange of bits.
+  const int64_t columns = vector < all_vectors ? n : 0;
+  const RowVector<T> elements(first_column, columns, is_aligned);
+  out += row * n + elements.first;
+  Vector<T> z = elements.load(out);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) {
+    const auto element = static_cast<Compute<T>>(z.value[j]);
+    bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
+    z.value[j] = static_cast<T>(divisor.quotient(relu_of(element)));
+  }
+  elements.store(out, z);
+  if (mask == nullptr) return;
+
+  // The threads of a byte combine their bits (relu/relu_forward.cuh has a picture of that).
+  const int place = static_cast<int>(elements.first % MaskLayout::kColumns);
+  bits <<= place;
+#pragma unroll
+  for (int distance = 1; distance < MaskLayout::kColumns / kSize; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  }
+  if (place != 0 || elements.count == 0) return;
+  mask[row * MaskLayout::row_bytes(n) + elements.first / MaskLayout::kColumns] =
+      static_cast<uint8_t>(bits);
+}
+
+}  // namespace kernels::fused_pass

@@ -1,0 +1,70 @@
+// How the kernels of the fused pass (fused_pass.cu) see a matrix and its mask: as 16-byte vectors
+// of a row, and whole bytes of the mask for each row.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "common/launch.cuh"
+#include "common/ptx/memory.cuh"
+#include "common/vectors.cuh"
+
+namespace kernels::fused_pass {
+
+// The type in which elements of type T are computed and summed.
+template <typename T>
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// How the bits of the mask are stored: each row of n bits is padded to whole bytes.
+struct MaskLayout {
+  static constexpr int kColumns = 8;  // of a byte
+
+  __host__ __device__ static constexpr int64_t row_bytes(int64_t n) {
+    return divide_up(n, kColumns);
+  }
+};
+
+// The neighbouring elements of a row that a thread handles: one 16-byte vector, fewer elements at
+// the end of the row, or none past it. If rows are not aligned to 16 bytes, the elements are
+// accessed one by one.
+template <typename T>
+struct RowVector {
+  static constexpr int kSize = Vector<T>::kSize;
+  int64_t first;   // column of the first element
+  int count;       // of elements, 0 to kSize
+  bool is_vector;  // whether one 16-byte access moves them
+
+  __device__ RowVector(int64_t first, int64_t n, bool is_aligned)
+      : first(first),
+        count(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{kSize}))),
+        is_vector(is_aligned && count == kSize) {}
+
+  // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
+  __device__ Vector<T> load(const T* source) const {
+    // nvcc would split a load without a policy (evict_normal_policy).
+    if (is_vector) return load_vector(source, evict_normal_policy());
+    Vector<T> v;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) v.value[j] = j < count ? source[j] : T{};
+    return v;
+  }
+
+  // Stores the elements that exist; `target` is the address of the first.
+  __device__ void store(T* target, const Vector<T>& v) const {
+    if (is_vector) {
+      uint4 bits;
+      memcpy(&bits, &v, sizeof(bits));
+      // The asm statement keeps this store whole. nvcc would merge the first element's part of an
+      // ordinary 16-byte store with the first store of the loop below, and split the rest.
+      return ptx::store_global_four(target, bits);
+    }
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      if (j < count) target[j] = v.value[j];
+    }
+  }
+};
+
+}  // namespace kernels::fused_pass

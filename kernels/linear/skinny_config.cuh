@@ -1,0 +1,67 @@
+// The constants and the parameters of skinny_kernel (skinny.cu).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "linear/epilogue.cuh"
+
+namespace kernels::skinny {
+
+// The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
+// of other values of kWarpColumns, kStepsPerBatch and kTileEndBatches.
+struct Config {
+  static constexpr int kWarps = 8;  // of a block
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kWarpColumns = 4;  // columns of a warp
+  static constexpr int kTileColumns = kWarps * kWarpColumns;
+  // Elements of K. A batch is what a warp prefetches.
+  static constexpr int kLaneK = 4;            // of a lane in a step: one float4
+  static constexpr int kStepK = 32 * kLaneK;  // of a warp in a step
+  static constexpr int kStepsPerBatch = 2;
+  static constexpr int kBatchK = kStepsPerBatch * kStepK;
+  // With two blocks on a multiprocessor, one loads while the other adds up sums.
+  static constexpr int kBlocksPerMultiprocessor = 2;
+  static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
+  static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
+                "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
+  // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
+  static constexpr int kLogMaxClusterSize = 3;
+  static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
+  // The most batches over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatBatches = 4;
+  // The time that the end of a tile takes, in batches, when the cluster size is chosen.
+  static constexpr int kTileEndBatches = 1;
+};
+
+// The type in which a lane sums its products, for tiles of kM rows of x.
+template <int kM>
+using Sum = std::conditional_t<(kM > 4), float, double>;
+
+// The parameters of skinny_kernel.
+struct Problem {
+  const float* x;
+  const float* weight;
+  int64_t x_stride;
+  int64_t weight_stride;
+  Epilogue<float> epilogue;
+  int k;
+  int x_tiles;       // of kM rows
+  int weight_tiles;  // of kTileColumns columns
+  int batches;       // of K, in each block of a cluster
+
+  // K without the elements after the last whole float4.
+  __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
+};
+
+// The shared memory of a block: the sums of two tiles, double [2][kM][kTileColumns], and the
+// block's range of x, Sum<kM> [steps][kM][kStepK].
+template <int kM>
+constexpr size_t shared_bytes(int batches) {
+  return kM *
+         (2 * Config::kTileColumns * sizeof(double) + batches * Config::kBatchK * sizeof(Sum<kM>));
+}
+
+}  // namespace kernels::skinny

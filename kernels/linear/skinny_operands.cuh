@@ -1,0 +1,153 @@
+// The operands of skinny_kernel (skinny.cu), and their products: a block keeps its range of x in
+// shared memory, and each warp streams its columns of the weight through registers.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/skinny_config.cuh"
+
+namespace kernels::skinny {
+
+// ---------------------------------------------------------------------------- a row of x in a step
+
+// The layout in shared memory of a row of x in one step: 128 elements, four for each lane. As
+// floats the four are one 16-byte vector. As doubles they are two vectors: the first vectors of all
+// lanes are one line, and the second vectors are the next line, so that the accesses of a warp have
+// no bank conflicts:
+//
+//              lane 0       lane 1       lane 2      ...
+//   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
+//
+//   double      x0 x1        x4 x5        x8 x9           first line of kLineBytes
+//               x2 x3        x6 x7       x10 x11          second line of kLineBytes
+struct XStep {
+  static constexpr int kLaneBytes = 16;
+  static constexpr int kLineBytes = 32 * kLaneBytes;
+};
+
+// Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
+// begin at `row`.
+template <typename T>
+__device__ void store_step(uint8_t* row, float4 v) {
+  uint8_t* const target = row + threadIdx.x % 32 * XStep::kLaneBytes;
+  if constexpr (std::is_same_v<T, float>) {
+    *reinterpret_cast<float4*>(target) = v;
+  } else {
+    *reinterpret_cast<double2*>(target) = {v.x, v.y};
+    *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
+  }
+}
+
+// Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
+// the lane's first vector in shared memory.
+__device__ inline void load_step(uint32_t address, float (&v)[4]) {
+  const float4 four = ptx::load_shared_four(address);
+  v[0] = four.x;
+  v[1] = four.y;
+  v[2] = four.z;
+  v[3] = four.w;
+}
+__device__ inline void load_step(uint32_t address, double (&v)[4]) {
+  const double2 low = ptx::load_shared_two(address);
+  const double2 high = ptx::load_shared_two(address + XStep::kLineBytes);
+  v[0] = low.x;
+  v[1] = low.y;
+  v[2] = high.x;
+  v[3] = high.y;
+}
+
+// Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
+// memory, with zeros past the last row and past whole_k. A warp copies one row of one step at a
+// time, which is number `i`: row i % kM of step i / kM.
+template <int kM>
+__device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int first_k,
+                       int k_range) {
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int steps = k_range / Config::kStepK;
+#pragma unroll 4
+  for (int i = warp; i < steps * kM; i += Config::kWarps) {
+    const int row = first_row + i % kM;
+    const int step = i / kM;
+    const int k = first_k + step * Config::kStepK + lane * Config::kLaneK;
+    const bool exists = row < problem.epilogue.m && k < problem.whole_k();
+    const float4* const source =
+        reinterpret_cast<const float4*>(problem.x + row * problem.x_stride + k);
+    store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
+  }
+}
+
+// ---------------------------------------------------------------------------- weights and products
+
+// The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
+// the warp. As soon as a step has been multiplied, its weights are replaced by those of the same
+// step of the next batch. `tile` and `batch` tell which weights are loaded next.
+struct PrefetchedWeights {
+  const Problem& problem;
+  int tile;                       // of columns
+  const int first_k;              // this lane's K in the block's first step
+  int batch = 0;                  // of the block's range of K
+  const float* source = nullptr;  // the weight of the warp's first column, at first_k
+  int columns_after = 0;          // how many columns exist after the warp's first
+  float4 v[Config::kStepsPerBatch][Config::kWarpColumns]{};
+
+  // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
+  // that all addresses are valid; the results are not stored.
+  __device__ void find_columns() {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
+    const int column = min(first_column, problem.epilogue.n - 1);
+    source = problem.weight + column * problem.weight_stride + first_k;
+    columns_after = problem.epilogue.n - 1 - column;
+  }
+
+  // Loads the weights of a step. They are 0 past the end of K and after the last tile.
+  __device__ void load(int step) {
+    const int k = batch * Config::kBatchK + step * Config::kStepK;
+    const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
+#pragma unroll
+    for (int i = 0; i < Config::kWarpColumns; ++i) {
+      // Past the last column this is the last one again.
+      const float* const address = source + min(i, columns_after) * problem.weight_stride + k;
+      v[step][i] = ptx::load_global_four_if(exists, address);
+    }
+  }
+
+  // Goes on to the next batch, or to the first batch of the cluster's next tile.
+  __device__ void advance() {
+    if (++batch < problem.batches) return;
+    batch = 0;
+    tile += ptx::nclusterid() / problem.x_tiles;
+    find_columns();
+  }
+};
+
+// Adds the products of one step to the sums [kM][kWarpColumns] of this lane. `x_address` is the
+// address in shared memory of this lane's elements of the step's first row of x.
+template <int kM>
+__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpColumns],
+                                              const PrefetchedWeights& weights, int step,
+                                              uint32_t x_address) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    Sum<kM> a[4];
+    load_step(x_address + m * Config::kStepK * sizeof(Sum<kM>), a);
+#pragma unroll
+    for (int i = 0; i < Config::kWarpColumns; ++i) {
+      const float4& b = weights.v[step][i];
+      Sum<kM>& s = sum[m * Config::kWarpColumns + i];
+      // In this order ptxas finds registers for the sums of 16 rows.
+      s = fma(a[3], Sum<kM>{b.w}, s);
+      s = fma(a[2], Sum<kM>{b.z}, s);
+      s = fma(a[1], Sum<kM>{b.y}, s);
+      s = fma(a[0], Sum<kM>{b.x}, s);
+    }
+  }
+}
+
+}  // namespace kernels::skinny

@@ -1,0 +1,140 @@
+// The end of a tile in skinny_kernel (skinny.cu): adds up the sums of lanes and blocks, in double,
+// and stores results and mask.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/memory.cuh"
+#include "linear/skinny_config.cuh"
+
+namespace kernels::skinny {
+
+// Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
+// the totals over the lanes: lane l gets kTotals of them, from i = l * kCount / 32 on, in `totals`.
+//
+// Pairs of lanes that are kDistance apart exchange half of their sums. The lower lane keeps the
+// lower half and sends the upper half; the upper lane does the opposite. Both add what they
+// receive. The recursion does the same with half as many sums, at half the distance, down to a
+// distance of 1. The first call has kDistance = 16. A single sum cannot be halved: both lanes of a
+// pair then send it and keep it. For kCount = 4, the lanes have these sums after each exchange:
+//
+//   kDistance = 16   lanes 0..15: sums 0, 1                 lanes 16..31: sums 2, 3
+//   kDistance = 8    lanes 0..7: sum 0    8..15: sum 1      16..23: sum 2    24..31: sum 3
+//   4, 2 and 1       the same
+template <int kDistance, typename T, int kCount, int kTotals>
+__device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
+  constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
+  const bool is_upper = threadIdx.x & kDistance;
+  double added[kHalf];
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const T low = sums[i];
+    const T high = sums[kCount - kHalf + i];
+    const T kept = is_upper ? high : low;
+    const T sent = is_upper ? low : high;
+    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};
+  }
+  if constexpr (kDistance > 1) {
+    add_lanes<kDistance / 2>(added, totals);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kTotals; ++i) totals[i] = added[i];
+  }
+}
+
+// Returns the sum of all blocks' sums of an element. `block_sum` points to this block's, in shared
+// memory, and the other blocks of the cluster have theirs at the same place. All loads are issued
+// before the first one is waited for. The sums are added in pairs, so the order is always the same.
+__device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
+  const int cluster_size = ptx::cluster_nctarank();
+  const uint32_t address = ptx::shared_address(block_sum);
+  double block_sums[Config::kMaxClusterSize];
+#pragma unroll
+  for (int i = 0; i < Config::kMaxClusterSize; ++i) {
+    const bool exists = i < cluster_size;
+    block_sums[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
+  }
+#pragma unroll
+  for (int half = Config::kMaxClusterSize / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) block_sums[i] += block_sums[i + half];
+  }
+  return block_sums[0];
+}
+
+// Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
+// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
+// of the element, in shared memory. The other blocks have theirs at the same place.
+template <int kM>
+__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
+  double sum = sum_of_blocks(block_sum);
+  const float* const x = problem.x + row * problem.x_stride;
+  const float* const weight = problem.weight + column * problem.weight_stride;
+#pragma unroll 1
+  for (int k = problem.whole_k(); k < problem.k; ++k) {
+    sum = fma(double{x[k]}, double{weight[k]}, sum);
+  }
+  // A partial sum in float may have overflowed although the whole sum is finite. Then all products
+  // are summed again, in double, until a NaN decides.
+  constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
+  if (kMayOverflow && !isfinite(sum)) {
+    sum = 0;
+    for (int k = 0; k < problem.k && !isnan(sum); ++k) {
+      sum = fma(double{x[k]}, double{weight[k]}, sum);
+    }
+  }
+  if (problem.epilogue.bias != nullptr) sum += __ldg(problem.epilogue.bias + column);
+  return static_cast<float>(sum);
+}
+
+// Stores this block's share of the results and mask of a tile, whose sums are in the shared memory
+// of the cluster's blocks.
+//
+// A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
+// handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
+// columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
+// blocks:
+//
+//   byte    0     1     2     3     4     5     6     7     8     9    ...
+//   block   0     1     0     1     0     1     0     1     0     1
+//   warp    0     0     0     0     0     0     0     0     1     1
+//   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
+template <int kM>
+__device__ void store_results(const Problem& problem, const double* sums, int first_row,
+                              int first_column) {
+  const int rank = ptx::cluster_ctarank();
+  const int cluster_size = ptx::cluster_nctarank();
+  constexpr int kBytesPerRow = Config::kTileColumns / 8;
+  constexpr int kBytes = kM * kBytesPerRow;
+  constexpr int kBytesPerWarp = 32 / 8;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const Epilogue<float>& epilogue = problem.epilogue;
+  const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
+  // first_byte is the byte of lanes 0 to 7.
+  for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
+       first_byte += bytes_at_once) {
+    const int byte = first_byte + lane / 8 * cluster_size;
+    const int row_of_tile = byte / kBytesPerRow;
+    const int column_of_tile = byte % kBytesPerRow * 8 + lane % 8;
+    const int row = first_row + row_of_tile;
+    const int column = first_column + column_of_tile;
+    const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
+    float z = 0;
+    if (exists) {
+      const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
+      z = add_blocks<kM>(problem, sum, row, column);
+      *epilogue.out_at(row, column) = epilogue.finish(z);
+    }
+    if (epilogue.mask != nullptr) {
+      const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
+      const bool stores_byte = exists && lane % 8 == 0;
+      if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
+    }
+  }
+}
+
+}  // namespace kernels::skinny

@@ -1,0 +1,109 @@
+// relu_backward_kernel, ReLU's backward for a gradient that is dense and aligned, or constant:
+// grad_input = grad_output where the mask's bit is 1, else 0. relu.cu launches it.
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/vectors.cuh"
+#include "relu/relu_config.cuh"
+
+namespace kernels::elementwise {
+
+// Loads the byte of the mask that has the bit of element i.
+template <typename Config>
+__device__ uint32_t load_mask_byte(const uint8_t* mask, typename Config::Index i, uint64_t policy) {
+  if constexpr (Config::kIsLarge) return load_mask(mask + i / 8, policy);
+  return mask[i / 8];
+}
+
+// Loads v from grad_output + first + offset. For a constant gradient, fills v with the single
+// element of grad_output.
+template <typename Config, typename Bits>
+__device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_constant,
+                              typename Config::Index first, int offset, uint64_t policy) {
+  if (is_constant) {
+    for (Bits& value : v.value) value = *grad_output;
+  } else {
+    const Bits* const source = grad_output + first + offset;
+    v = Config::kIsLarge ? load_vector(source, policy) : load_vector(source);
+  }
+}
+
+// Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
+// `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
+// elements, the byte has bits of their neighbours, too.
+template <typename Index, typename Bits>
+__device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
+                             uint32_t byte) {
+  const uint32_t bits = byte >> (first + offset) % 8;
+#pragma unroll
+  for (int j = 0; j < Vector<Bits>::kSize; ++j) {
+    const bool passes = bits >> j & 1;
+    v.value[j] = passes ? v.value[j] : Bits{0};
+  }
+  store_vector(grad_input + first + offset, v);
+}
+
+// grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
+// element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
+// elements and never computes with them. It therefore handles them as unsigned integers of their
+// size, Bits, so that float16 and bfloat16 share a kernel.
+template <typename Bits, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
+                         Bits* grad_input, typename Config::Index n) {
+  using Index = typename Config::Index;
+  constexpr int kSize = Vector<Bits>::kSize;
+  constexpr int kVectors = Config::kVectors;
+  using Elements = ThreadElements<Config, kSize>;
+  const Elements elements;
+  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  Vector<Bits> v[kVectors];
+  uint32_t byte[kVectors];
+
+  if (elements.block_is_full(n)) {
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * Elements::kStride;
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      store_masked(grad_input, elements.first, u * Elements::kStride, v[u], byte[u]);
+    }
+    return;
+  }
+
+  // The last block: whole vectors, and then a thread for each of the elements that are left.
+  const Index whole = n - n % kSize;
+  const Index rest_index = whole + threadIdx.x;
+  Bits rest_value;
+  uint32_t rest_byte;
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const int offset = u * Elements::kStride;
+    if (elements.first + offset < whole) {
+      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
+    }
+  }
+  if (rest_index < n) {
+    rest_value = grad_output[is_constant ? 0 : rest_index];
+    rest_byte = load_mask_byte<Config>(mask, rest_index, policy);
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const int offset = u * Elements::kStride;
+    if (elements.first + offset < whole) {
+      store_masked(grad_input, elements.first, offset, v[u], byte[u]);
+    }
+  }
+  if (rest_index < n) {
+    const bool passes = rest_byte >> rest_index % 8 & 1;
+    grad_input[rest_index] = passes ? rest_value : Bits{0};
+  }
+}
+
+}  // namespace kernels::elementwise

@@ -1,0 +1,98 @@
+// How the threads of relu_kernel and relu_backward_kernel share the elements, and how many vectors
+// and threads each size of tensor gets.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/launch.cuh"
+#include "common/vectors.cuh"
+
+namespace kernels::elementwise {
+
+// ------------------------------------------------------------------- configurations, and their
+// sizes
+
+// How the threads of a launch share the elements. A "vector" is the elements of one 16-byte access.
+// A block handles kThreads * kVectors adjacent vectors. The vectors of one thread are kThreads
+// vectors apart, so that the threads of a warp always access adjacent vectors. With kVectors = 2,
+// the vectors of a block belong to these threads:
+//
+//   thread   0  1  2  ...  kThreads-1   0  1  2  ...  kThreads-1
+//            `---- their vector 0 ---'  `---- their vector 1 ---'
+template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
+struct ReluConfig {
+  static constexpr int kThreads = kThreadsOfBlock;   // of a block
+  static constexpr int kVectors = kVectorsOfThread;  // of a thread
+  // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last (SizeLimits
+  // says why). The hint takes a few instructions to make, which small tensors do not repay.
+  static constexpr bool kIsLarge = kIsLargeTensor;
+  using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
+};
+
+// Blocks of 128 to 384 threads are equally fast for large tensors on an H200. Blocks of 32 or 64
+// threads are slower.
+using Large = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/true>;
+using Small = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/false>;
+using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/false>;
+// For 8 MiB with a mask on an H200, this takes 7 to 9% less time than Small.
+using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
+
+// The sizes of x, in bytes, by which choose_config chooses among these.
+struct SizeLimits {
+  // x is large from these sizes on. L2 evicts the lines of a large x last. That is faster, probably
+  // because the lines of results then go to memory in longer runs. For a smaller tensor the hint
+  // does harm: a loop over the same tensor finds more of it in L2 without the hint. For 64 MiB,
+  // without a mask, it then takes 45.1 instead of 48.0 us on an H100.
+  static constexpr int64_t kLarge = 256 << 20;         // without a mask
+  static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
+  // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
+  // wins because its code is shorter. For more bytes, one vector wins as well. docs/EXPERIMENTS.md,
+  // "ReLU on a GPU", has the times.
+  static constexpr int64_t kFourVectorsBegin = 512 << 10;
+  static constexpr int64_t kFourVectorsEnd = 20 << 20;
+};
+
+// Calls body(config) with the ReluConfig for n elements of type T, and returns the body's status.
+// float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
+template <typename T, bool kMask, typename Body>
+int choose_config(int64_t n, const Body& body) {
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
+  if constexpr (sizeof(T) < 8 && kMask) {
+    if (bytes < SizeLimits::kLargeWithMask) return body(SmallWithMask{});
+  }
+  if constexpr (sizeof(T) < 8 && !kMask) {
+    if (SizeLimits::kFourVectorsBegin <= bytes && bytes < SizeLimits::kFourVectorsEnd) {
+      return body(SmallByFour{});
+    }
+    if (bytes < SizeLimits::kLarge) return body(Small{});
+  }
+  return body(Large{});
+}
+
+// ------------------------------------------------------------------------- the elements of a
+// thread
+
+// The elements of a thread. Vector u begins at element first + u * kStride. The functions below
+// take `first` and u * kStride as two arguments. The second is a compile-time constant, so that all
+// accesses of a thread share one base register.
+template <typename Config, int kSize>
+struct ThreadElements {
+  using Index = typename Config::Index;
+  static constexpr int kStride = Config::kThreads * kSize;   // elements between vectors
+  static constexpr int kBlock = kStride * Config::kVectors;  // elements of a block
+  const Index block_first = static_cast<Index>(blockIdx.x) * kBlock;
+  const Index first = block_first + threadIdx.x * kSize;
+
+  // Returns whether all vectors of all threads of the block exist, as in each block but the last.
+  __device__ bool block_is_full(Index n) const { return block_first + kBlock <= n; }
+};
+
+// How many blocks n elements of type T need.
+template <typename T, typename Config>
+int count_blocks(int64_t n) {
+  return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);
+}
+
+}  // namespace kernels::elementwise
