@@ -37,9 +37,9 @@ SOURCES = {
     ],
     "linear_relu_divide": [
         "linear/linear_op.cpp",
-        "linear/fused_pass_cpu.cpp",
-        "linear/fused_pass.cu",
-        "linear/skinny.cu",
+        "linear/fused_pass/fused_pass_cpu.cpp",
+        "linear/fused_pass/fused_pass.cu",
+        "linear/skinny/skinny.cu",
         "linear/transpose.cu",
         "linear/sm80/launch.cu",
         "linear/sm90/launch.cu",

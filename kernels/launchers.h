@@ -2,7 +2,7 @@
 // kernels do not depend on torch.
 //
 //   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
-//                linear/fused_pass_cpu.cpp)
+//                linear/fused_pass/fused_pass_cpu.cpp)
 //   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors
 //
 // Conventions, unless a comment says otherwise:
@@ -47,7 +47,7 @@ enum class Precision {
 // Row n of the weight makes column n of out, so the kernels call it column n.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
-// linear/skinny.cu.
+// linear/skinny/skinny.cu.
 struct LinearArguments {
   DType dtype;  // of x, weight, bias and out: float32, float16 or bfloat16
   Precision precision;
@@ -136,7 +136,7 @@ bool linear_sm80_supports(const LinearArguments& linear);
 size_t linear_sm80_workspace(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
 
-// linear/skinny.cu: float32 without tensor cores, for few rows of x, on compute capability 9.0. It
+// linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute capability 9.0. It
 // always applies the ReLU, and needs no workspace.
 bool linear_skinny_supports(const LinearArguments& linear);
 int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
@@ -145,7 +145,7 @@ int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 // that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
+// linear/fused_pass/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
 // float64 divides in double, all other types in float as LinearArguments says. Matrices are
 // contiguous.
 

@@ -41,9 +41,9 @@ class Fault:
 RELU_CPU = "relu/relu_cpu.cpp"
 RELU_GPU = "relu/relu_forward.cuh"
 RELU_GPU_LAUNCH = "relu/relu.cu"
-LINEAR_CPU = "linear/fused_pass_cpu.cpp"
-LINEAR_GPU = "linear/fused_pass_backward.cuh"
-FP16X3 = "linear/sm90/gemm_fp16x3.cuh"
+LINEAR_CPU = "linear/fused_pass/fused_pass_cpu.cpp"
+LINEAR_GPU = "linear/fused_pass/fused_pass_backward.cuh"
+FP16X3_MAINLOOP = "linear/sm90/gemm_fp16x3_mainloop.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 
 # Copies the incomplete block at the end of a thread's part, without ReLU.
@@ -122,7 +122,9 @@ FAULTS = {
         "gradient of x: .* beyond the error budget",
     ),
     # The products with lo are dropped, which leaves about TF32's accuracy.
-    "gpu_tf32": Fault(FP16X3, "1 / fp16x3::kLoScale", "0.0f", "wrong", "lower precision .*TF32"),
+    "gpu_tf32": Fault(
+        FP16X3_MAINLOOP, "1 / fp16x3::kLoScale", "0.0f", "wrong", "lower precision .*TF32"
+    ),
 }
 
 

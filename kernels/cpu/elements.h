@@ -5,7 +5,7 @@
 // are handled as the integers that hold their bits. Integer operations keep the payload of a NaN,
 // and torch.set_flush_denormal does not affect them.
 //
-// relu/relu_cpu.cpp and linear/fused_pass_cpu.cpp use these.
+// relu/relu_cpu.cpp and linear/fused_pass/fused_pass_cpu.cpp use these.
 
 #pragma once
 

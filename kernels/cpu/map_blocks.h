@@ -1,7 +1,7 @@
 // The loop of the CPU kernels: an elementwise function of 64 elements at a time, with stores that
 // bypass the caches where the results are larger than any cache.
 //
-// relu/relu_cpu.cpp and linear/fused_pass_cpu.cpp use it.
+// relu/relu_cpu.cpp and linear/fused_pass/fused_pass_cpu.cpp use it.
 
 #pragma once
 

@@ -2,7 +2,7 @@
 // `fused_pass SEED CASES`. Compares every element, every bit of a mask, every column's sum, and the
 // memory around the results. Prints the kernels that ran, a line each.
 
-#include "linear/fused_pass.cu"
+#include "linear/fused_pass/fused_pass.cu"
 
 #include "operands.h"
 

@@ -12,8 +12,8 @@ namespace kernels::ptx {
 
 // ---------------------------------------------------------------------------------- named barriers
 
-// `barrier` is the number of a barrier, 0 to 15. `threads` is how many threads of the block take
-// part in it, by waiting or by arriving alone: a multiple of 32.
+// `barrier` is the number of a barrier, 0 to 15. `threads` counts the threads of the block that
+// wait at the barrier or only arrive there. It is a multiple of 32.
 
 // barrier.sync: waits until `threads` threads have arrived at the barrier, this one among them.
 __device__ inline void barrier_sync(int barrier, int threads) {
@@ -65,9 +65,9 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
 }
 
 // mbarrier.arrive: arrives at the mbarrier of any block of the cluster. `mapped` is its address, as
-// map_shared (cluster.cuh) returns it. The arrival is a release for threads of the block only. A
-// release for the cluster would fence all memory, and is not needed: these arrivals order reads of
-// shared memory before the copies that overwrite it.
+// map_shared (cluster.cuh) returns it. The arrival is a release for threads of the block only. That
+// is enough, because these arrivals order reads of shared memory before the copies that overwrite
+// it. A release for the cluster would fence all memory.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

@@ -42,7 +42,7 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Both: __syncthreads for a whole cluster.
+// Arrives and waits, as __syncthreads does for a block.
 __device__ inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();
@@ -67,8 +67,9 @@ __device__ inline double load_shared_cluster(uint32_t mapped) {
 
 // -------------------------------------------------------------- registers of a warp or a warpgroup
 
-// shfl.sync: returns lane 0's value in all lanes of the warp. It is for values that are equal in
-// all lanes anyway: the compiler then knows that they are, and keeps them in uniform registers.
+// shfl.sync: returns lane 0's value in all lanes of the warp. Callers use it for a value that is
+// equal in all lanes anyway. The compiler then knows this, and keeps the value in a uniform
+// register.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 // setmaxnreg.inc: raises the number of registers of each thread of this warpgroup to kRegisters. It

@@ -11,8 +11,8 @@ namespace kernels::ptx {
 // ----------------------------------------------------------------------------------- shared memory
 
 // mov: returns the 32-bit address of `pointer`, which points into shared memory. Because the asm is
-// volatile, the address stays in a register. Otherwise nvcc may compute it again at every use,
-// which costs a loop a hundred cycles.
+// volatile, the address stays in a register. Otherwise nvcc may compute the address again at every
+// use, which costs a hundred cycles in a loop.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"
@@ -40,7 +40,7 @@ __device__ inline double2 load_shared_two(uint32_t address) {
 // ----------------------------------------------------------------------------------- global memory
 
 // ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
-// not access the memory. The hint .cs (streaming) says that nobody will read them again. The
+// not access the memory. The hint .cs (streaming) says that the floats will not be read again. The
 // compiler does not move this load across other accesses to memory.
 __device__ inline float4 load_global_four_if(bool condition, const float* source) {
   float4 v;
@@ -56,7 +56,7 @@ __device__ inline float4 load_global_four_if(bool condition, const float* source
 }
 
 // st.global.v4: stores 16 bytes at once. The compiler may split an ordinary store of a uint4, or
-// merge it with another store to the same place. It never does that to this one.
+// merge it with another store to the same place, but leaves this one alone.
 __device__ inline void store_global_four(void* target, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
@@ -95,7 +95,7 @@ __device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, u
 }
 
 // stmatrix.x4: stores four such matrices from the registers of a warp, matrix i from v[i]. Lanes
-// have the same elements, and the same addresses, as in load_matrices.
+// have the elements and the addresses that they have in load_matrices.
 __device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
@@ -113,17 +113,17 @@ __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t
 
 // ----------------------------------------- asynchronous copies from global memory to shared memory
 
-// cp.async.cg: starts a copy of 16 bytes, past L1. If `valid` is false, 16 zeros are written
-// instead, and `source` is not read. This thread sees the bytes after wait_copies.
+// cp.async.cg: starts a copy of 16 bytes that bypasses L1. If `valid` is false, 16 zeros are
+// written instead, and `source` is not read. This thread sees the bytes after wait_copies.
 __device__ inline void copy_async(uint32_t target, const void* source, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target),
                "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// cp.async.cg with a cache hint: always copies 16 bytes, with an L2 policy such as
+// cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy, such as
 // evict_first_policy().
-__device__ inline void copy_async(void* target, const void* source, uint64_t policy) {
+__device__ inline void copy_async_with_policy(void* target, const void* source, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(target))),
                "l"(source), "l"(policy)

@@ -93,8 +93,8 @@ __device__ void wait_stores_read() {
 
 // ------------------------------------------------------------------------------------------ fences
 
-// The copy engine reads and writes memory on a path of its own, the "async proxy". A fence orders
-// its accesses and ordinary ones.
+// The copy engine reads and writes memory on a path of its own, the "async proxy". A proxy fence
+// orders ordinary accesses before those of the copy engine.
 
 // fence.proxy.async.shared: orders this thread's writes of shared memory before bulk copies that
 // read it.

@@ -54,9 +54,9 @@ __device__ inline void wgmma_wait_group() {
 // ------------------------------------------------------------------------------ matrix descriptors
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
-// of 128 bytes, swizzled as the copy engine writes them with the 128-byte swizzle. The caller gives
-// the length of its lines, kLineBytes, so that it is checked. `tile` is the address of the first
-// line, a multiple of 1024 bytes.
+// of 128 bytes, as the copy engine writes them with the 128-byte swizzle. (kLineBytes is the length
+// of the caller's lines, which is checked.) `tile` is the address of the first line, a multiple of
+// 1024 bytes.
 //
 //   K-major     A line has adjacent elements of K of one row. The next line has those of the next
 //               row.

@@ -2,11 +2,11 @@
 // estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
-// that does not depend on the rows. But few wide tiles leave clusters without work, or are shared
-// by many clusters along K, one of which has to add all their partial sums. For example, x [160,
-// 13592], weight [256, 13592] is one tile of 160 rows. If clusters share it in short ranges of K,
-// it takes longer than torch's product (docs/EXPERIMENTS.md, "Hopper's products"). This code
-// chooses three tiles of 64 rows.
+// that does not depend on the rows. But if wide tiles are few, some clusters have no work, or many
+// clusters share each tile along K. One of them then has to add the partial sums of all. For
+// example, x [160, 13592] times weight [256, 13592] would be one tile of 160 rows, which takes
+// longer than torch's product when clusters share it in short ranges of K (docs/EXPERIMENTS.md,
+// "Hopper's products"). So three tiles of 64 rows are chosen.
 //
 // Times are in row steps, the unit of stream_k.cuh's cost model (StreamKConfig).
 
@@ -38,8 +38,9 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   // than the minimum length of their ranges of K allows.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums. It counts as kMinSaving k-groups or more, because tiles
-  // are cut only if that saves kMinSaving k-groups.
+  // The time to store and add partial sums. It is at least that of kMinSaving k-groups, so that
+  // shared_time is the smaller one only if sharing saves as much as that. The schedule
+  // cuts tiles on this condition.
   const double adding_time =
       std::max(Config::kMinSaving * k_group_time, Config::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

@@ -5,16 +5,19 @@
 //   exponent   [N] int, of each row of the weight
 //   hi         [k-tile][N][64] fp16
 //
-// (These are members of WeightConversion::weight.) Element (n, k) of hi is source[n][k] *
-// 2^exponent[n], rounded to nearest, and 0 for k >= K. Its index is ((k / 64) * N + n) * 64 + k %
-// 64. The previous kernel, split_x_kernel, has found the exponents from a sample of each row.
+// All three are members of WeightConversion::weight. For each n and each k < K,
 //
-// In gemm_single.cuh, the converter warps call convert_weight, and the producer warp calls
-// wait_converted before it loads a k-tile.
+//   hi[k / 64][n][k % 64] = source[n][k] * 2^exponent[n], rounded to nearest
+//
+// and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
+// sample of each row.
+//
+// The converter warps call convert_weight (gemm_single.cuh). The producer warp calls wait_converted
+// before it loads a k-tile (gemm_single_mainloop.cuh).
 //
 // Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
 // GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
-// conversion runs on warps that would be idle, while the tensor cores work.
+// conversion runs while the tensor cores work, on warps that would be idle.
 //
 // Four counters in memory connect the warps. All of them are 0 at first.
 //
@@ -29,7 +32,7 @@
 //                producer loads the panel's k-tile when the count is 4.
 //   progress     the k-tile that the producer has begun last, counted over all of its tiles. It
 //                keeps converters from running so far ahead that L2 evicts hi before it is read.
-//   subnormals   of a row, its elements that have lost bits in fp16, weighted: see below.
+//   subnormals   how many elements of a row have lost bits in fp16, weighted: see below.
 //
 // Memory ordering. Only the counter `ready` announces that other data, hi, has been written. As
 // ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, a release and
@@ -61,24 +64,11 @@
 #include "common/ptx/tma.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight_layouts.cuh"
-#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90::gemm_single {
-
-// The parameters of the conversion. The top of this file explains the counters.
-struct WeightConversion {
-  fp16x3::SplitMatrix weight;
-  unsigned* next;
-  unsigned* ready;       // [panels][k_tiles], each kUnitsPerPanel at last
-  unsigned* subnormals;  // [N]
-  int k_tiles;           // of the whole of K
-  // All clusters together multiply x_tiles_at_once x weight_tiles_at_once tiles at a time, in the
-  // first band of TileOrder. (In that band, each tile of the weight is used for the first time.)
-  int x_tiles_at_once;
-  int weight_tiles_at_once;
-};
 
 // Scales eight neighbours along K and rounds them to fp16.
 //
@@ -432,10 +422,9 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   const UnitOrder order(conversion, weight_tiles, clusters);
   const unsigned units = order.count();
   const unsigned first = take_unit(conversion);
-  // The atomic operation above and the loads of is_needed are in flight at the same time.
-  // Converting the first unit, for which the producers wait, before is_needed is called makes the
-  // kernel slower, not faster: on an H200, x [1024, 8192] and weight [8192, 8192] take 249 us
-  // instead of 239.
+  // The atomic operation above and the loads of is_needed are in flight at the same time. The
+  // producers wait for the first unit, but converting it before is_needed is called makes the
+  // kernel slower (docs/EXPERIMENTS.md, "Hopper's products").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first, 0);
   while (number < units) {

@@ -12,7 +12,7 @@
 
 #include "common/ptx/memory.cuh"
 #include "linear/fp16x3/split.cuh"
-#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
 
 namespace kernels::sm90::gemm_single {
 
@@ -133,7 +133,7 @@ struct RowMajor {
         source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      ptx::copy_async(&slot[i][lane], address, policy);
+      ptx::copy_async_with_policy(&slot[i][lane], address, policy);
       address += 2 * row_stride;
     }
   }
@@ -213,7 +213,8 @@ struct Transposed {
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerBatch; ++i) {
       const bool is_swapped = i >= C::kCopiesPerBatch / 2;  // from k = 8 on
-      ptx::copy_async(&slot[i][is_swapped ? lane ^ 4 : lane], address, policy);
+      const int slot_lane = is_swapped ? lane ^ 4 : lane;
+      ptx::copy_async_with_policy(&slot[i][slot_lane], address, policy);
       address += 4 * row_stride;
     }
   }

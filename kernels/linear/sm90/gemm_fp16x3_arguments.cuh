@@ -35,8 +35,8 @@ struct GemmFp16x3Config {
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
   //        176 and 2 of 160, which take 2% less time on an H200. Only for K from kLongK on.
-  //   128  For all tiles, where there are so few tiles that it takes less time (choose_tiles.h).
-  //    64  For all tiles, where there are fewer still.
+  //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
+  //    64  The same, for a product with even fewer tiles.
   static constexpr int kWideRows = 176;
   static constexpr int kNarrowRows = 160;
   static constexpr int kMediumRows = 128;
@@ -79,8 +79,8 @@ struct GemmFp16x3Config {
 
   // ----- The promotion interval: after how much of K the accumulators are added to the float32
   // sums. It is 32 for K below kShortK, 64 below kLongK, and 128 from there on. A short interval is
-  // more accurate, as tensor cores truncate, and takes more time. The error bound grows with K, as
-  // float32 sums err more the longer they are, so a longer K allows a longer interval
+  // more accurate, because tensor cores truncate, but takes more time. Longer float32 sums have
+  // larger errors. So the error bound grows with K, and a longer K allows a longer interval
   // (docs/SPLIT.md).
   static constexpr int kShortK = 2048;
   static constexpr int kLongK = 4096;
@@ -102,7 +102,7 @@ struct GemmFp16x3Config {
 
   // ----- Numbers of the named barriers. 0 is that of __syncthreads.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  // Where the second consumer warpgroup waits until the first lets it start (gemm_fp16x3.cuh).
+  // Where the second consumer warpgroup waits until the first lets it start (Consumer::multiply).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

@@ -64,12 +64,10 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
   }
 }
 
-// Adds the partial sums that other clusters have stored of a tile. The consumer warps of the
+// Adds the partial sums of a tile that other clusters have stored. The consumer warps of the
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
-// one's. Each warp waits for the warps of its own number there.
-//
-// The cluster spins until the others have stored their partial sums. stream_k.cuh says why no
-// cluster waits for ever.
+// cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
+// stream_k.cuh says why no cluster waits for ever.
 __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -193,13 +191,12 @@ __device__ inline void mark_overflow(const GemmArguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, those of `block_column` and the next one, of
-// all its rows.
+// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes:
 // c, c + 4, c + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four
-// rows, which makes four bytes. A lane packs its own bits of all four bytes into 32 bits. Two
-// exchanges combine them, and each lane stores one byte:
+// rows, which makes four bytes. A lane packs its own bits of all four bytes into a word. Two
+// exchanges combine the words of the four lanes, and each lane stores one byte:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9

@@ -7,13 +7,13 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_single.cuh calls one of these functions for each tile. The first two are in this file:
+// gemm_single.cuh calls one of these functions for each tile. The first two are in this file, the
+// others in gemm_single_epilogue_half.cuh:
 //
 //   store_general           any divisor, exponent and alignment
 //   store_fast, float       a call that is_fast (epilogue.cuh), and small exponents
-//   store_fast, half types  a call that is_fast, which has ReLU (gemm_single_epilogue_half.cuh)
+//   store_fast, half types  a call that is_fast, which has ReLU
 //   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
-//                           (gemm_single_gradient.cuh)
 //
 // Which thread has which result. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. Thread 32 w + 4 g + c of the warpgroup (warp w =
@@ -47,7 +47,7 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
-#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_single {
@@ -91,6 +91,64 @@ struct alignas(16) Scales {
   float bias[Config::kWarpgroupColumns];
   float x_scale[kIsScaled ? Config::kXRows : 1];                      // 2^-x_exponent
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
+};
+
+// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
+// float32, the exponents of the column and of two rows. The thread loads them to registers before
+// the mainloop, which hides the latency. After the mainloop, it stores them to shared memory for
+// the epilogue.
+template <typename Traits>
+struct PrefetchedScales {
+  using Out = typename Traits::Out;
+  static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
+  static constexpr int kXRowsPerThread = kIsScaled ? Config::kXRows / 128 : 0;
+  float bias = 0;
+  int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
+  // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
+  // than rows.
+  int x_exponent[kXRowsPerThread + 1] = {};
+  bool is_fast;  // whether the fast epilogue supports this thread's column and rows
+
+  __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
+      : is_fast(args.epilogue.is_fast) {
+    const Epilogue<Out>& epilogue = args.epilogue;
+    const int thread = threadIdx.x % 128;
+    const int column = first_column + thread;
+    if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
+      if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
+      if (Traits::kConvertsWeight) {
+        weight_exponent = __ldg(args.conversion.weight.exponent + column);
+      }
+    }
+    is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
+#pragma unroll
+    for (int i = 0; i < kXRowsPerThread; ++i) {
+      const int row = first_row + i * 128 + thread;
+      if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
+      is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
+    }
+  }
+
+  // Stores to `scales`, and returns whether the fast epilogue supports the tile. If so, the stored
+  // bias of half types is already divided. All threads of the warpgroup call it.
+  __device__ bool store(const Epilogue<Out>& epilogue, Scales<Out>* scales, int barrier) const {
+    const int thread = threadIdx.x % 128;
+    // At this barrier all threads have read the scales of the tile before.
+    const bool tile_is_fast = ptx::barrier_and(barrier, 128, is_fast);
+    if (thread < Config::kWarpgroupColumns) {
+      const bool divides_bias = tile_is_fast && !kIsScaled;
+      scales->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
+      if constexpr (kIsScaled) {
+        scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kXRowsPerThread; ++i) {
+      scales->x_scale[i * 128 + thread] = fp16x3::power_of_two(-x_exponent[i]);
+    }
+    ptx::barrier_sync(barrier, 128);
+    return tile_is_fast;
+  }
 };
 
 // Where this thread writes its four results of the epilogue subtile's first row block.
@@ -181,8 +239,8 @@ static_assert(StagedSumsReader::reads_all_banks(0) && StagedSumsReader::reads_al
                   StagedSumsReader::reads_all_banks(2) && StagedSumsReader::reads_all_banks(3),
               "reads have no bank conflicts");
 
-// The general epilogue: any divisor, exponents and alignment, one epilogue subtile after the other.
-// All threads of the warpgroup meet at `barrier`.
+// The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
+// threads of the warpgroup meet at `barrier`.
 template <typename T, int kSums>
 __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
                               const float (&sums)[kSums], const Scales<T>& scales,
@@ -239,11 +297,11 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   const float* const x_scale = scales.x_scale + reader.row;
   // Rows of out from this thread's current row to the end. None if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
-  const int64_t first = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
-  float* target = epilogue.out + first;
+  const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
+  float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
   // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch_single.cuh).
-  if constexpr (kMask) mask = epilogue.mask + first / 8;
+  if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before

@@ -1,5 +1,5 @@
-// The fast epilogue of gemm_single_kernel for float16 and bfloat16. gemm_single_epilogue.cuh says
-// which thread has which result; the notation is the same here.
+// How gemm_single_kernel stores float16 and bfloat16: the fast epilogue, and gradients, which have
+// no epilogue. gemm_single_epilogue.cuh explains the notation, and which thread has which result.
 
 #pragma once
 
@@ -8,11 +8,14 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/gemm_single_epilogue.cuh"
 
 namespace kernels::sm90::gemm_single {
+
+// ----- the fast epilogue
 
 // Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16
 // bits, a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
@@ -76,9 +79,9 @@ __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int firs
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
-// which implies ReLU here (launch_half, launch_single.cuh). The caller has also divided the bias in
-// `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale is
-// 1 / divisor, a power of two.
+// which implies ReLU here (launch_half_kernel, launch_single.cuh). The caller has also divided the
+// bias in `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale
+// is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -144,7 +147,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
         // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half, launch_single.cuh).
+        // (launch_half_kernel, launch_single.cuh).
         const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
         *reinterpret_cast<uint2*>(epilogue.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);
@@ -159,5 +162,89 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     }
   }
 }
+
+// ----- gradients
+
+// A thread's results in a tile of a gradient. The caller packs them to T when the tile's
+// accumulators are complete, and stores them a box at a time while the next tile is multiplied.
+// For K = 1024, the kernel takes 5% less time on an H200 than if it stores them at once.
+//
+// out is [N, M]: a line of out is a column, and rows of x are neighbours in it. So two results of a
+// thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box is
+// a warp's 16 columns x 64 rows of x. As each warp has its own boxes, the warpgroup needs no
+// barrier.
+template <typename T>
+struct PackedGradient {
+  static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
+  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
+  // [box][pair][word]: word 2 h + b has column half h, and two rows of row block b of the pair.
+  uint32_t words[kBoxes][kPairsPerBox][4];
+  // How many boxes of the packed tile are stored. At first no tile is packed, so no box is left.
+  int stored = kBoxes;
+
+  // Rounds the accumulators of a complete tile to T, in pairs.
+  template <int kSums>
+  __device__ void pack(const float (&sums)[kSums]) {
+    stored = 0;
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int pair = 0; pair < kPairsPerBox; ++pair) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          const int row_block = (box * kPairsPerBox + pair) * 2 + word % 2;
+          const int column_half = word / 2;
+          const float* const two_rows = sums + accumulator_index(row_block, column_half);
+          words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
+        }
+      }
+    }
+  }
+
+  // Stores the next box of the tile at (row, column). Registers cannot be indexed at run time, so
+  // there is one copy of `store` for each box.
+  __device__ void store_next(const CUtensorMap& map, int row, int column, Staging<T>& staging) {
+    static_assert(kBoxes == 4, "each box has a line here");
+    const int box = stored;
+    ++stored;
+    if (box == 0) return store<0>(map, row, column, staging);
+    if (box == 1) return store<1>(map, row, column, staging);
+    if (box == 2) return store<2>(map, row, column, staging);
+    if (box == 3) return store<3>(map, row, column, staging);
+  }
+
+  // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
+  // `column` are the first ones of the warpgroup. All lanes of a warp call it.
+  template <int kBox>
+  __device__ void store(const CUtensorMap& map, int row, int column, Staging<T>& staging) const {
+    static_assert(kBox < kBoxes);
+    constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
+    static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
+    const int warp = threadIdx.x % 128 / 32;
+    const int lane = threadIdx.x % 32;
+    const uint32_t box =
+        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
+    // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
+    // lines of column half h, and row block b of the pair.
+    const int line = lane / 16 * 8 + lane % 8;
+    const int block_of_pair = lane / 8 % 2;
+    // Waits until TMA has read the box that was in this buffer before.
+    if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
+    __syncwarp();
+#pragma unroll
+    for (int pair = 0; pair < kPairsPerBox; ++pair) {
+      // TMA's swizzle: vector v of a line is at v ^ (line % 8), and line % 8 is lane % 8.
+      const int vector = (pair * 2 + block_of_pair) ^ lane % 8;
+      ptx::store_matrices(box + line * kLineBytes + vector * 16, words[kBox][pair]);
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::store_tensor(&map, row + kBox * Config::kGradientBoxRows,
+                        column + warp * Config::kWarpColumns, box);
+      ptx::commit_stores();
+    }
+  }
+};
 
 }  // namespace kernels::sm90::gemm_single

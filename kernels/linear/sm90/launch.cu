@@ -17,8 +17,9 @@
 //                          nonfinite                     rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
-// so the host always launches them, and never waits: without work they read a flag and end. All
-// kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel sets up its
+// so the host always launches them. Without work they read a flag and end.
+//
+// All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel sets up its
 // barriers while the previous kernel ends, and then waits for its end.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
@@ -132,8 +133,8 @@ bool linear_sm90_supports(const LinearArguments& linear) {
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. The lower limit for float32 is caution:
-  // no count or index is known to need it (has_many_subnormals multiplies a count of up to K by 32,
-  // with 64 bits). But at K = 2^24 the error bound, (64 + K / 64) u, is 2^-6 already.
+  // no count or index is known to need it, but at K = 2^24 the error bound, (64 + K / 64) u, is
+  // 2^-6 already.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

@@ -93,9 +93,9 @@ void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, 
 
 // ---------------------------------------------------------------------------- float16 and bfloat16
 
-// Launches the one kernel of a half type, HalfTraits or GradientTraits.
+// Launches gemm_single with HalfTraits or GradientTraits.
 template <typename Traits>
-void launch_half(const LinearArguments& linear, cudaStream_t stream) {
+void launch_half_kernel(const LinearArguments& linear, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupColumns
                                                      : 16 / sizeof(typename Traits::Out);
@@ -131,9 +131,9 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
   const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
   const bool has_vectors = linear.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
+    launch_half_kernel<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
   } else {
-    launch_half<gemm_single::HalfTraits<T>>(linear, stream);
+    launch_half_kernel<gemm_single::HalfTraits<T>>(linear, stream);
   }
 }
 
@@ -202,8 +202,8 @@ struct SingleWorkspace {
   }
 };
 
-// Returns how many elements of a row float32's fast epilogue in gemm_single stores at once: a
-// 16-byte vector; with a mask, those of a byte of the mask.
+// Returns how many elements of a row gemm_single's fast epilogue for float32 stores at once. With a
+// mask they are the 8 that share a byte of the mask, else the 4 of a 16-byte vector.
 inline int64_t float_vector_size(const LinearArguments& linear) {
   return linear.mask != nullptr ? 8 : 4;
 }

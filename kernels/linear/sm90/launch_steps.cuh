@@ -14,7 +14,7 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/fp16x3/split_row.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_single_config.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
@@ -22,10 +22,8 @@ namespace kernels::sm90 {
 
 // ------------------------------------------------------------------------------------- tensor maps
 //
-// A kernel tells the copy engine (TMA) what to copy by a CUtensorMap, which the host makes and
-// passes as a kernel argument. It describes a tensor in global memory, and the size of the box that
-// one copy instruction moves. The instruction gives only the box's coordinates. Elements of a box
-// outside of the tensor are loaded as 0, and are not stored.
+// A CUtensorMap describes a tensor in global memory, and the boxes that TMA copies (ptx/tma.cuh).
+// The host makes it, and passes it to the kernel as an argument.
 
 // The constants of all tensor maps.
 struct TmaConfig {
@@ -120,8 +118,8 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
               arguments...);
 }
 
-// Returns a float32 operand without hi, lo, exponents and states: the caller adds those that it
-// needs. Their layout is k-tiled.
+// Returns a float32 operand whose halves are k-tiled. hi, lo, exponent and state are null: the
+// caller sets those that it needs.
 inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
   fp16x3::SplitMatrix matrix{};
   matrix.source = static_cast<const float*>(source);

@@ -42,7 +42,7 @@ struct BlockConfig {
   // The blocks that a multicast copy writes to: one bit a block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block has enough registers, if each thread of the producer's warpgroup has
+  // Returns whether the block has enough registers if each thread of the producer's warpgroup has
   // `producer_registers` and each thread of a consumer warpgroup has `consumer_registers`.
   static constexpr bool fits(int producer_registers, int consumer_registers) {
     return producer_registers + kConsumerWarpgroups * consumer_registers <=
@@ -159,9 +159,9 @@ __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subti
 }
 
 // The same for a subtile that is known only at run time, kFirst <= subtile < kEnd. The function
-// halves the range until one subtile is left, which is then a constant. So the caller's loop over
-// subtiles need not be unrolled. Unrolled, its body would be so much code that instructions arrive
-// late from memory whenever L2 has evicted them.
+// halves the range until one subtile is left, which is then a constant. So the caller need not
+// unroll its loop over subtiles, which would be so much code that instructions arrive late from
+// memory whenever L2 has evicted them.
 template <int kFirst, int kEnd, int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
   if constexpr (kEnd - kFirst > 1) {

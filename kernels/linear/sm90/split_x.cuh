@@ -153,16 +153,16 @@ struct SampledRows {
   }
 };
 
-// Returns the exponent of row first_row + i, if the GEMM splits the weight into hi and lo.
+// Returns the exponent of row first_row + i if the GEMM splits the weight into hi and lo.
 __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   float largest = fp16x3::reduce_warp(rows.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = rows.largest_of_whole_row(i);
   const bool has_exponent = largest > 0 && largest < INFINITY;
-  const int needed = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
-  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, needed));
+  const int exponent = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
+  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, exponent));
 }
 
-// Returns the exponent of row first_row + i, if the GEMM rounds the weight to hi alone. It follows
+// Returns the exponent of row first_row + i if the GEMM rounds the weight to hi alone. It follows
 // from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
 __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
   // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into

@@ -36,10 +36,10 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
 // This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
 // of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
-// place of K. Second, no cluster waits for ever.
+// place of K. Second, no cluster waits for ever: fact 1 below depends on this order.
 //
 // Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
-// stored their partial sums of it. Two facts:
+// stored their partial sums of the tile. Two facts:
 //
 //   1. A cluster stores its own partial sums before it waits. It stores partial sums of the last
 //      tile of its range, and takes this tile first. It waits in the first tile of its range, and
@@ -50,11 +50,11 @@
 // A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
 // end if one of these conditions holds:
 //
-//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1).
-//     count_gemm_clusters (launch_steps.cuh) makes the grid no larger, and all get a place when the
-//     kernels before have left. The next kernel in the stream takes no place away: it may start
-//     before this one ends (programmatic dependent launch), but only after all blocks of this one
-//     have started. The condition fails, for example, if this kernel runs in two streams at the
+//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1). The grid
+//     has no more clusters than count_gemm_clusters (launch_steps.cuh) returns, so they fit when
+//     the previous kernels have ended. The next kernel in the stream takes no place away: it may
+//     start before this one ends (programmatic dependent launch), but only after all blocks of this
+//     one have started. The condition fails, for example, if this kernel runs in two streams at the
 //     same time, or in a stream that is confined to fewer multiprocessors than were counted (a
 //     green context).
 //   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
@@ -97,7 +97,7 @@ struct StreamKConfig {
   // The time of one k-group of a tile, in row steps.
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
 
-  // The fewest k-groups that a range should have, if clusters share a tile of `rows` rows and
+  // The fewest k-groups that a range should have if clusters share a tile of `rows` rows and
   // `k_groups` k-groups.
   //
   // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
@@ -187,7 +187,7 @@ struct Schedule {
   __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
 
   // Returns whether the range of `cluster` begins after the beginning of `tile`, a tile of the last
-  // wave. If so, the cluster before has k-groups of the tile, too. The cluster that finishes the
+  // wave. If so, the cluster before also has k-groups of the tile. The cluster that finishes the
   // tile finds all clusters that share it: it asks for itself, then for the cluster before, and so
   // on until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1,
   // whose range begins at 6, and no for cluster 0.
@@ -202,7 +202,7 @@ struct Schedule {
   struct Loads {
     // The load of each cluster, without the last wave.
     int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
-    // The load of the busiest cluster, if the tiles of the last wave are not cut.
+    // The load of the busiest cluster if the tiles of the last wave are not cut.
     int64_t busiest_load = 0;
     // The sum of all loads, with the last wave.
     int64_t total = 0;

@@ -60,9 +60,9 @@
 #include "common/ptx/memory.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
-#include "linear/skinny_config.cuh"
-#include "linear/skinny_operands.cuh"
-#include "linear/skinny_sums.cuh"
+#include "linear/skinny/skinny_config.cuh"
+#include "linear/skinny/skinny_operands.cuh"
+#include "linear/skinny/skinny_sums.cuh"
 
 namespace kernels::skinny {
 

@@ -11,7 +11,7 @@
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fused_pass_vectors.cuh"
+#include "linear/fused_pass/fused_pass_vectors.cuh"
 
 namespace kernels::fused_pass {
 

@@ -23,9 +23,9 @@
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
-#include "linear/fused_pass_backward.cuh"
-#include "linear/fused_pass_forward.cuh"
-#include "linear/fused_pass_vectors.cuh"
+#include "linear/fused_pass/fused_pass_backward.cuh"
+#include "linear/fused_pass/fused_pass_forward.cuh"
+#include "linear/fused_pass/fused_pass_vectors.cuh"
 
 namespace kernels::fused_pass {
 

@@ -1,0 +1,266 @@
+// The mainloop of gemm_single_kernel: a producer warp loads k-tiles to the stages of shared memory,
+// and consumer warpgroups multiply them. gemm_single.cuh shows how both belong together, and
+// pipeline.cuh describes the stages.
+
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_single_arguments.cuh"
+#include "linear/sm90/gemm_single_epilogue.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/tile_order.cuh"
+
+namespace kernels::sm90::gemm_single {
+
+// A block's shared memory.
+template <typename Traits>
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
+  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
+  std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
+  Barriers<Config::kStages> barriers;
+  int progress;  // the producer's latest k-tile; see convert_weight.cuh
+};
+
+// ----- the tiles of a cluster
+
+// Returns whether the kernel computes the tiles with this tile of x. ConvertTraits leaves them out
+// if a row of x is not accurate in fp16. All lanes of a warp call it, and all warps of all blocks
+// get the same answer.
+template <typename Traits>
+__device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
+  if (!Traits::kConvertsWeight) return true;
+  bool fits_fp16 = true;
+#pragma unroll
+  for (int i = threadIdx.x % 32; i < Config::kXRows; i += 32) {
+    const int row = x_tile * Config::kXRows + i;
+    fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != fp16x3::kNeedsTf32;
+  }
+  return __all_sync(0xffffffff, fits_fp16);
+}
+
+// Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
+// all run this loop, each at its own pace: full and empty stages keep them together. What happens
+// to a tile:
+//
+//   producer warp (run_producer)   loads its k-tiles, stage by stage
+//   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
+//                                  while the producer loads the next tile
+//
+// A tile that ConvertTraits leaves out (computes_x_tile) is left out by all of them.
+template <typename Traits, typename Body>
+__device__ __forceinline__ void for_each_tile(const Arguments<Traits>& args, const Body& body) {
+  const int tile_count = args.tile_count();
+  for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
+       index += gridDim.x / BlockConfig::kClusterSize) {
+    body(index, args.tile_at(index));
+  }
+}
+
+// The panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank multiplies.
+__device__ inline int weight_panel(const Tile& tile, int rank) {
+  return tile.weight * BlockConfig::kClusterSize + rank;
+}
+
+// ----- the producer warp
+
+// Where the TMA loads of this block write a k-tile: shared-memory addresses in one stage.
+struct LoadTarget {
+  uint32_t x;       // this block's half of the rows of x
+  uint32_t weight;  // the panel of the weight
+  uint32_t full;    // the barrier that counts the bytes
+};
+
+// Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
+// transposed. In the stage, it is one box of 64 rows (Config::kBoxRows) after the other. TMA takes
+// a box's coordinates with the contiguous dimension first: (k, row), or (row, k) if the operand is
+// transposed. Elements outside of a matrix are loaded as zeros.
+template <typename Traits>
+__device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                                           const Arguments<Traits>& args, const LoadTarget& target,
+                                           int x_row, int weight_row, int k) {
+  for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
+    const int row = x_row + i * Config::kBoxRows;
+    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map,
+                               args.x_is_transposed ? row : k, args.x_is_transposed ? k : row,
+                               target.full, BlockConfig::kBothBlocks);
+  }
+  for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
+    const int row = weight_row + i * Config::kBoxRows;
+    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map,
+                     args.weight_is_transposed ? row : k, args.weight_is_transposed ? k : row,
+                     target.full);
+  }
+}
+
+// Issues the TMA loads of a k-tile. `x_row` is the first row of this block's half of x, and
+// `weight_row` the first row of its panel. One thread calls it.
+template <typename Traits>
+__device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                                            const Arguments<Traits>& args, const LoadTarget& target,
+                                            int x_row, int weight_row, int k_tile) {
+  ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
+  if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
+    ptx::copy_tensor_multicast(target.x, &x_map, 0, x_row, k_tile, target.full,
+                               BlockConfig::kBothBlocks);
+    ptx::copy_tensor(target.weight, &weight_map, 0, weight_row, k_tile, target.full);
+  } else {
+    load_boxes(x_map, weight_map, args, target, x_row, weight_row, k_tile * args.kKTileDepth);
+  }
+}
+
+// The TMA producer: one warp, of which lane 0 issues the loads. `base` is the shared-memory address
+// of `shared`.
+template <typename Traits>
+__device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
+  const uint32_t full = base + offsetof(SharedMemory<Traits>, barriers.full);
+  const uint32_t empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
+  const int rank = ptx::cluster_ctarank();
+  const uint32_t x = base + offsetof(SharedMemory<Traits>, x) +
+                     rank * Config::kXRowsPerBlock * Config::kKTileBytes;
+  const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
+  const bool is_loader = threadIdx.x % 32 == 0;
+  const int k_tiles = args.k_tiles();
+  PipelineState<Config::kStages> state;
+  int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
+  for_each_tile(args, [&](int index, const Tile& tile) {
+    const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
+    const int panel = weight_panel(tile, rank);
+    const int weight_row = panel * Config::kBlockColumns;
+    if (!computes_x_tile(args, tile.x)) {
+      if (is_loader && rank == 0) args.redo.add(index);
+      k_tiles_before += k_tiles;
+      return;
+    }
+    int converted = 0;  // k-tiles of the panel that are known to be converted
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
+      ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
+      if constexpr (Traits::kConvertsWeight) {
+        if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
+        if (k_tile >= converted) {
+          converted = k_tile + wait_converted(args.conversion, panel, k_tile);
+        }
+      }
+      if (!is_loader) continue;
+      const LoadTarget target{x + state.stage * Config::kXBytes,
+                              weight + state.stage * Config::kWeightBytes, full + 8 * state.stage};
+      load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
+    }
+    k_tiles_before += k_tiles;
+  });
+  // This producer has no more k-tiles to load, but other blocks may still need units that this
+  // block's converters have taken. So converters must no longer wait for this producer: progress
+  // becomes the largest number for which progress + kLead does not overflow.
+  if (Traits::kConvertsWeight && is_loader) {
+    atomicExch(&shared.progress, INT_MAX - ConvertWeightConfig::kLead);
+  }
+}
+
+// ----- the consumer warpgroups
+
+// The amount to add to an operand's descriptor for the next wgmma of the k-tile. A wgmma takes 32
+// bytes of K. The next 32 bytes are in the same lines of a K-major operand, and in the next 16
+// lines of an MN-major one, which has a line for each k (wgmma.cuh).
+__host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
+  return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
+}
+
+// Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
+// as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
+template <typename Traits, ptx::Major kX, ptx::Major kWeight>
+__device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators], uint32_t x,
+                                                uint32_t weight, bool accumulates) {
+  const uint64_t a =
+      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight);
+  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x);
+  constexpr int kWgmmas = Config::kKTileBytes / 32;  // one multiplies 32 bytes of K
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kWgmmas; ++i) {
+    ptx::wgmma<kWeight, kX>(typename Traits::Element{}, d, a + i * descriptor_step(kWeight),
+                            b + i * descriptor_step(kX), accumulates || i > 0);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// The same for layouts that are known at run time. Only half types have transposed operands here:
+// the converters make a k-tiled weight, which is not transposed, from either layout in float32.
+template <typename Traits>
+__device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
+                                                float (&d)[Config::kAccumulators], uint32_t x,
+                                                uint32_t weight, bool accumulates) {
+  using ptx::Major;
+  if (Traits::kIsHalf && args.x_is_transposed && args.weight_is_transposed) {
+    multiply_k_tile<Traits, Major::kMN, Major::kMN>(d, x, weight, accumulates);
+  } else if (Traits::kIsHalf && args.x_is_transposed) {
+    multiply_k_tile<Traits, Major::kMN, Major::kK>(d, x, weight, accumulates);
+  } else if (Traits::kIsHalf && args.weight_is_transposed) {
+    multiply_k_tile<Traits, Major::kK, Major::kMN>(d, x, weight, accumulates);
+  } else {
+    multiply_k_tile<Traits, Major::kK, Major::kK>(d, x, weight, accumulates);
+  }
+}
+
+// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
+// a tile it multiplies.
+template <typename Traits>
+struct ConsumerWarpgroup {
+  const Arguments<Traits>& args;
+  int warpgroup;
+  int rank;  // of the block in its cluster
+  // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
+  uint32_t full;
+  uint32_t empty;
+  uint32_t x;
+  uint32_t weight;
+  PipelineState<Config::kStages> state;
+
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
+      : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
+    full = base + offsetof(SharedMemory<Traits>, barriers.full);
+    empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
+    x = base + offsetof(SharedMemory<Traits>, x);
+    // The warpgroup's 64 rows of the weight are one box, transposed or not.
+    const int first_weight_row = warpgroup * Config::kWarpgroupColumns;
+    weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
+  }
+
+  // The first row of x, and the first column, that the warpgroup multiplies.
+  __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
+  __device__ int column(const Tile& tile) const {
+    return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
+  }
+
+  // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
+  // products of the previous k-tile, and releases the stage that they have read. So the tensor
+  // cores always have one k-tile to work on while the warpgroup waits.
+  __device__ __forceinline__ void multiply(float (&d)[Config::kAccumulators], int k_tile) {
+    ptx::mbarrier_wait(full + 8 * state.stage, state.parity);
+    multiply_k_tile(args, d, x + state.stage * Config::kXBytes,
+                    weight + state.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
+    ptx::wgmma_wait_group<1>();
+    if (k_tile > 0) release_stage(empty + 8 * state.previous());
+    state.advance();
+  }
+
+  // Waits for the products of a tile's last k-tile, and releases its stage.
+  __device__ void complete() const {
+    ptx::wgmma_wait_group<0>();
+    release_stage(empty + 8 * state.previous());
+  }
+};
+
+}  // namespace kernels::sm90::gemm_single
