@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 from problems import pages
-from referee.report import files, load, plot, tables
+from referee.report import files, load, markdown, plot
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -91,7 +91,7 @@ def _run_for_readme(command: str, comment: str) -> str | None:
             return None
         content = {**load(samples), "command": command}
     files.write(PICTURE, plot.draw(content, ".svg"))
-    _replace_table(README, comment, tables.markdown(content))
+    _replace_table(README, comment, markdown.as_markdown(content))
     return printed
 
 

@@ -13,7 +13,7 @@ def is_differentiable(x: object) -> bool:
 
 
 def recorded(inputs: list) -> list:
-    """Return the inputs, in which leaves that require gradients replace the floating tensors."""
+    """Return the inputs, each floating tensor replaced by a leaf that requires a gradient."""
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 

@@ -17,11 +17,12 @@ import torch
 from referee.accuracy import CLASSES, Errors
 
 FACTOR = 32
-ROUNDINGS = 8  # of the result, that are allowed even where eager's result is exact
+ROUNDINGS = 8  # of the result; allowed even where eager's result is exact
 LOW_FACTOR = 4
 LOW_ROUNDINGS = 1
-# Rounding a plain sum of n positive terms, in order, makes an error whose standard deviation is
-# sqrt(n) / 4 roundings. An element may be so many standard deviations off; the mean error, fewer.
+# The roundings of a plain sum of n positive terms, added in order, make an error with a standard
+# deviation of sqrt(n) / 4 roundings. An element may be off by DEVIATIONS times as much, and the
+# elements on average by DEVIATIONS_OF_MEAN times as much.
 DEVIATIONS = 16
 DEVIATIONS_OF_MEAN = 4
 # Relative and absolute tolerances where there is no result in float64. They are KernelBench's.
@@ -34,8 +35,8 @@ class Budget:
     """How far off a result may be.
 
     Attributes:
-        slack: how far each element may be off, whatever its magnitude.
-        relative_slack: how far each element may be off besides, relative to its magnitude.
+        slack: how far each element may be off, regardless of its magnitude.
+        relative_slack: how much further each element may be off, relative to its magnitude.
         mean_slack: the largest mean error.
     """
 
@@ -90,7 +91,7 @@ def budget_without_float64(dtype: torch.dtype) -> Budget:
 
 
 def _budget_of_plain_sum(terms: int, eps: float, root_mean_square: float) -> Budget:
-    """Return how far off a plain sum may be, whose terms are added in order.
+    """Return how far off a sum may be if its terms are added in order.
 
     Args:
         terms: how many terms it has.

@@ -1,4 +1,4 @@
-"""A case: one forward of the solution that is compared with the reference's."""
+"""The description of a case."""
 
 from dataclasses import dataclass
 

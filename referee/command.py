@@ -30,7 +30,7 @@ from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.project import Project
 from referee.reference_file import BadReferenceError, load
-from referee.report import files, plot, tables
+from referee.report import files, markdown, plot, tables
 from referee.session import Session, Subject
 from referee.shared import dtype_name
 from referee.timing import CPU_SECONDS, FULL_CPU_SECONDS, QUICK_PARAMETERS, QUICK_ROUNDS, Rounds
@@ -257,7 +257,7 @@ def _write_results(args: argparse.Namespace, document: dict) -> bool:
     if args.json:
         are_written.append(files.try_to_write(args.json, records.as_json(document)))
     if args.markdown:
-        are_written.append(files.try_to_write(args.markdown, tables.markdown(document)))
+        are_written.append(files.try_to_write(args.markdown, markdown.as_markdown(document)))
     if args.plot:
         are_written.append(_draw(args.plot, document))
     return all(are_written)

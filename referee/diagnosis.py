@@ -44,7 +44,8 @@ def diagnose(grading: Grading, name: str, result: ComparedResult) -> str:
     expected, comparison = result.expected, result.comparison
     if expected.dtype.is_floating_point and _is_unwritten(expected, result.got):
         return f"returns memory that it has not written: {name}"
-    with suppress(torch.OutOfMemoryError, NoRoomError):  # the verdict stays without a resemblance
+    # Without memory for the guesses, the message names no resemblance.
+    with suppress(torch.OutOfMemoryError, NoRoomError):
         if words := resemblance(grading, result):
             return f"{words}: {name}"
     reached = accuracy_class(comparison.errors.relative)

@@ -22,8 +22,8 @@ SHAPES = [
 ]  # fmt: skip
 
 MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
-# How often the special values are repeated. It is a prime, so that each value visits each lane and
-# the tail.
+# How often the special values are repeated. It is a prime, so that each value comes into each lane
+# and into the tail.
 REPETITIONS = 127
 RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
@@ -127,7 +127,7 @@ def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     At most SPRINKLED elements are overwritten.
     """
-    repetitions = SPRINKLED // 7  # of 5 or 7 special values of integers; floats have more
+    repetitions = SPRINKLED // 7  # integers have 5 or 7 special values, floats have more
     values = special_values(x.dtype).to(x.device).repeat(repetitions)[:SPRINKLED]
     indices = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
     integer = INTEGERS[x.dtype.itemsize]  # torch cannot assign to elements of some unsigned dtypes

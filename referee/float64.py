@@ -1,8 +1,8 @@
 """The reference in float64, which tells how far off eager's own results are.
 
 The error budget of a result follows from eager's error. Where torch may compute float32 products in
-TF32, the reference also runs in float64 with operands rounded to TF32: torch's settings allow that
-error, whichever algorithm a process happens to take.
+TF32, the reference also runs in float64 with operands rounded to TF32. The budget then allows that
+error even if eager's process happens to choose a more accurate algorithm.
 """
 
 import copy

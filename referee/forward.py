@@ -94,7 +94,8 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
         fill: whether torch fills new memory with NaN meanwhile.
     """
     bench = grading.bench
-    # `poison`: the process fills so much memory and frees it before the call, which may get it.
+    # `poison`: before the call, the process fills this many free bytes with NaN. The result may get
+    # this memory; a result that is not written is then NaN.
     arguments = {
         "name": MODULE,
         "inputs": bench.forms(1),

@@ -15,8 +15,8 @@ DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
 SHARE_IN_WORDS = {"cpu": "a quarter", "cuda": "90%"}
 LARGEST_SHARE = 0.9
 MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
-# The driver clears memory that was given back. It does so while other processes already compute
-# again, and slows them. This is how long the referee waits for it.
+# How long the referee waits until the driver has cleared memory that was given back. Clearing slows
+# the work of other processes.
 SECONDS_TO_CLEAR = 0.05
 
 
@@ -70,7 +70,7 @@ def choose_rows(
         rows: how many the whole problem has.
         row_bytes: size of a row of the input.
         device: where the rows are measured.
-        fixed_bytes: memory that is needed whatever the number of rows.
+        fixed_bytes: memory that is needed for any number of rows.
 
     Raises:
         ValueError: `asked_rows` rows, or a single one, need more memory than there is.

@@ -16,6 +16,7 @@ def pair(references: Path, solutions: list[Path]) -> tuple[dict[Path, list[Path]
 
     The first of these rules that names exactly one reference decides:
 
+        rule                              solution                               reference
         the same path in both folders     level1/19_ReLU.py                      level1/19_ReLU.py
         the same file name                other/19_ReLU.py                       level1/19_ReLU.py
         KernelBench's level and number    level_1_problem_19_sample_0_kernel.py  level1/19_ReLU.py

@@ -1,8 +1,8 @@
 """A reference on a device: its inputs, its results, and how far off a solution's results may be.
 
-`Problem` grades by any reference file. A project that knows more of its problem, such as small
-cases, error limits or yardsticks, makes a subclass, which overrides methods in the part "what a
-problem may know better".
+`Problem` grades by any reference file. A project that has more to say about its problem, such as
+small cases, error limits or yardsticks, writes a subclass that overrides the methods in the part
+"what a problem may know better".
 """
 
 import copy
@@ -26,8 +26,8 @@ from referee.shared import flat_bytes, forms_of, pack
 from referee.tf32 import operators_in_tf32
 from referee.timing import Names, Rate, Timings
 
-# Forwards need so many times the memory of inputs, outputs and parameters together. Training steps
-# need up to five times; they are left out where there is less.
+# Memory that forwards need, in multiples of the bytes of inputs, outputs and parameters together.
+# Training steps need up to 5, and are left out if there is less.
 NEEDED_MEMORY = 3
 # A problem is large if its inputs, outputs and parameters take more than this share of a GPU's
 # memory: then not all contestants can keep memory for them at once.
@@ -49,7 +49,7 @@ class Problem:
         slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.
         yardstick_file: path of a file with the problem's own yardsticks, or None.
         settings: the precision settings of float32 products under which solutions are graded.
-        some_settings: those to which a sweep restricts `settings`; none if it does not.
+        some_settings: the settings that a sweep measures; empty for all of `settings`.
         needs_float64: whether gradients are compared with float64's; False if they must have
             eager's bits.
         setting: the one of `settings` that is graded now.
@@ -197,7 +197,7 @@ class Problem:
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
             tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
-        if self.is_large:
+        if self.is_large:  # float64 results take much memory
             for tensor in tensors:
                 tensor.forget_exact()
         return tensors
@@ -218,7 +218,7 @@ class Problem:
         """Return a mask of the output, true where rounding cannot change the gradient.
 
         Where a sum is near zero, rounding decides whether ReLU passes a gradient: the mask is false
-        there. None is returned if these places are not known.
+        there. The base class does not know these places and returns None.
         """
         return None
 
@@ -279,7 +279,10 @@ class Problem:
         return self.input_bytes + self.output_bytes
 
     def floor_seconds(self, timings: Timings) -> float:
-        """Return the seconds of one call's work at the highest rate measured; 0 if unknown."""
+        """Return a lower bound on the seconds of a call; 0 if none is known.
+
+        Here it is the time to write the outputs at the speed of the fastest copy.
+        """
         copies = timings.seconds.get(COPY)
         return min(copies) * self.output_bytes / self.moved if copies else 0.0
 

@@ -1,11 +1,11 @@
 """A result or gradient of training steps, compared with the reference's over several draws.
 
-Where a sum is near zero, rounding decides whether ReLU passes a gradient: there an honest gradient
-may differ by much. Other inputs have these places elsewhere. So there are two ways to tell rounding
-from a mistake. Either the problem knows the places, and the outputs' gradients are zero there, or
-gradients are compared for several draws of inputs, and an element must be wrong in all of them. A
-draw without a wrong element thus acquits a gradient, unless most timed draws are wrong by more than
-ReLU near zero explains.
+Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
+differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
+the outputs' gradients are zero there. Otherwise gradients are compared for several draws of inputs,
+which have these places elsewhere, and only an element that is wrong in every draw counts. A draw
+without a wrong element thus acquits a gradient, unless most timed draws are wrong by more than ReLU
+near zero explains.
 """
 
 import math
@@ -18,26 +18,27 @@ from referee.compare import relative_difference
 from referee.reference_tensor import Comparison, ReferenceTensor, describe_wrong
 
 RESULT = "result"  # the name of a result begins with it
-# Some elements are wrong in every draw. Rounding explains them only if it alone would make at least
-# this part of them wrong in every draw.
-LEAST_CHANCE = 0.01
-# Rounding does not explain a larger share of wrong elements in every draw.
+# Rounding explains the elements that are wrong in every draw only if the number that it predicts is
+# at least this share of their number; see the example of `Quantity`.
+LEAST_PREDICTED_SHARE = 0.01
+# In at least one draw, rounding makes at most this share of the elements wrong.
 LARGEST_SHARE_BY_ROUNDING = 0.02
-# ReLU near zero does not explain a gradient whose relative error is larger, in any draw.
+# In any timed draw, ReLU near zero makes at most this relative error.
 LARGEST_ERROR_BY_RELU = 0.25
-# Nor does it explain that most timed draws have errors of so many times eager's own error, which
-# ReLU near zero has made, too. Smaller errors than the other one could be those of a precision.
+# In at least half of the timed draws, ReLU near zero makes at most this multiple of eager's own
+# error, to which it contributes, too.
 MOST_TIMES_EAGERS_ERROR = 4
+# A smaller relative error may be that of a lower precision.
 LEAST_ERROR_OF_A_MISTAKE = 0.02
 
 
 class Quantity:
     """A result or a gradient of a training step, and how far off it was in the draws so far.
 
-    An example: of 1,000 elements 3 are wrong in each of two draws, and 2 of them are the same. If
+    An example: of 1,000 elements, 3 are wrong in each of two draws, and 2 of them are the same. If
     rounding had chosen them, an element would be wrong in both draws with a probability of
-    0.003 * 0.003, and 0.009 such elements would be expected. There are 2, more than 100 times
-    (1 / LEAST_CHANCE) as many: the gradient is wrong.
+    0.003 * 0.003, which predicts 0.009 such elements. That is less than 1% of 2 (the share is
+    LEAST_PREDICTED_SHARE): the gradient is wrong.
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
@@ -52,10 +53,10 @@ class Quantity:
         self.expected: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
         self._first_mistake = ""
-        self._is_wrong = False  # as a single draw has shown
+        self._is_wrong = False  # true once a single draw has shown it
         self._had_a_right_draw = False
         self._timed_draws = 0
-        self._timed_draws_far_off = 0  # by more than ReLU near zero explains for most draws
+        self._timed_draws_far_off = 0  # see `_error_of_a_mistake`
         self._least_relative_error = math.inf  # of a draw
         self._least_wrong_share = math.inf  # of the elements of a draw
         self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every draw
@@ -139,7 +140,7 @@ class Quantity:
         self._always_wrong = wrong if self._always_wrong is None else self._always_wrong & wrong
 
     def _error_of_a_mistake(self) -> float:
-        """Return the relative error that ReLU near zero does not explain if most draws have it."""
+        """Return the relative error that shows a mistake if most timed draws exceed it."""
         if self.expected.eager_errors.relative == 0:  # there is no float64 result, or no error
             return LARGEST_ERROR_BY_RELU
         by_eager = MOST_TIMES_EAGERS_ERROR * self.expected.eager_errors.relative
@@ -158,7 +159,7 @@ class Quantity:
         if self._least_relative_error > GROSS:
             return True
         count_by_rounding = self._chance * len(self._always_wrong)
-        return count_by_rounding < LEAST_CHANCE * count_true(self._always_wrong)
+        return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
 def quantity_names(inputs: list, parameters: list[str], output_count: int) -> list[str]:

@@ -36,8 +36,8 @@ def random_tensor(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
     """Return a dense tensor of random values, as `refill` draws them."""
-    # `zeros` touches the pages with all threads; the values are drawn by one. Drawn into untouched
-    # pages, 1.2 GB took 5.1 instead of 2.1 s on a virtual machine whose host was busy.
+    # `zeros` touches the pages of new memory with all threads. Values are drawn by a single thread,
+    # which takes much longer if it also has to touch the pages.
     return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 

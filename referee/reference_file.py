@@ -42,8 +42,8 @@ class ReferenceFile:
             defines is graded.
         dtype: the dtype to which modules are converted; None to leave them as they are.
         covers_all_values: whether `get_inputs` draws values of all kinds and of both signs. A
-            solution then must be right for other inputs, too. Such a problem comes with small cases
-            of its own, which cover them, so that fewer draws are needed at the timed size.
+            solution must then be right for any inputs. The problem's own small cases cover these,
+            so fewer draws are needed at the timed size.
         folders: folders from which a solution may import, besides the reference's own.
     """
 

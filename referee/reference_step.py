@@ -43,8 +43,8 @@ class ReferenceStep(NamedTuple):
     Attributes:
         tensors: results, then gradients, each with its error budget; None for a gradient that does
             not exist.
-        why_no_float64: why there is no step in float64 to set the budgets; "" if there is one, or
-            none is needed.
+        why_no_float64: why the budgets do not follow from a step in float64; "" if they do, or
+            need none.
     """
 
     tensors: list[ReferenceTensor | None]
@@ -57,7 +57,7 @@ class Float64Step(NamedTuple):
     Attributes:
         exact: results and gradients in float64; None if there are none.
         in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
-        why_none: why there are none although some are needed, or "".
+        why_none: why there are none; "" if there are some, or none are needed.
     """
 
     exact: list | None

@@ -8,8 +8,8 @@ from referee.accuracy import Errors, ErrorSums, count_true, errors, root_mean_sq
 from referee.budget import Budget, budget_from_errors, budget_without_float64
 from referee.compare import blocks, first_mismatch
 
-# Errors of two equally accurate results differ by chance. They may differ by these factors: the
-# mean of many errors varies little; the maximum of n varies by 4% at n = 10^7, and more below.
+# Factors by which the errors of two equally accurate results may differ by chance. The mean of many
+# errors varies little; the maximum of n errors varies by 4% at n = 10^7, and more for a smaller n.
 CHANCE_OF_MAX = 1.15
 CHANCE_OF_MEAN = 1.02
 
@@ -39,15 +39,15 @@ class Comparison:
 class ReferenceTensor:
     """A result or a gradient of the reference, with its error budget.
 
-    The results for one draw of inputs set the budget, and `compare` compares a solution's result
-    for the same draw. The budget also holds for other draws. For these only eager's result is
-    known, and `mistake_in_other_draw` compares a solution's with it.
+    The result for one draw of inputs sets the budget, which also holds for other draws. `compare`
+    judges a solution's result for that draw. `mistake_in_other_draw` judges one for another draw,
+    of which only eager's result is known.
 
     Args:
         eager: the result as the reference computes it.
         exact: the result in float64; None where there is none.
         terms: the number of terms of the longest sum.
-        limit: how far off each element may be, instead of the budget; None for the budget.
+        limit: how far off each element may be; None if the budget decides.
         allowed: another result that torch's settings allow, where eager may use TF32; or None.
         is_exact: whether only eager's values are right. For integers and booleans they always are.
 
@@ -121,7 +121,7 @@ class ReferenceTensor:
         )
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
-        """Return whether a tensor is right, for a draw in which the other one is eager's."""
+        """Return whether a result is right for other inputs, for which eager's is `eager`."""
         is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
         return is_alike and self.mistake_in_other_draw(got, eager) is None
 
@@ -167,7 +167,7 @@ class ReferenceTensor:
         return sums.over(self.numel)
 
     def _budget_for(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for another draw: a larger result may be off by that much more."""
+        """Return the budget for another draw: its slack grows with the size of eager's result."""
         own_size = self.eager_errors.root_mean_square
         if not own_size:
             return self.budget

@@ -34,9 +34,10 @@ def flatten(value: object) -> tuple[str, list]:
 
 
 def plain(x: object) -> torch.Tensor | None:
-    """Return a dense tensor without autograd's record, conjugation or negation, else None.
+    """Return a tensor without autograd's record, and without a pending conjugation or negation.
 
-    Its memory then holds its values. None is returned for anything but a dense tensor.
+    The memory of the tensor returned holds its values. For anything but a dense tensor the result
+    is None.
     """
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
         return None

@@ -18,7 +18,7 @@ from referee.messages import first_error_line
 from referee.problem import Problem
 from referee.records import Subject
 from referee.reference_file import BadReferenceError
-from referee.report import tables
+from referee.report import graded_files, tables
 from referee.roofline import add_roofline, copy_bandwidth
 from referee.server import Server
 from referee.timing import Rounds
@@ -97,7 +97,7 @@ class Session:
         """Do what needs all records: print the ranking of files, add the roofline to a sweep."""
         records_so_far = self.document["records"]
         if len(records_so_far) > 1 and self.args.solution:
-            console.show(f"\n{tables.ranking(records_so_far)}")
+            console.show(f"\n{graded_files.ranking(records_so_far)}")
         if self.args.sweep and records_so_far:
             add_roofline(records_so_far, copy_bandwidth(self.device))
 
@@ -259,7 +259,7 @@ class Session:
             ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
             console.show(f"{ready}{tables.details(record)}")
         else:
-            console.show(tables.line(record))
+            console.show(graded_files.line(record))
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
         elif verdict.details and not self._is_ours:

@@ -17,8 +17,8 @@ from referee.reading import BadDescriptionError, UnreadableError, checked
 from referee.results import span_of
 from referee.shared import Pool, Region, dtype_name, pack
 
-# The storages under a solution's state may be larger than its tensors. They may take so many times
-# the bytes of the reference's state, and so many bytes more.
+# The storages under a solution's state may be larger than its tensors. Together they may take
+# MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
 MOST_TIMES_STATE = 4
 MORE_STATE = 1 << 28
 # Relative and absolute tolerance of values that two constructors compute with different roundings.
@@ -204,22 +204,23 @@ def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], lis
         The storages' sizes in bytes and the tensors' forms, as `Region.arrange` takes them.
     """
     sizes: list[int] = []
-    indices: dict[int, int] = {}  # of storages in `sizes`, by the contestant's numbers for them
+    indices: dict[tuple[int, int], int] = {}  # of storages in `sizes`, by their address and size
     forms = []
     for description in descriptions:
         numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
         if not all(type(n) is int and n >= 0 for n in numbers):
             raise StateError("the memory of its state is described by no numbers")
-        storage, size, offset = numbers
+        address, size, offset = numbers
         item_bytes = getattr(torch, description["dtype"]).itemsize
         span = span_of(description["shape"], description["strides"], item_bytes)
         if offset * item_bytes + span > size:
             raise StateError("a tensor of its state reaches beyond its memory")
-        if storage not in indices or not size:
+        storage = address, size
+        if storage not in indices:
             indices[storage] = len(sizes)
             sizes.append(size)
         if sum(sizes) > largest:
-            raise StateError("its parameters lie in much more memory than they need")
+            raise StateError("its parameters take much more memory than they need")
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
     return sizes, forms

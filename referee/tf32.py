@@ -45,7 +45,7 @@ class RoundedOperands(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as `operators.Operators` does, and for its reason."""
+        """Return False, for the reason that `operators.Operators` gives."""
         return False
 
     def __torch_dispatch__(

@@ -14,11 +14,10 @@ from referee.console import Progress
 WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
 MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
 QUICK_ROUNDS = 5  # of the quick comparison on a GPU
-# Bytes of parameters. If there are more, the quick comparison on a CPU takes no gradients at the
-# timed size: for a weight of 256 MiB it would need seven seconds to compare them, and some more for
-# each round of training steps.
+# With more bytes of parameters than this, the quick comparison on a CPU leaves out gradients at the
+# timed size: those of a weight of 256 MiB take seven seconds to compare.
 QUICK_PARAMETERS = 1 << 26
-# On a CPU as many rounds are timed as fit into these seconds: once of forwards, once of steps.
+# On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
 CPU_SECONDS = 2.5  # for the quick comparison
 FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
 LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
@@ -34,7 +33,7 @@ class Names(NamedTuple):
 
     @property
     def again(self) -> str:
-        """The A/A control: what it differs by from eager is noise."""
+        """The A/A control, which is eager timed once more: a difference from eager is noise."""
         return f"{self.eager} (again)"
 
 
@@ -79,7 +78,7 @@ class Timings:
         wall: the same by the referee's clock, with the overhead.
         notes: which contestants were left out, and why.
         moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
-        floor: the seconds that the work takes at the highest rate measured.
+        floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
     """
 
     device: str

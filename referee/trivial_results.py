@@ -10,7 +10,7 @@ from referee.random_values import new_seed, redraw_module
 from referee.reference_tensor import ReferenceTensor
 from referee.unusual_inputs import unusual_inputs
 
-USUAL_DRAWS = 2  # besides the first draw, with which their results are compared
+USUAL_DRAWS = 2  # after the first draw, with whose results theirs are compared
 
 
 class TrivialResults(NamedTuple):

@@ -66,8 +66,8 @@ def _copy_a_part(x: torch.Tensor, source: torch.Tensor) -> None:
 def _shuffle_a_part(x: torch.Tensor) -> None:
     """Overwrite a random range of a flat tensor with elements of random places in the tensor.
 
-    So the new values are some that `get_inputs` draws, and a sum of all of them changes, too. If
-    that alters nothing, as where all elements are equal, the range gets other magnitudes.
+    The new values are thus values that `get_inputs` draws, and the sum of all elements changes. If
+    the range stays the same, as where all elements are equal, `redraw` alters it.
     """
     part = _random_range(x)
     old = x[part].clone()

@@ -15,10 +15,17 @@ from referee.messages import first_error_line
 from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
 # The words of verdicts.
-CORRECT, WRONG, ERROR, LATE = "correct", "wrong", "error", "time limit"
-INTERRUPTED, LEFT_OUT = "interrupted", "left out"
+CORRECT = "correct"
+WRONG = "wrong"
+ERROR = "error"
+LATE = "time limit"
+INTERRUPTED = "interrupted"
+LEFT_OUT = "left out"
 # The words for a solution's time beside eager's.
-FASTER, SLOWER, TIE, TOO_NOISY = "faster", "slower", "a tie", "too noisy"
+FASTER = "faster"
+SLOWER = "slower"
+TIE = "a tie"
+TOO_NOISY = "too noisy"
 # Two processes that run the same code differ by this factor, because they got other addresses.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 # If eager differs from itself by a larger factor, the machine is too noisy to tell anything.
@@ -58,14 +65,13 @@ class Run:
 def compare_times(eager: list[float], again: list[float], times: list[float], device: str) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for times beside eager's.
 
-    It is a tie if the ratio's interval includes 1, once it is widened by the factor that the same
-    code may differ by. That is the largest of
+    It is a tie if the ratio's interval includes 1 after it was widened by the noise, a factor by
+    which times of the same code differ. The noise is the largest of
 
         - PLACEMENT, by which two processes differ;
         - the ratio of eager to itself, the control;
-        - on a GPU, the spread of eager's times over the rounds. It is a factor of 1.25 where the
-          launches take longer than the device's work, and 1.002 elsewhere. On a CPU, what slows a
-          round slows all contestants in it.
+        - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
+          for launches. On a CPU, what slows a round slows all contestants in it.
 
     Args:
         eager: eager's seconds of a call, for each round.
@@ -78,11 +84,11 @@ def compare_times(eager: list[float], again: list[float], times: list[float], de
     if is_noisy or len(eager) < LEAST_JUDGED:
         return TOO_NOISY
     ratio, low, high = speed_up(eager, times)
-    widening = max(control, 1 / control, PLACEMENT[device])
+    noise = max(control, 1 / control, PLACEMENT[device])
     if device == "cuda":
         fast, slow = spread(eager + again)
-        widening = max(widening, slow / fast)
-    if low / widening <= 1 <= high * widening:
+        noise = max(noise, slow / fast)
+    if low / noise <= 1 <= high * noise:
         return TIE
     return FASTER if ratio > 1 else SLOWER
 

@@ -12,7 +12,7 @@ from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from problems import benchmark, figures, pages
-from referee.report import tables
+from referee.report import markdown, tables
 from referee.timing import speed_up
 
 RAW = {path.name: json.loads(path.read_text()) for path in figures.RESULTS.glob("*.json")}
@@ -119,7 +119,7 @@ def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(p
     readme = f"<!-- cpu: {command} -->\n<!-- end -->\n"
     figures.README.write_text(readme)
     assert figures.renew("cpu", "shutil") == []
-    table = tables.markdown({**content, "command": command})
+    table = markdown.as_markdown({**content, "command": command})
     assert figures.README.read_text() == readme.replace("<!-- end", table + "<!-- end")
     assert figures.BENCHMARKS.read_text() == old.replace("1.25", "6.00", 1)
     assert figures.PICTURE.read_text().startswith("<?xml")

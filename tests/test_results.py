@@ -20,7 +20,7 @@ from referee import records, roofline, session, timing
 from referee.console import Progress
 from referee.names import COMPILED
 from referee.reference_file import NoRoomError
-from referee.report import tables
+from referee.report import graded_files, markdown, tables
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
@@ -145,7 +145,7 @@ def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result()
     found.append(record(relu, "int8", word="wrong", reason="one; two"))
     note = " Interrupted: not all of it was measured."
     times = "1.500 ms | 3.000 ms | **2.000** (2.000 to 2.000)"
-    assert tables.markdown({**document(found), "complete": False}).splitlines() == [
+    assert markdown.as_markdown({**document(found), "complete": False}).splitlines() == [
         f"a | GPU, torch 2.13, CUDA 13.0; `python run.py`, now.{note}",
         "",
         "| module, x | time | eager's time | eager / time | training step: eager / time |",
@@ -170,10 +170,10 @@ def test_one_round_has_no_interval():
     found = record(relu)
     for times in found["runs"][0]["forward"]["seconds"].values():
         del times[1:]
-    assert "| **2.000** (one round) |" in tables.markdown(document([found]))
+    assert "| **2.000** (one round) |" in markdown.as_markdown(document([found]))
     found["file"] = "a.py"
-    assert "| 2.000 [one round] |" in tables.markdown(document([found], "grading"))
-    assert ", eager / this 2.000 (one round): faster; " in tables.line(found)
+    assert "| 2.000 [one round] |" in markdown.as_markdown(document([found], "grading"))
+    assert ", eager / this 2.000 (one round): faster; " in graded_files.line(found)
 
 
 def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
@@ -220,7 +220,7 @@ def test_noise_is_explained_below_each_table():
     graded = record(relu)
     graded["file"] = "a.py"
     graded["runs"][0]["time"] = "too noisy"
-    assert f"\n{tables.NOISY}\n" in tables.ranking([graded])
+    assert f"\n{tables.NOISY}\n" in graded_files.ranking([graded])
 
 
 def test_a_solution_that_is_faster_than_a_copy_is_explained():
@@ -233,7 +233,7 @@ def test_a_solution_that_is_faster_than_a_copy_is_explained():
 def test_an_interrupted_file_has_no_reason():
     graded = record(relu, word="interrupted")
     graded["file"] = "a.py"
-    assert tables.line(graded) == "a.py: interrupted"
+    assert graded_files.line(graded) == "a.py: interrupted"
 
 
 # --------------------------------------------------------------------------------------- sweeps

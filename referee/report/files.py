@@ -1,7 +1,7 @@
 """Writes files so that they appear as a whole or not at all.
 
-A regular file is replaced by a new one (`_replace`). Devices, pipes, and the file that stdout or
-stderr already leads to are written to.
+A regular file is replaced by a new one (`_replace`). Devices, pipes, and the file to which stdout
+or stderr leads are written to in place.
 """
 
 import errno
@@ -15,7 +15,7 @@ from referee import console
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if `write` would fail. No file is opened, because to open a FIFO blocks."""
+    """Raise OSError if `write` would fail. No file is opened, because opening a FIFO can block."""
     status, open_descriptor = _status(path)
     if status and stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))

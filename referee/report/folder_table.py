@@ -4,7 +4,7 @@ import csv
 import io
 from statistics import geometric_mean
 
-from referee.report import by_role, tables
+from referee.report import by_role, graded_files, tables
 
 NOT_GRADED = "not graded"  # the verdict on a file whose reference cannot be graded
 CSV_COLUMNS = (
@@ -54,7 +54,7 @@ def summary(all_records: list[dict]) -> str:
         lines.append(tables.NOISY)
     graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
     if graded:
-        lines.append(tables.scores(graded))
+        lines.append(graded_files.scores(graded))
     all_shares = [_share_of_light(record["runs"][0]) for record in all_records if record["runs"]]
     shares = [share for share in all_shares if share > 0]
     if shares:

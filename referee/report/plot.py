@@ -167,8 +167,8 @@ def _draw_column(upper: object, lower: object, forwards: list[dict], is_cpu: boo
 def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], dict]]:
     """Yield the seconds and the style of each line of a column; the roofline comes last.
 
-    The control has no line. Of the yardsticks, that of the forwards has a line, "copy" for example,
-    and a variant of it a dotted one, "copy, fresh memory". Other yardsticks have none.
+    The control has no line. The forwards' own yardstick has a dashed line ("copy", for example),
+    and a variant of it has a dotted one ("copy, fresh memory"). Other yardsticks have none.
     """
     yardstick = forwards[0]["yardstick"]
     medians = [{row["name"]: row["median_ms"] for row in f["summary"]} for f in forwards]

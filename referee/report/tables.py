@@ -1,15 +1,13 @@
-"""Makes the text that the command prints and `--markdown` writes, from the records of `--json`.
-
-See `referee/records.py` for records, runs, summaries and rows. What is printed:
+"""Makes the text that the command prints on the project's own solution and on sweeps.
 
     headline                   all commands
     details, closing           the project's own solution: tables of each problem, last lines
-    sweep_line, closing_of_sweep
-    line, ranking              graded files: a line for each, and the table of all
-    markdown                   the file of `--markdown`
-"""
+    sweep_line                 a sweep: the line of a size
+    closing_of_sweep           its last lines
 
-from statistics import geometric_mean
+See `referee/records.py` for records, runs, summaries and rows. The parts of all reports are also
+used by `graded_files`, `folder_table` and `markdown`.
+"""
 
 from referee.names import COPY
 from referee.report import by_role, machine
@@ -78,27 +76,27 @@ def milliseconds(row: dict) -> str:
     return f"{value:.3f} ms" if value >= 0.1 else f"{value:.3g} ms"
 
 
-def _forward_row(run: dict, role: str) -> dict:
+def forward_row(run: dict, role: str) -> dict:
     """Return the row with this role of a run's forward."""
     return by_role(run["forward"]["summary"], role)
 
 
-def _step_row(run: dict, role: str) -> dict:
+def step_row(run: dict, role: str) -> dict:
     """Return the row with this role of a run's whole training step."""
     return by_role(run["step"]["summary"]["step"], role)
 
 
-def _forward_rounds(run: dict) -> int:
+def forward_rounds(run: dict) -> int:
     """Return how many rounds of a run's forward were timed."""
-    return len(run["forward"]["seconds"][_forward_row(run, "eager")["name"]])
+    return len(run["forward"]["seconds"][forward_row(run, "eager")["name"]])
 
 
-def _step_rounds(run: dict) -> int:
+def step_rounds(run: dict) -> int:
     """Return how many rounds of a run's training step were timed."""
-    return len(run["step"]["seconds"]["step"][_step_row(run, "eager")["name"]])
+    return len(run["step"]["seconds"]["step"][step_row(run, "eager")["name"]])
 
 
-def _explain_noise(words: list[str]) -> list[str]:
+def explain_noise(words: list[str]) -> list[str]:
     """Return the line that explains "too noisy", if that is one of the words; else no line."""
     return [NOISY] if TOO_NOISY in words else []
 
@@ -130,20 +128,20 @@ def results(run: dict) -> str:
     """Return the tables of a run, and how to read them."""
     forward = run["forward"]
     setting = f", {run['setting']}" if run["setting"] else ""
-    rounds = _forward_rounds(run)
-    control = _forward_row(run, "control")
+    rounds = forward_rounds(run)
+    control = forward_row(run, "control")
     about = [
         f"{rounds} rounds; a ratio is the median over rounds, with a 95% interval",
         LEGEND,
         f"the same code timed twice gave {interval(control, rounds)}",
     ]
-    exceeds_copy = _forward_row(run, "solution")["percent_of_yardstick"] > 100
+    exceeds_copy = forward_row(run, "solution")["percent_of_yardstick"] > 100
     if forward["yardstick"] == COPY and exceeds_copy:
         about.append(NO_LIMIT)
     parts = [
         _forward_table(run, setting),
         "; ".join(about),
-        *_explain_noise([row["said"] for row in forward["summary"]]),
+        *explain_noise([row["said"] for row in forward["summary"]]),
         *forward["notes"],
     ]
     if run["step"]:
@@ -161,12 +159,12 @@ def _forward_table(run: dict, setting: str) -> str:
     forward = run["forward"]
     unit = forward["unit"]
     yardstick = forward["yardstick"].split()[0]  # "copy" for "copy, fresh memory"
-    ratio_title = f"{_forward_row(run, 'eager')['name']} / this"
+    ratio_title = f"{forward_row(run, 'eager')['name']} / this"
     rows = [[f"forward{setting}", *TIME_TITLES, unit, f"of {yardstick}", ratio_title, ""]]
     for row in forward["summary"]:
         speed = f"{row['rate']:.{DECIMALS[unit]}f}"
         share = f"{row['percent_of_yardstick']:.1f}%"
-        rows.append(_cells_of_row("", row, _forward_rounds(run), speed, share))
+        rows.append(_cells_of_row("", row, forward_rounds(run), speed, share))
     return table(rows)
 
 
@@ -178,8 +176,8 @@ def _step_results(run: dict, setting: str) -> list[str]:
         setting: of the precision, as in `_forward_table`.
     """
     step = run["step"]
-    rounds = _step_rounds(run)
-    ratio_title = f"{_forward_row(run, 'eager')['name']} / this"
+    rounds = step_rounds(run)
+    ratio_title = f"{forward_row(run, 'eager')['name']} / this"
     rows = [[f"training step{setting}", *TIME_TITLES, ratio_title, ""]]
     words = []
     for part, summary in step["summary"].items():  # forward, backward, step
@@ -188,7 +186,7 @@ def _step_results(run: dict, setting: str) -> list[str]:
     return [
         f"\n{table(rows)}",
         f"{rounds} rounds; a step is the forward and backward of a round",
-        *_explain_noise(words),
+        *explain_noise(words),
         _saved_bytes(run),
         *step["notes"],
     ]
@@ -196,7 +194,7 @@ def _step_results(run: dict, setting: str) -> list[str]:
 
 def _saved_bytes(run: dict) -> str:
     """Return the line on the bytes that autograd keeps from the forward for the backward."""
-    ours, eager = _step_row(run, "solution")["name"], _step_row(run, "eager")["name"]
+    ours, eager = step_row(run, "solution")["name"], step_row(run, "eager")["name"]
     our_bytes = run["step"]["kept_bytes"].get(ours, 0)
     eager_bytes = run["step"]["kept_bytes"].get(eager, 0)
     part = f" (1/{eager_bytes / our_bytes:.4g})" if our_bytes else ""
@@ -247,7 +245,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
 
 def _in_words(record: dict, run: dict) -> str:
     """Return a sentence on a run's time and torch's."""
-    ours, eager = _forward_row(run, "solution"), _forward_row(run, "eager")
+    ours, eager = forward_row(run, "solution"), forward_row(run, "eager")
     setting = f", {run['setting']}" if run["setting"] else ""
     our_time = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
     both_times = f"{our_time}, torch {milliseconds(eager)}"
@@ -275,10 +273,10 @@ def sweep_line(record: dict, needs_title: bool) -> str:
     [run] = record["runs"]
     title = ""
     if needs_title:
-        ratio_title = f"{_forward_row(run, 'eager')['name']} / this"
+        ratio_title = f"{forward_row(run, 'eager')['name']} / this"
         titles = SWEEP_COLUMNS.format("median us", run["forward"]["unit"], ratio_title)
         title = f"\n{record['problem']:<{LABEL_WIDTH}}  {titles}\n"
-    row = _forward_row(run, "solution")
+    row = forward_row(run, "solution")
     microseconds = f"{row['median_ms'] * 1e3:.2f}"
     columns = SWEEP_COLUMNS.format(microseconds, f"{row['rate']:.4g}", interval(row))
     word = f"  {run['time']}" if run["time"] in UNDECIDED else ""
@@ -311,172 +309,3 @@ def closing_of_sweep(records: list[dict], seconds: float) -> str:
         lines.append("A sweep of one problem and one --dtype has more time for each size.")
     lines += [f"NOTHING of {name} was timed." for name in untimed(records)]
     return "\n".join(lines)
-
-
-# --------------------------------------------------------------------------------- graded files
-
-
-def line(record: dict) -> str:
-    """Return the line of a graded file: its verdict, and the reason or the times."""
-    if record["verdict"] != "correct":
-        reason = f" ({record['reason']})" if record["reason"] else ""
-        return f"{record['file']}: {record['verdict']}{reason}"
-    facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
-    if record["refused"]:
-        facts.append(f"refuses {', '.join(record['refused'])}")
-    run = record["runs"][0]
-    time, ratio, word, share = _time_cells(run)
-    times = f"{time} ms, eager / this {ratio}: {_explained(word)}; {share} of {_yardstick(run)}"
-    step = _step_in_words(run) if run["step"] else ""
-    return f"{record['file']}: correct ({'; '.join(facts)}), {times}'s speed{step}"
-
-
-def _step_in_words(run: dict) -> str:
-    """Return the part of a file's line on its training step."""
-    ours, eager = _step_row(run, "solution"), _step_row(run, "eager")
-    text = f"; training step {interval(ours, _step_rounds(run))}: {_explained(ours['said'])}"
-    bytes_of = run["step"]["kept_bytes"]
-    if ours["name"] in bytes_of:
-        text += f", keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
-    return text
-
-
-def _explained(word: str) -> str:
-    """Return the word for a time compared with eager's; "too noisy" with its explanation."""
-    return NOISY if word == TOO_NOISY else word
-
-
-def ranking(records: list[dict]) -> str:
-    """Return a table of all graded files, the fastest first, and KernelBench's scores."""
-    runs = [record["runs"][0] for record in records if record["runs"]]
-    yardstick = _yardstick(runs[0]) if runs else "a copy"
-    titles = ["file", "verdict", "accuracy", "median ms", "eager / this", "", f"of {yardstick}"]
-    rows = [titles]
-    for record in sorted(records, key=_speed_up, reverse=True):
-        cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
-        rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
-    noise = _explain_noise([run["time"] for run in runs])
-    return "\n".join([table(rows), *noise, scores(records)])
-
-
-def scores(records: list[dict]) -> str:
-    """Return KernelBench's scores: how many are correct, fast_p, and the geometric mean.
-
-    fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
-    not faster than 1.
-    """
-    count = len(records)
-    correct = len([record for record in records if record["verdict"] == "correct"])
-    timed = [record for record in records if _speed_up(record) > 0]
-    ratios = [_speed_up(record) for record in timed]
-    ratios_without_ties = [_speed_up(record) for record in timed if not _is_tie(record)]
-    parts = [f"{correct} of {count} correct", f"fast_0 {correct / count:.2f}"]
-    for p in (1, 2):
-        faster = len([ratio for ratio in ratios_without_ties if ratio > p])
-        parts.append(f"fast_{p} {faster / count:.2f}")
-    if ratios:
-        parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
-    else:
-        parts.append("no ratio to average")
-    return "; ".join(parts)
-
-
-def _yardstick(run: dict) -> str:
-    """Return a run's yardstick of speed in words: "a copy" or "a product"."""
-    return f"a {run['forward']['yardstick'].split()[0]}"
-
-
-def _time_cells(run: dict) -> list[str]:
-    """Return four cells on a run: time in ms, ratio, word, share of the yardstick's speed."""
-    ours = _forward_row(run, "solution")
-    share = f"{ours['percent_of_yardstick']:.1f}%"
-    return [f"{ours['median_ms']:.3f}", interval(ours, _forward_rounds(run)), run["time"], share]
-
-
-def _speed_up(record: dict) -> float:
-    """Return the ratio of a record's first run; 0 if it does not count.
-
-    It does not count if the file is not correct, not timed, or the time is too noisy.
-    """
-    if record["verdict"] != "correct" or not record["runs"]:
-        return 0.0
-    run = record["runs"][0]
-    if run["time"] == TOO_NOISY:
-        return 0.0
-    return _forward_row(run, "solution")["ratio"]
-
-
-def _is_tie(record: dict) -> bool:
-    """Return whether the time of a record's first run is a tie with eager's. It must have a run."""
-    return record["runs"][0]["time"] == TIE
-
-
-# ------------------------------------------------------------------------------------- Markdown
-
-
-def markdown(content: dict) -> str:
-    """Return the text of `--markdown`: a line on the measurement, and a table as README has it.
-
-    Args:
-        content: of the JSON file, see `records.document`.
-    """
-    environment = content["environment"]
-    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
-    state = "" if content["complete"] else " Interrupted: not all of it was measured."
-    origin = f"{machine(environment)}, torch {environment['torch']}{cuda}; `{content['command']}`"
-    if content["kind"] == "grading":
-        titles, *rows = _grading_rows(content["records"])
-    else:
-        titles, *rows = _comparison_rows(content["records"])
-    lines = [f"{origin}, {content['date']}.{state}", ""]
-    lines += [_markdown_row(titles), "|" + "---|" * len(titles)]
-    lines += [_markdown_row(row) for row in rows]
-    return "\n".join([*lines, ""])
-
-
-def _markdown_row(cells: list[str]) -> str:
-    """Return a row of a Markdown table; a bar in a cell is escaped."""
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
-
-
-def _comparison_rows(records: list[dict]) -> list[list[str]]:
-    """Return the titles, and a row for each run. Yardsticks are only in the JSON file."""
-    rows = [["module, x", "time", "eager's time", "eager / time", "training step: eager / time"]]
-    for record in records:
-        label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
-        if record["verdict"] != "correct":
-            verdict = f"**{record['verdict']}** {record['reason']}".rstrip()
-            rows.append([label, verdict, "", "", ""])
-        for run in record["runs"]:
-            setting = f", `{run['setting']}`" if run["setting"] else ""
-            ours, eager = _forward_row(run, "solution"), _forward_row(run, "eager")
-            ratio = f"**{ours['ratio']:.3f}** ({_range(run)})"
-            step = f"{_step_row(run, 'solution')['ratio']:.3f}" if run["step"] else ""
-            rows.append([label + setting, milliseconds(ours), milliseconds(eager), ratio, step])
-    return rows
-
-
-def _grading_rows(records: list[dict]) -> list[list[str]]:
-    """Return the titles, and a row for each file, the fastest first."""
-    rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
-    for record in sorted(records, key=_speed_up, reverse=True):
-        reason = f": {record['reason']}" if record["reason"] else ""
-        time, ratio, word = "", "", ""
-        if record["runs"]:
-            run = record["runs"][0]
-            ours = _forward_row(run, "solution")
-            time = f"{milliseconds(ours)}, {ours['rate']:.4g} {run['forward']['unit']}"
-            ratio = f"{ours['ratio']:.3f} [{_range(run)}]"
-            word = run["time"]
-        verdict = record["verdict"] + reason
-        rows.append([f"`{record['file']}`", verdict, record["accuracy"], time, ratio, word])
-    return rows
-
-
-def _range(run: dict) -> str:
-    """Return the 95% interval of a run's ratio in words; one round alone has none."""
-    ours = _forward_row(run, "solution")
-    if _forward_rounds(run) == 1:
-        return "one round"
-    return f"{ours['ratio_low']:.3f} to {ours['ratio_high']:.3f}"

@@ -1,3 +1,5 @@
+"""Fixtures of the referee's tests, and their markers."""
+
 import os
 import sys
 import tempfile

@@ -13,7 +13,7 @@ import pytest
 import torch
 from texts import IMPORTS, module, reference
 
-from referee import command, folders
+from referee import command, folder_workers, folders
 from referee.pairs import pair
 from referee.report import folder_table
 
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")
 PLAIN = IMPORTS + module("return torch.relu(x)")
 WRONG = IMPORTS + module("return x + 1")
+# The problems, and solutions of the same names.
+NAMES = ("level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py")
 
 
 def make(folder: Path, texts: dict[str, str]) -> Path:
@@ -34,8 +36,7 @@ def make(folder: Path, texts: dict[str, str]) -> Path:
 
 @pytest.fixture
 def problems(tmp_path):
-    names = ("level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py")
-    return make(tmp_path / "problems", dict.fromkeys(names, RELU))
+    return make(tmp_path / "problems", dict.fromkeys(NAMES, RELU))
 
 
 def test_pairs(problems, tmp_path):
@@ -146,14 +147,16 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
 
 def test_the_last_problems_are_divided_among_devices():
     names = [str(index) for index in range(5)]
-    tasks = [folders.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names]
-    balanced = folders._balance(tasks, 2)
+    tasks = [
+        folder_workers.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names
+    ]
+    balanced = folder_workers._balance(tasks, 2)
     assert balanced[:4] == tasks[:4]
     assert [(task.name, task.solutions) for task in balanced[4:]] == [
         ("4", ["4a", "4c"]),
         ("4", ["4b", "4d"]),
     ]
-    few = folders._balance([folders.Task("0", Path("0"), ["a", "b"])], 3)
+    few = folder_workers._balance([folder_workers.Task("0", Path("0"), ["a", "b"])], 3)
     assert [task.solutions for task in few] == [["a"], ["b"]]
 
 
@@ -161,8 +164,8 @@ def test_a_worker_that_has_ended_is_told(capsys):
     """Its problem has no verdict, and other problems go to other workers."""
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    tasks = [folders.Task(name, Path(name), []) for name in ("first", "second")]
-    assert list(folders._collect([ours], tasks, lambda *_: None)) == []
+    tasks = [folder_workers.Task(name, Path(name), []) for name in ("first", "second")]
+    assert list(folder_workers._collect([ours], tasks, lambda *_: None)) == []
     assert "the worker for first has ended\n" in capsys.readouterr().err
 
 
@@ -235,8 +238,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu:0"])
 def test_an_interrupt_ends_workers_without_a_traceback(devices, problems, tmp_path):
-    names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
-    solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, PLAIN))
     out = tmp_path / "out.jsonl"
     options = ["--devices", devices, "--out", str(out)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -261,11 +263,10 @@ def processes_of(group: int) -> list[str]:
 
 @pytest.mark.slow
 def test_workers(problems, tmp_path):
-    names = ["level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py"]
-    solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, PLAIN))
     out = tmp_path / "out.jsonl"
     devices = "cuda:0,cuda:1" if torch.cuda.device_count() > 1 else "cpu,cpu:0"
     options = ["--devices", devices, "--trials", "3", "--out", str(out)]
     assert command.main([str(problems), str(solutions), *options]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(record["problem"] for record in records) == sorted(n[:-3] for n in names)
+    assert sorted(record["problem"] for record in records) == sorted(n[:-3] for n in NAMES)

@@ -1,8 +1,7 @@
 """Tests of honest files that do unusual things: all of them are correct.
 
-An earlier referee called the files of SEVEN cheats. They register a callback of the garbage
-collector, set the number of threads, catch a KeyError, try a compiler's flag, use a kernel of their
-own for large inputs only, keep a reciprocal, and keep the divisor as a buffer.
+The files of SUSPICIOUS do what cheats do, too. For example, they register a callback of the garbage
+collector, set the number of threads, or keep a value that follows from the divisor.
 """
 
 import pytest
@@ -63,7 +62,7 @@ return Own.apply(z) if len(x) > 32 else torch.relu(z) / 3.0
 RECIPROCAL = module("return torch.relu(self.fc(x)) * self.scale", FC + "self.scale = 1 / 3.0")
 DIVISOR = 'self.register_buffer("divisor", torch.tensor(3.0))'
 BUFFER = module("return torch.relu(self.fc(x)) / self.divisor", FC + DIVISOR)
-SEVEN = {
+SUSPICIOUS = {
     "a callback of the collector": correct(COLLECTOR, "training step"),
     "threads": correct(THREADS, "training step"),
     "a missing key": correct(MISSING_KEY, "training step"),
@@ -73,7 +72,7 @@ SEVEN = {
     "a divisor as a buffer": correct(BUFFER, "training step"),
 }
 OTHER_NAMES = "own = nn.Linear(256, 192)\nself.w, self.b = own.weight, own.bias"
-UNUSUAL = """
+BUSY_IMPORT = """
 import atexit, gc, logging, multiprocessing, signal, warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,17 +86,17 @@ assert list(pool.map(abs, [1, -1])) == [1, 1]
 with multiprocessing.get_context("fork").Pool(1) as processes:
     assert processes.map(abs, [-1]) == [1]
 """
-UNUSUAL += module(
+BUSY_IMPORT += module(
     'print("forward")\nwarnings.warn("forward")\nreturn torch.relu(self.fc(x)) / 3.0', FC
 )
 COMPILED = "\nself.compiled = torch.compile(lambda z: torch.relu(z) / 3.0, backend='aot_eager')"
 FIRST_ROW = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
 COLUMNS = "return (torch.relu(self.fc(x)) / 3.0).t().contiguous().t()"
-MORE = {
+UNUSUAL = {
     "other names": correct(
         module("return torch.relu(x @ self.w.t() + self.b) / 3.0", OTHER_NAMES), "training step"
     ),
-    "unusual": correct(UNUSUAL),
+    "many calls at import": correct(BUSY_IMPORT),
     "compiled": correct(module("return self.compiled(self.fc(x))", FC + COMPILED)),
     "columns": correct(module(COLUMNS, FC)),
     "inference mode": correct(
@@ -106,7 +105,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("table", [SEVEN, MORE], ids=["seven", "more"])
+@pytest.mark.parametrize("table", [SUSPICIOUS, UNUSUAL], ids=["suspicious", "unusual"])
 def test_honest(table, device, tmp_path):
     grade(DIVIDE, table, tmp_path, device=device)
 

@@ -1,5 +1,6 @@
 """Tests of files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,10 @@ from graded import grade
 from texts import correct, error, module, reference, wrong
 
 from referee.reference_file import BadReferenceError
+from referee.server import EndedError
+from referee.timed_requests import checked_seconds
 from referee.unusual_inputs import ALTERED, unusual_inputs
+from referee.verdict import ERROR, outcome
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces a part of each reply that has results. %s becomes items of a dictionary.
@@ -32,6 +36,13 @@ tell = worker.describe
 def describe(x):
     return tell(x) | {"strides": [1 << %d, 1]}
 worker.describe = describe
+"""
+# Says that all parameters are at the same address.
+SAME_ADDRESS = """
+from referee.child import worker
+
+tell = worker._describe_state
+worker._describe_state = lambda x: tell(x) | {"storage": 8}
 """
 # Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """
@@ -63,6 +74,17 @@ def test_forged_replies(tmp_path):
     grade(RELU, table, tmp_path, trials=1)
 
 
+def test_forged_addresses_of_parameters(tmp_path):
+    """The referee then takes parameters of different sizes for different ones."""
+    init = "self.a, self.b = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(64))"
+    forward = "return torch.relu(x) * self.a + self.b"
+    table = {
+        "same_address": correct(SAME_ADDRESS + module(forward, init)),
+        "correct": correct(module(forward, init)),
+    }
+    grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
+
+
 def test_how_processes_end(tmp_path):
     """One ends by a signal that has no name."""
     table = {
@@ -70,6 +92,20 @@ def test_how_processes_end(tmp_path):
         "correct": correct(PLAIN),
     }
     grade(RELU, table, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
+def test_times_that_are_no_times(seconds):
+    assert checked_seconds(seconds, 2) == [0.0, 0.0]
+    assert checked_seconds([0.0, 0.5], 2) == [0.0, 0.5]
+
+
+def test_signals_without_a_name():
+    assert outcome(EndedError(-40, ""), "importing") == (
+        ERROR,
+        "crashes (signal 40) while importing",
+    )
+    assert "SIGSEGV" in outcome(EndedError(-signal.SIGSEGV, ""), "importing")[1]
 
 
 SHARED_NORM = """

@@ -1,0 +1,111 @@
+"""Makes the text that the command prints on graded files: lines, ranking, KernelBench's scores."""
+
+from statistics import geometric_mean
+
+from referee.report.tables import (
+    NOISY,
+    TIE,
+    TOO_NOISY,
+    explain_noise,
+    forward_rounds,
+    forward_row,
+    interval,
+    step_rounds,
+    step_row,
+    table,
+)
+
+
+def line(record: dict) -> str:
+    """Return the line of a graded file: its verdict, and the reason or the times."""
+    if record["verdict"] != "correct":
+        reason = f" ({record['reason']})" if record["reason"] else ""
+        return f"{record['file']}: {record['verdict']}{reason}"
+    facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
+    if record["refused"]:
+        facts.append(f"refuses {', '.join(record['refused'])}")
+    run = record["runs"][0]
+    time, ratio, word, share = _time_cells(run)
+    times = f"{time} ms, eager / this {ratio}: {_explained(word)}; {share} of {_yardstick(run)}"
+    step = _step_in_words(run) if run["step"] else ""
+    return f"{record['file']}: correct ({'; '.join(facts)}), {times}'s speed{step}"
+
+
+def _step_in_words(run: dict) -> str:
+    """Return the part of a file's line on its training step."""
+    ours, eager = step_row(run, "solution"), step_row(run, "eager")
+    text = f"; training step {interval(ours, step_rounds(run))}: {_explained(ours['said'])}"
+    bytes_of = run["step"]["kept_bytes"]
+    if ours["name"] in bytes_of:
+        text += f", keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
+    return text
+
+
+def _explained(word: str) -> str:
+    """Return the word for a time compared with eager's; "too noisy" with its explanation."""
+    return NOISY if word == TOO_NOISY else word
+
+
+def ranking(records: list[dict]) -> str:
+    """Return a table of all graded files, the fastest first, and KernelBench's scores."""
+    runs = [record["runs"][0] for record in records if record["runs"]]
+    yardstick = _yardstick(runs[0]) if runs else "a copy"
+    titles = ["file", "verdict", "accuracy", "median ms", "eager / this", "", f"of {yardstick}"]
+    rows = [titles]
+    for record in sorted(records, key=counted_ratio, reverse=True):
+        cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
+        rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
+    noise = explain_noise([run["time"] for run in runs])
+    return "\n".join([table(rows), *noise, scores(records)])
+
+
+def scores(records: list[dict]) -> str:
+    """Return KernelBench's scores: how many are correct, fast_p, and the geometric mean.
+
+    fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
+    not faster than 1.
+    """
+    count = len(records)
+    correct = len([record for record in records if record["verdict"] == "correct"])
+    timed = [record for record in records if counted_ratio(record) > 0]
+    ratios = [counted_ratio(record) for record in timed]
+    ratios_without_ties = [counted_ratio(record) for record in timed if not _is_tie(record)]
+    parts = [f"{correct} of {count} correct", f"fast_0 {correct / count:.2f}"]
+    for p in (1, 2):
+        faster = len([ratio for ratio in ratios_without_ties if ratio > p])
+        parts.append(f"fast_{p} {faster / count:.2f}")
+    if ratios:
+        parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
+    else:
+        parts.append("no ratio to average")
+    return "; ".join(parts)
+
+
+def _yardstick(run: dict) -> str:
+    """Return a run's yardstick of speed in words: "a copy" or "a product"."""
+    return f"a {run['forward']['yardstick'].split()[0]}"
+
+
+def _time_cells(run: dict) -> list[str]:
+    """Return four cells on a run: time in ms, ratio, word, share of the yardstick's speed."""
+    ours = forward_row(run, "solution")
+    share = f"{ours['percent_of_yardstick']:.1f}%"
+    return [f"{ours['median_ms']:.3f}", interval(ours, forward_rounds(run)), run["time"], share]
+
+
+def counted_ratio(record: dict) -> float:
+    """Return the ratio of a record's first run; 0 if it does not count.
+
+    It does not count if the file is not correct, not timed, or the time is too noisy.
+    """
+    if record["verdict"] != "correct" or not record["runs"]:
+        return 0.0
+    run = record["runs"][0]
+    if run["time"] == TOO_NOISY:
+        return 0.0
+    return forward_row(run, "solution")["ratio"]
+
+
+def _is_tie(record: dict) -> bool:
+    """Return whether the time of a record's first run is a tie with eager's. It must have a run."""
+    return record["runs"][0]["time"] == TIE

@@ -1,0 +1,73 @@
+"""Makes the file of `--markdown`: a line on the measurement, and a table as README has it."""
+
+from referee.report import machine
+from referee.report.graded_files import counted_ratio
+from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
+
+
+def as_markdown(content: dict) -> str:
+    """Return the text of `--markdown`: a line on the measurement, and a table as README has it.
+
+    Args:
+        content: of the JSON file, see `records.document`.
+    """
+    environment = content["environment"]
+    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
+    state = "" if content["complete"] else " Interrupted: not all of it was measured."
+    origin = f"{machine(environment)}, torch {environment['torch']}{cuda}; `{content['command']}`"
+    if content["kind"] == "grading":
+        titles, *rows = _grading_rows(content["records"])
+    else:
+        titles, *rows = _comparison_rows(content["records"])
+    lines = [f"{origin}, {content['date']}.{state}", ""]
+    lines += [_markdown_row(titles), "|" + "---|" * len(titles)]
+    lines += [_markdown_row(row) for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def _markdown_row(cells: list[str]) -> str:
+    """Return a row of a Markdown table; a bar in a cell is escaped."""
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _comparison_rows(records: list[dict]) -> list[list[str]]:
+    """Return the titles, and a row for each run. Yardsticks are only in the JSON file."""
+    rows = [["module, x", "time", "eager's time", "eager / time", "training step: eager / time"]]
+    for record in records:
+        label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
+        if record["verdict"] != "correct":
+            verdict = f"**{record['verdict']}** {record['reason']}".rstrip()
+            rows.append([label, verdict, "", "", ""])
+        for run in record["runs"]:
+            setting = f", `{run['setting']}`" if run["setting"] else ""
+            ours, eager = forward_row(run, "solution"), forward_row(run, "eager")
+            ratio = f"**{ours['ratio']:.3f}** ({_range(run)})"
+            step = f"{step_row(run, 'solution')['ratio']:.3f}" if run["step"] else ""
+            rows.append([label + setting, milliseconds(ours), milliseconds(eager), ratio, step])
+    return rows
+
+
+def _grading_rows(records: list[dict]) -> list[list[str]]:
+    """Return the titles, and a row for each file, the fastest first."""
+    rows = [["file", "verdict", "accuracy", "time", "ratio to eager", ""]]
+    for record in sorted(records, key=counted_ratio, reverse=True):
+        reason = f": {record['reason']}" if record["reason"] else ""
+        time, ratio, word = "", "", ""
+        if record["runs"]:
+            run = record["runs"][0]
+            ours = forward_row(run, "solution")
+            time = f"{milliseconds(ours)}, {ours['rate']:.4g} {run['forward']['unit']}"
+            ratio = f"{ours['ratio']:.3f} [{_range(run)}]"
+            word = run["time"]
+        verdict = record["verdict"] + reason
+        rows.append([f"`{record['file']}`", verdict, record["accuracy"], time, ratio, word])
+    return rows
+
+
+def _range(run: dict) -> str:
+    """Return the 95% interval of a run's ratio in words; one round alone has none."""
+    ours = forward_row(run, "solution")
+    if forward_rounds(run) == 1:
+        return "one round"
+    return f"{ours['ratio_low']:.3f} to {ours['ratio_high']:.3f}"

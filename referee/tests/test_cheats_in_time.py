@@ -1,0 +1,142 @@
+"""Tests of cheats that return right results and try to be timed as faster.
+
+They are correct and gain nothing: times alone decide.
+"""
+
+from statistics import median
+
+import pytest
+from graded import grade
+from texts import correct, module, reference
+
+pytestmark = pytest.mark.slow
+
+RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
+PLAIN = module("return torch.relu(x)")
+
+SLEEP = 0.02  # seconds that each call of CLOCKS really takes
+# Makes the clocks that other modules imported run at a hundredth of the speed.
+CLOCKS = """
+import sys, time
+now = time.perf_counter
+for module in [m for n, m in list(sys.modules.items()) if n != __name__]:
+    for name, value in list(getattr(module, "__dict__", {}).items()):
+        if value is now:
+            setattr(module, name, lambda: now() / 100)
+""" + module(f"end = now() + {SLEEP}\nwhile now() < end:\n    pass\nreturn torch.relu(x)")
+# A thread holds the interpreter's lock, so that the reply is late, and works meanwhile.
+LOCK = "import ctypes, threading\n" + module("""
+def work():
+    ctypes.PyDLL(None).usleep(30000)  # without giving the lock back
+    torch.clamp_min(x, 0, out=out)
+out = torch.zeros_like(x)
+threading.Thread(target=work).start()
+return out
+""")
+# Computes the result at the next call of a function of torch.
+MODE = """
+from torch.overrides import TorchFunctionMode
+
+class Late(TorchFunctionMode):
+    todo = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.todo:
+            (x, out), self.todo = self.todo, ()
+            torch.clamp_min(x, 0, out=out)
+        return func(*args, **(kwargs or {}))
+
+mode = Late()
+mode.__enter__()
+"""
+MODE += module("out = torch.empty_like(x)\nmode.todo = x, out\nreturn out")
+SPINS = """
+import threading, zlib
+def spin():
+    while True:
+        zlib.crc32(bytes(1 << 24))  # without the interpreter's lock, for which calls would wait
+
+threading.Thread(target=spin, daemon=True).start()
+"""
+# Does something, HERE, to each process that has the same parent.
+SIBLINGS = """
+import os, signal
+from contextlib import suppress
+for name in filter(str.isdecimal, os.listdir("/proc")):
+    with suppress(OSError, ValueError):
+        parent = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]
+        if int(parent) == os.getppid() and int(name) != os.getpid():
+            HERE
+"""
+NO_GAIN = {
+    "hides_time": correct(CLOCKS),
+    "thread_with_the_lock": (LOCK, "correct|wrong", ""),  # right if it is done before the reply
+    "mode": correct(MODE),
+    "spins": correct(SPINS + PLAIN),
+    "stops_eager": correct(SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGSTOP)") + PLAIN),
+    "demotes_eager": correct(
+        SIBLINGS.replace("HERE", "os.setpriority(os.PRIO_PROCESS, int(name), 19)") + PLAIN
+    ),
+    "slows_torch": correct("import time\nfast = torch.relu\n"
+        "torch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n" + module("return fast(x)")),
+    "plain": correct(PLAIN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("walls", [True, False])
+def test_no_gain(device, walls, tmp_path):
+    records = grade(RELU, NO_GAIN, tmp_path, device=device, walls=walls)
+    for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
+        assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
+
+
+SHORT = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
+# Its clock says PART of each call's time. A call of SHORT takes less time than empty requests vary
+# by, so the referee's own clock cannot tell.
+FALSE = """
+from referee.child import clock
+
+def patch(kind):
+    own = kind.seconds
+    kind.seconds = lambda self: [PART * seconds for seconds in own(self)]
+
+patch(clock.CpuClock)
+patch(clock.CudaClock)
+"""
+FALSE += PLAIN
+
+
+def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
+    """If the referee's clock cannot tell, the line says that only the file's own clock says so."""
+    table = {
+        "no_time": correct(FALSE.replace("PART", "1e-5"), "its clock is false.*training step"),
+        "a_third": correct(FALSE.replace("PART", "0.3"), "training step"),
+        "plain": correct(PLAIN, "^(?!.*clock is false).*training step"),
+    }
+    records = grade(SHORT, table, tmp_path, trials=9, device=device)
+    [no_time], [third], [honest] = (records[name]["runs"] for name in table)
+    assert no_time["time"] != "faster"
+    assert no_time["step"]["summary"]["step"][0]["said"] != "faster"
+    for times, honest_times in zip(_seconds_of(no_time), _seconds_of(honest), strict=True):
+        assert median(times["ModelNew"]) > median(honest_times["eager"])
+    is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
+    assert is_noted or third["time"] != "faster"
+    own = honest["forward"]["seconds"]["ModelNew"]
+    assert median(own) < 5 * median(honest["forward"]["seconds"]["eager"])
+
+
+def _seconds_of(run: dict) -> list[dict]:
+    """The seconds of a run's forwards, and of its training steps, by contestant."""
+    return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
+
+
+@pytest.mark.parametrize("walls", [True, False])
+def test_eager_and_the_server_start_again(device, walls, tmp_path):
+    kill = SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGKILL)") + PLAIN
+    table = {"kills": (kill, "correct|error", ""), "next": correct(PLAIN)}
+    grade(RELU, table, tmp_path, device=device, walls=walls)
+
+
+def test_a_rivals_file_is_read_before_anybody_runs(tmp_path):
+    rewrites = f"open({str(tmp_path / 'rival.py')!r}, 'w').write('x = 1')\n" + PLAIN
+    grade(RELU, {"rewrites": correct(rewrites), "rival": correct(PLAIN)}, tmp_path)

@@ -1,0 +1,98 @@
+"""Tests of stopping and ending processes, with all that they have started."""
+
+import mmap
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+from referee import processes
+from referee.contestant import UnstoppableError
+from referee.verdict import ERROR, outcome
+
+
+def test_a_stopped_tree_does_nothing():
+    """Processes that it has started, in other sessions too, do nothing either."""
+    memory = mmap.mmap(-1, 16)
+    pid = os.fork()
+    if pid == 0:
+        if os.fork() == 0:
+            os.setsid()
+        while True:
+            memory[0] = (memory[0] + 1) % 256
+    tree = processes.Tree(pid, is_solution=False)
+    time.sleep(0.1)
+    for _ in range(5):
+        tree.stop()
+        count = memory[0]
+        time.sleep(0.02)
+        assert memory[0] == count
+        tree.go_on()
+        end = time.monotonic() + 10
+        while memory[0] == count and time.monotonic() < end:
+            time.sleep(0.001)
+        assert memory[0] != count
+    children = processes.children_of(pid)
+    tree.end()
+    os.waitpid(pid, 0)
+    for child in children:
+        end = time.monotonic() + 10
+        while processes.state_of(child) not in "XZ" and time.monotonic() < end:
+            time.sleep(0.001)
+        assert processes.state_of(child) in "XZ"
+
+
+@pytest.fixture
+def sleeper():
+    """A child process that sleeps."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+    yield pid
+    with suppress(ProcessLookupError, ChildProcessError):  # a test may have waited for its end
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_tree_that_starts_programs_is_stopped():
+    """A thread that waits for a child of vfork(2) cannot be stopped before the child goes on."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            subprocess.run(["/bin/true"], check=False)
+    tree = processes.Tree(pid, is_solution=False)
+    for index in range(200):
+        assert tree.stop()
+        assert processes.state_of(pid) == "T"
+        tree.go_on()
+        time.sleep(index % 5 * 1e-3)
+    tree.end()
+    os.waitpid(pid, 0)
+
+
+def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
+    monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
+    monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
+    assert not processes.Tree(sleeper, is_solution=False).stop()
+    _, status = os.waitpid(sleeper, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    error = UnstoppableError(-signal.SIGKILL, "")
+    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
+
+
+def test_orphans_are_found_and_ended():
+    with processes.subreaper():
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                signal.pause()
+            os._exit(0)
+        end = time.monotonic() + 10
+        while not processes._orphans() and time.monotonic() < end:
+            time.sleep(0.001)
+        orphans = processes._orphans()
+        assert orphans
+    assert not any(processes.state_of(pid) in "RSDT" for pid in orphans)

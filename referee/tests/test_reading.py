@@ -1,0 +1,148 @@
+"""Tests of reading results in a stopped process, all of them and some early."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from referee import processes, reading
+from referee.early_elements import EarlyElements
+from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.results import describe, flatten
+from referee.shared import Pool, Region
+
+CPU = torch.device("cpu")
+TRANSPOSED = torch.arange(12.0).view(3, 4).t()
+WITH_A_STEP = torch.arange(20)[3:9:2]
+
+
+@pytest.fixture
+def stopped():
+    """A stopped child process, whose memory is this one's at the time of the fork."""
+    trees = []
+
+    def fork() -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        tree = processes.Tree(pid, is_solution=False)
+        tree.stop()
+        trees.append(tree)
+        return pid
+
+    yield fork
+    for tree in trees:
+        tree.end()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [TRANSPOSED, WITH_A_STEP, torch.rand(5).expand(3, 5)],
+    ids=["transposed", "with a step", "expanded"],
+)
+def test_reading_in_another_process(stopped, x):
+    reader = Reader(stopped(), CPU)
+    description = describe(x)
+    assert torch.equal(reader.whole(description), x)
+    indices = torch.tensor([0, x.numel() - 1])
+    assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
+
+
+def test_what_cannot_be_read(stopped):
+    description = describe(torch.rand(3))
+    reader = Reader(stopped(), CPU)
+    with pytest.raises(UnreadableError):
+        reader.whole({**description, "address": 8})
+    with pytest.raises(UnreadableError, match="more than there is memory"):
+        reader.whole({**description, "strides": [1 << 46]})
+    for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
+        with pytest.raises(BadDescriptionError):
+            checked({**description, **wrong})
+
+
+@pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
+def test_dtypes_that_torch_cannot_compute_with(dtype):
+    with pytest.raises(BadDescriptionError, match="dtype"):
+        checked(describe(torch.rand(3)) | {"dtype": dtype})
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_all_other_dtypes_can_be_read(stopped):
+    bytes_of_all = torch.randint(2, (64,), dtype=torch.uint8)
+    reader = Reader(stopped(), CPU)
+    for name in reading.DTYPES:
+        if not hasattr(torch, name):
+            continue
+        x = bytes_of_all.view(getattr(torch, name))
+        early = reader.elements(describe(x), torch.tensor([0, 3]))
+        whole = reader.whole(describe(x))
+        late = reading.as_indexable(whole).reshape(-1)[torch.tensor([0, 3])]
+        assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
+
+
+def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
+    x = torch.rand(1 << 12)
+    reader = Reader(stopped(), CPU)
+    monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.numel())
+    with pytest.raises(UnreadableError, match="more than there is memory"):
+        reader.whole(describe(x[:2049:4]))
+    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
+    assert torch.equal(reader.whole(describe(x)), x)
+
+
+def test_addresses_between_elements_are_not_read_on_a_gpu():
+    reader = Reader(os.getpid(), torch.device("cuda"))
+    description = describe(torch.rand(3)) | {"handle": "00" * 64}
+    for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
+        with pytest.raises(BadDescriptionError):
+            reader.whole({**description, **wrong})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()],
+    ids=["contiguous", "transposed"],
+)
+def test_results_that_change_after_their_clock_has_stopped(stopped, values):
+    reader = Reader(stopped(), CPU)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
+    early = EarlyElements(bench, SimpleNamespace(reader=reader))
+    early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
+    assert not early.differs(0, 0, values)
+    assert not early.differs(0, 1, values)
+    assert early.differs(0, 0, values + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_copies_that_change_after_their_clock_has_stopped(device):
+    """They are in the referee's memory, so that the reply need not say anything of them."""
+    pool = Pool(CPU)
+    region = Region(pool)
+    results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
+    region.place(results)
+    problem = SimpleNamespace(device=torch.device(device))
+    bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
+    forged = {"calls": [{"results": []}]}
+    is_late = {0: False, 2: False}
+    for _ in range(100):
+        region.fill()
+        early = EarlyElements(bench, SimpleNamespace(reader=None))
+        early.read(forged)
+        for result_index in (0, 1, 2):
+            assert not early.differs(0, result_index, region.tensors[result_index])
+        region.write(results)
+        assert not early.differs(0, 1, region.tensors[1])
+        for result_index in is_late:
+            is_late[result_index] |= early.differs(0, result_index, region.tensors[result_index])
+    assert is_late == {0: True, 2: True}
+    pool.close()
+
+
+def test_flatten():
+    assert flatten((1, [2, (3,)])) == ("[*, [*, [*]]]", [1, 2, 3])
+    assert flatten(4) == ("*", [4])
+    with pytest.raises(ValueError, match="more than"):
+        flatten([0] * 1001)

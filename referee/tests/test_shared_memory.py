@@ -1,0 +1,88 @@
+"""Tests of the memory that the referee shares with contestants."""
+
+import pytest
+import torch
+
+from referee import cuda_ipc
+from referee.shared import Mapping, Pool, Region
+
+CPU = torch.device("cpu")
+VALUES = [
+    torch.arange(12.0).view(3, 4).t(),
+    torch.arange(20)[3:9:2],
+    torch.tensor(2.5, dtype=torch.bfloat16),
+    torch.empty(0, 3),
+    "text",
+]
+
+
+def test_values_arrive_in_their_form():
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.place(VALUES)
+    region.write(VALUES)
+    mapped = Mapping(pool.descriptor, CPU).tensors(region.form)
+    pool.close()
+    for copy, original in zip(mapped, VALUES, strict=True):
+        if isinstance(original, torch.Tensor):
+            assert torch.equal(copy, original)
+            assert copy.stride() == original.stride()
+            assert copy.storage_offset() == original.storage_offset()
+        else:
+            assert copy == original
+    assert region.is_unchanged()
+    mapped[0][1, 1] += 1
+    assert region.changed_values() == [0]
+    region.rewrite()
+    assert region.is_unchanged()
+
+
+def test_memory_that_is_shared_stays_shared():
+    pool = Pool(CPU)
+    base = torch.arange(10.0)
+    region = Region(pool)
+    region.place([base[:4], base[2:]])
+    region.write([base[:4], base[2:]])
+    first, second = Mapping(pool.descriptor, CPU).tensors(region.form)
+    pool.close()
+    first[3] = 77
+    assert second[1] == 77
+
+
+def test_memory_that_was_given_back_is_used_again():
+    pool = Pool(CPU)
+    first, second = Region(pool), Region(pool)
+    first.place([torch.empty(1 << 22)])
+    second.place([torch.empty(1 << 22)])
+    start = first.form["memory"]
+    assert second.form["memory"] != start
+    first.close()
+    first.close()  # a second time does nothing
+    small, other = Region(pool), Region(pool)
+    small.place([torch.empty(1 << 10)])  # too small for so large a block
+    other.place([torch.empty(1 << 21)])
+    assert small.form["memory"] != start
+    assert other.form["memory"] == start
+    pool.close()
+
+
+def test_values_with_repeated_elements_are_written():
+    pool = Pool(CPU)
+    region = Region(pool)
+    column = torch.rand(4, 1)
+    region.place([column.expand(4, 3)])
+    region.write([column.expand(4, 3)])
+    assert region.is_unchanged()
+    whole = column.expand(4, 3).contiguous()  # of another layout
+    region.write([whole])
+    assert torch.equal(region.tensors[0], whole)
+    pool.close()
+
+
+def test_a_lack_of_memory_on_a_gpu_is_torchs_error(monkeypatch):
+    def fail(name, *arguments):
+        raise cuda_ipc.CudaError(f"{name} failed with status 2")
+
+    monkeypatch.setattr(cuda_ipc, "_call", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="1,024 bytes"):
+        cuda_ipc.Allocation(1024, CPU)
