@@ -13,6 +13,7 @@ The program
     arguments, project   its options; what a project adds to it
     api                  `Reference`, `grade` and `Result` for Python
     session, folders     grade files on some problems; folders of files on folders of references
+    folder_workers       a worker for each device, which grades the files of a folder
     roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
     console              prints lines and progress and ends after Ctrl-C
