@@ -136,8 +136,8 @@ bool linear_sm80_supports(const LinearArguments& linear);
 size_t linear_sm80_workspace(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
 
-// linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute capability 9.0. It
-// always applies the ReLU, and needs no workspace.
+// linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute
+// capability 9.0. It always applies the ReLU, and needs no workspace.
 bool linear_skinny_supports(const LinearArguments& linear);
 int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 
@@ -145,9 +145,9 @@ int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 // that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass/fused_pass.cu: the elementwise passes before and after torch's own products, in any DType.
-// float64 divides in double, all other types in float as LinearArguments says. Matrices are
-// contiguous.
+// linear/fused_pass/fused_pass.cu: the elementwise passes before and after torch's own products, in
+// any DType. float64 divides in double, all other types in float as LinearArguments says. Matrices
+// are contiguous.
 
 // In place: out = relu(out) / divisor. Before the call, out [m, n] is the product plus bias.
 // mask [m, (n + 7) / 8] as in LinearArguments, or null.
