@@ -42,7 +42,7 @@ RELU_CPU = "relu/relu_cpu.cpp"
 RELU_GPU = "relu/relu_forward.cuh"
 RELU_GPU_LAUNCH = "relu/relu.cu"
 LINEAR_CPU = "linear/fused_pass/fused_pass_cpu.cpp"
-LINEAR_GPU = "linear/fused_pass/fused_pass_backward.cuh"
+LINEAR_GPU = "linear/fused_pass/backward.cuh"
 FP16X3_MAINLOOP = "linear/sm90/gemm_fp16x3_mainloop.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
 

@@ -40,7 +40,7 @@
 #include "relu/relu_config.cuh"
 #include "relu/relu_forward.cuh"
 
-namespace kernels::elementwise {
+namespace kernels::relu {
 
 // The functions of this file return a cudaError_t.
 
@@ -100,15 +100,15 @@ inline int launch_backward_strided(const void* grad_output, const GradientLayout
       element_bytes);
 }
 
-}  // namespace kernels::elementwise
+}  // namespace kernels::relu
 
 namespace kernels::cuda {
 
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream) {
   if (mask != nullptr) {
-    return elementwise::launch_relu</*kMask=*/true>(dtype, x, out, mask, n, stream);
+    return relu::launch_relu</*kMask=*/true>(dtype, x, out, mask, n, stream);
   }
-  return elementwise::launch_relu</*kMask=*/false>(dtype, x, out, mask, n, stream);
+  return relu::launch_relu</*kMask=*/false>(dtype, x, out, mask, n, stream);
 }
 
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
@@ -118,12 +118,11 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
   return dispatch_dtype(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
     if (!is_constant && !is_dense) {
-      return elementwise::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,
-                                                  stream);
+      return relu::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,
+                                           stream);
     }
-    using Bits = typename elementwise::UnsignedOf<kBytes>::Type;
-    return elementwise::launch_backward<Bits>(grad_output, is_constant, mask, grad_input, n,
-                                              stream);
+    using Bits = typename relu::UnsignedOf<kBytes>::Type;
+    return relu::launch_backward<Bits>(grad_output, is_constant, mask, grad_input, n, stream);
   });
 }
 

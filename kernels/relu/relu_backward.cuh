@@ -8,7 +8,7 @@
 #include "common/vectors.cuh"
 #include "relu/relu_config.cuh"
 
-namespace kernels::elementwise {
+namespace kernels::relu {
 
 // Loads the byte of the mask that has the bit of element i.
 template <typename Config>
@@ -106,4 +106,4 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-}  // namespace kernels::elementwise
+}  // namespace kernels::relu

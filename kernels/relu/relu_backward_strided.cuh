@@ -9,7 +9,7 @@
 
 #include "launchers.h"
 
-namespace kernels::elementwise {
+namespace kernels::relu {
 
 // The constants of relu_backward_strided_kernel.
 struct StridedConfig {
@@ -108,4 +108,4 @@ __global__ void __launch_bounds__(StridedConfig::kThreads)
   }
 }
 
-}  // namespace kernels::elementwise
+}  // namespace kernels::relu

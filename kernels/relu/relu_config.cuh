@@ -9,10 +9,9 @@
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 
-namespace kernels::elementwise {
+namespace kernels::relu {
 
-// ------------------------------------------------------------------- configurations, and their
-// sizes
+// ----------------------------------------------------------------- configurations and their sizes
 
 // How the threads of a launch share the elements. A "vector" is the elements of one 16-byte access.
 // A block handles kThreads * kVectors adjacent vectors. The vectors of one thread are kThreads
@@ -71,8 +70,7 @@ int choose_config(int64_t n, const Body& body) {
   return body(Large{});
 }
 
-// ------------------------------------------------------------------------- the elements of a
-// thread
+// ----------------------------------------------------------------------- the elements of a thread
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions below
 // take `first` and u * kStride as two arguments. The second is a compile-time constant, so that all
@@ -95,4 +93,4 @@ int count_blocks(int64_t n) {
   return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);
 }
 
-}  // namespace kernels::elementwise
+}  // namespace kernels::relu

@@ -8,7 +8,7 @@
 #include "common/vectors.cuh"
 #include "relu/relu_config.cuh"
 
-namespace kernels::elementwise {
+namespace kernels::relu {
 
 // ---------------------------------------------------------------------------------------- the mask
 
@@ -151,4 +151,4 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-}  // namespace kernels::elementwise
+}  // namespace kernels::relu

@@ -48,7 +48,7 @@ int size_of(DType dtype) {
 // A number of elements. One in six is near the size from which a thread handles four vectors, on
 // both sides of it. No size is large: float64 takes the kernels for large tensors at every size.
 int64_t draw_size(int size) {
-  if (one_in(6)) return elementwise::SizeLimits::kFourVectorsBegin / size + draw(-300, 9000);
+  if (one_in(6)) return relu::SizeLimits::kFourVectorsBegin / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
 }
 

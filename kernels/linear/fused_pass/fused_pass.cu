@@ -3,11 +3,10 @@
 //
 //   linear_fused_pass            Forward, after torch's product has written z = x weight^T + bias
 //                                to out: out = relu(out) / divisor in place, and the mask for
-//                                backward (fused_pass_forward.cuh).
+//                                backward (forward.cuh).
 //   linear_fused_pass_backward   Backward, before the products of the other gradients: grad_z =
 //                                grad_output / divisor where the mask's bit is 1, else 0. Also
-//                                grad_bias, the sum of each column of grad_z
-//                                (fused_pass_backward.cuh).
+//                                grad_bias, the sum of each column of grad_z (backward.cuh).
 //
 // Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
 // mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
@@ -23,9 +22,9 @@
 #include "common/vectors.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
-#include "linear/fused_pass/fused_pass_backward.cuh"
-#include "linear/fused_pass/fused_pass_forward.cuh"
-#include "linear/fused_pass/fused_pass_vectors.cuh"
+#include "linear/fused_pass/backward.cuh"
+#include "linear/fused_pass/forward.cuh"
+#include "linear/fused_pass/vectors.cuh"
 
 namespace kernels::fused_pass {
 

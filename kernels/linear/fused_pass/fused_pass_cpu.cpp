@@ -21,8 +21,8 @@
 #include "cpu/elements.h"
 #include "cpu/map_blocks.h"
 #include "launchers.h"
-#include "linear/fused_pass/fused_pass_cpu_blocks.h"
-#include "linear/fused_pass/fused_pass_cpu_mask.h"
+#include "linear/fused_pass/cpu_blocks.h"
+#include "linear/fused_pass/cpu_mask.h"
 
 namespace kernels::cpu {
 namespace {

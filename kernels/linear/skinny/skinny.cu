@@ -6,9 +6,9 @@
 // run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names. The parts of the
 // kernel, which this file puts together and launches:
 //
-//   skinny_config.cuh     constants and parameters
-//   skinny_operands.cuh   loads of x and the weight, and the products
-//   skinny_sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
+//   config.cuh     constants and parameters
+//   operands.cuh   loads of x and the weight, and the products
+//   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
 // Why it is fast: with few rows, each element of the weight takes part in few products, so the time
 // is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
@@ -60,9 +60,9 @@
 #include "common/ptx/memory.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
-#include "linear/skinny/skinny_config.cuh"
-#include "linear/skinny/skinny_operands.cuh"
-#include "linear/skinny/skinny_sums.cuh"
+#include "linear/skinny/config.cuh"
+#include "linear/skinny/operands.cuh"
+#include "linear/skinny/sums.cuh"
 
 namespace kernels::skinny {
 

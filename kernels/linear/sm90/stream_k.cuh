@@ -102,8 +102,8 @@ struct StreamKConfig {
   //
   // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
   //
-  //   L * k_group_time(rows)                      each multiplies its range, all at the same time
-  //   + k_groups / L * kAddingPerRow * rows     then one of them adds all partial sums
+  //   L * k_group_time(rows)                   each multiplies its range, all at the same time
+  //   + k_groups / L * kAddingPerRow * rows    then one of them adds all partial sums
   //
   // The first term grows with L and the second one falls, so the time is least where they are
   // equal. This function returns that L.

@@ -7,7 +7,7 @@
 
 #include "common/vectors.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fused_pass/fused_pass_vectors.cuh"
+#include "linear/fused_pass/vectors.cuh"
 
 namespace kernels::fused_pass {
 

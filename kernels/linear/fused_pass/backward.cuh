@@ -1,7 +1,9 @@
 // The kernels of the fused pass's backward, which fused_pass.cu launches:
 //
-//   backward_kernel       grad_z = mask bit ? grad_output / divisor : 0, and column sums of its
-//   rows add_partials_kernel   grad_bias, the total of those sums
+//   backward_kernel        grad_z = mask bit ? grad_output / divisor : 0; for each block of rows,
+//                          the sums of the columns of grad_z
+//
+//   add_partials_kernel    grad_bias, the totals of those sums
 
 #pragma once
 
@@ -11,7 +13,7 @@
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fused_pass/fused_pass_vectors.cuh"
+#include "linear/fused_pass/vectors.cuh"
 
 namespace kernels::fused_pass {
 

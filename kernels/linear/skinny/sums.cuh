@@ -8,7 +8,7 @@
 
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
-#include "linear/skinny/skinny_config.cuh"
+#include "linear/skinny/config.cuh"
 
 namespace kernels::skinny {
 
