@@ -23,7 +23,7 @@ int main() {
     product.m = m;
     product.n = n;
     product.k = k;
-    product.has_relu = relu;
+    product.is_forward = relu;
     product.x_is_transposed = is_transposed;
     product.weight_has_vector_rows = has_vectors;
     const char* const names[] = {"skinny", "sm90", "sm80", "torch"};

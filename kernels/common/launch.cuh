@@ -29,12 +29,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/sizes.h"
+
 namespace kernels {
 
 // ----------------------------------------------------------------------------- sizes and addresses
-
-// a / b, rounded up to a whole number, for b > 0 and a > -b. It is 0 for -b < a <= 0.
-__host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How many blocks of `block` elements cover `size` elements.
 constexpr int blocks_of(int64_t size, int64_t block) {

@@ -13,6 +13,8 @@
 #include <emmintrin.h>  // immintrin.h takes GCC 0.4 s
 #endif
 
+#include "common/sizes.h"
+
 namespace kernels {
 namespace {
 
@@ -62,7 +64,7 @@ void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool bypasses_ca
   T x_block[kBlock] = {};
   T out_block[kBlock];
   std::copy_n(x + i, rest, x_block);
-  const size_t mask_bytes = static_cast<size_t>(rest + 7) / 8;
+  const auto mask_bytes = static_cast<size_t>(bytes_of_bits(rest));
   map(i, x_block, out_block, mask_bytes);
   std::copy_n(out_block, rest, out + i);
 }

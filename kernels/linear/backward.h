@@ -21,6 +21,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/sizes.h"
 #include "linear/forward.h"
 #include "linear/run_gemm.h"
 #include "torch_support/operators.h"
@@ -133,7 +134,7 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
     const std::optional<Tensor> no_bias;
     const Tensor no_mask;
     const Tensor out =
-        run_gemm({a, transposed_b, no_bias, /*divisor=*/1.0}, /*has_relu=*/false, no_mask);
+        run_gemm({a, transposed_b, no_bias, /*divisor=*/1.0}, /*is_forward=*/false, no_mask);
     if (out.defined()) return out;
   }
   if (transposes) return b.t().mm(a.t()).t();
@@ -202,7 +203,7 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
   }
 
   const int64_t rows = rows_of(grad);
-  const int64_t row_bytes = mask_row_bytes(grad.size(-1));
+  const int64_t row_bytes = bytes_of_bits(grad.size(-1));
   const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
                            mask.dim() > 0 && mask.device() == grad.device();
   if (!is_readable || rows_of(mask) != rows || mask.size(-1) != row_bytes) {

@@ -35,6 +35,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/sizes.h"
 #include "launchers.h"
 
 namespace kernels {
@@ -60,7 +61,7 @@ struct Gpu {
 struct Product {
   DType dtype;
   Precision precision;
-  bool has_relu;  // true for the forward, false for a gradient
+  bool is_forward;  // false for a gradient
   int64_t m, n, k;
   // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
   // float32 it is copied first.
@@ -76,10 +77,6 @@ constexpr int64_t kLeastKAtHighest = 16;
 // The smallest M * N for which gemm_single and sm80's kernel can win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
-inline int64_t divide_rounding_up(int64_t dividend, int64_t divisor) {
-  return (dividend + divisor - 1) / divisor;
-}
-
 // Returns how full the result's waves of tiles are, from 0 to 1.
 //
 // In gemm_single a cluster of two multiprocessors computes a tile of 256 x 256, and a wave is one
@@ -88,9 +85,9 @@ inline int64_t divide_rounding_up(int64_t dividend, int64_t divisor) {
 // utilization is 72 / 132 = 0.55.
 inline double wave_utilization(const Product& product, const Gpu& gpu) {
   constexpr int64_t kTile = 256;
-  const int64_t tiles = divide_rounding_up(product.m, kTile) * divide_rounding_up(product.n, kTile);
+  const int64_t tiles = divide_up(product.m, kTile) * divide_up(product.n, kTile);
   const int64_t clusters = gpu.multiprocessors / 2;
-  const int64_t waves = divide_rounding_up(tiles, clusters);
+  const int64_t waves = divide_up(tiles, clusters);
   const double elements = static_cast<double>(product.m) * product.n;
   return elements / (waves * clusters * kTile * kTile);
 }
@@ -105,23 +102,23 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t k = product.k;
   constexpr int kTileRows = 16;
   constexpr int kTileFeatures = 32;
-  const int64_t tiles = divide_rounding_up(m, kTileRows) * divide_rounding_up(n, kTileFeatures);
+  const int64_t tiles = divide_up(m, kTileRows) * divide_up(n, kTileFeatures);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
   // Up to 8 rows, at either precision, torch wins only with many tiles and a short K.
-  constexpr int kVeryFewRows = 8;  // rows of x
-  constexpr int kManyTiles = 4;    // tiles for each multiprocessor
-  constexpr int kLongK = 512;      // elements of K
-  if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongK;
+  constexpr int kVeryFewRows = 8;      // rows of x
+  constexpr int kManyTiles = 4;        // tiles for each multiprocessor
+  constexpr int kLongKOfSkinny = 512;  // elements of K
+  if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongKOfSkinny;
 
   // With more rows at `high`, a single tensor-core product is faster.
   if (product.precision != Precision::kHighest) return false;
 
   // Up to 16 rows, the rows of one tile.
-  constexpr int kMediumK = 256;    // elements of K
-  constexpr int kMediumTiles = 2;  // tiles for each multiprocessor
+  constexpr int kMediumKOfSkinny = 256;  // elements of K
+  constexpr int kMediumTiles = 2;        // tiles for each multiprocessor
   const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
-  if (m <= kTileRows) return k >= kLongK || (k >= kMediumK && has_medium_tiles);
+  if (m <= kTileRows) return k >= kLongKOfSkinny || (k >= kMediumKOfSkinny && has_medium_tiles);
 
   // With more rows, only small products win, and none with very few features. A narrow tile, of
   // fewer than 32 features, takes as long as one of 32.
@@ -136,7 +133,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   }
   const bool has_narrow_tiles = n < kTileFeatures;
   const int64_t most_multiplications = has_narrow_tiles ? kMediumProduct : kSmallProduct;
-  return k >= kMediumK && has_medium_tiles && multiplications <= most_multiplications;
+  return k >= kMediumKOfSkinny && has_medium_tiles && multiplications <= most_multiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
@@ -146,17 +143,18 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 // (K - kFreeK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about 546,000
 // elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
-  constexpr int kLeastK = 64;            // elements of K
-  constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
-  constexpr int kRowCost = 150;          // elements of out per row of x
-  constexpr int kFeatureCost = 100;      // elements of out per feature
-  constexpr int kCallCost = 1 << 29;     // multiplications: elements of out times elements of K
-  constexpr int kFreeK = 40;             // elements of K; below kLeastK, so K - kFreeK is positive
+  constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
+  constexpr int kLeastWeight = 1 << 17;        // elements of the weight, N * K
+  constexpr int kRowCost = 150;                // elements of out per row of x
+  constexpr int kFeatureCost = 100;            // elements of out per feature
+  constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
+  constexpr int kFreeK =
+      40;  // elements of K; below kLeastKOfFp16x3Gradient, so K - kFreeK is positive
 
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
-  if (k < kLeastK || n * k < kLeastWeight) return false;
+  if (k < kLeastKOfFp16x3Gradient || n * k < kLeastWeight) return false;
   return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kFreeK);
 }
 
@@ -166,13 +164,13 @@ inline bool fp16x3_forward_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
 
-  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 features, or up to 128 and a long K,
-  // torch's product is faster, because most of a tile is padding.
-  constexpr int kTooFewRows = 16;               // rows of x
-  constexpr int kTooFewFeatures = 64;           // features
-  constexpr int kTooFewFeaturesForLongK = 128;  // features
-  constexpr int kLongK = 1 << 15;               // elements of K
-  const int too_few_features = k < kLongK ? kTooFewFeatures : kTooFewFeaturesForLongK;
+  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 features, or up to 128 and a very
+  // long K, torch's product is faster, because most of a tile is padding.
+  constexpr int kTooFewRows = 16;                   // rows of x
+  constexpr int kTooFewFeatures = 64;               // features
+  constexpr int kTooFewFeaturesForVeryLongK = 128;  // features
+  constexpr int kVeryLongK = 1 << 15;               // elements of K
+  const int too_few_features = k < kVeryLongK ? kTooFewFeatures : kTooFewFeaturesForVeryLongK;
   if (m <= kTooFewRows || n <= too_few_features) return false;
 
   // Two measures of the size have to be large enough:
@@ -212,7 +210,7 @@ inline bool fp16x3_forward_wins(const Product& product) {
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
 inline bool fp16x3_wins(const Product& product) {
   if (product.k < kLeastKAtHighest) return false;
-  return product.has_relu ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
+  return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
 // Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
@@ -223,24 +221,24 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
   constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
   constexpr int kLeastFeaturesForCopy = 2048;                // features
-  constexpr double kLeastUtilization = 0.6;                  // of the waves, from 0 to 1
+  constexpr double kLeastUtilizationOfFloat32 = 0.6;         // of the waves, from 0 to 1
 
   const bool has_enough_rows = product.m > kMostRowsOfTorch;
   // (N - kConversionCost) M K >= least_work, divided by K so that it does not overflow.
-  const int64_t least_work = product.has_relu ? kLeastForwardWork : kLeastGradientWork;
+  const int64_t least_work = product.is_forward ? kLeastForwardWork : kLeastGradientWork;
   const bool pays_for_conversion =
       (product.n - kConversionCost) * product.m >= least_work / product.k;
   // A transposed x is copied first, and few features do not pay for the copy.
   const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastFeaturesForCopy;
-  const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilization;
+  const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilizationOfFloat32;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }
 
 // Returns whether sm90's gemm_single computes a product of half types in less time than cuBLAS. Its
 // tiles of 256 x 256 win only where they nearly fill their waves.
 inline bool single_half_wins(const Product& product, const Gpu& gpu) {
-  constexpr double kLeastUtilization = 0.9;  // of the waves, from 0 to 1
-  return wave_utilization(product, gpu) >= kLeastUtilization;
+  constexpr double kLeastUtilizationOfHalf = 0.9;  // of the waves, from 0 to 1
+  return wave_utilization(product, gpu) >= kLeastUtilizationOfHalf;
 }
 
 // Returns the path to try. The caller still asks the kernel whether it supports the operands.
@@ -251,7 +249,7 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
   const bool has_large_result = product.m * product.n >= kLargeResult;
 
   const bool may_be_skinny =
-      is_hopper && is_float32 && product.has_relu && product.weight_has_vector_rows;
+      is_hopper && is_float32 && product.is_forward && product.weight_has_vector_rows;
   if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
 
   if (is_float32 && product.precision == Precision::kHighest) {
@@ -262,10 +260,10 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
   }
 
   // gemm_single. Gradients in half types win from a shorter K on.
-  constexpr int kLeastK = 1024;               // elements of K
+  constexpr int kLeastKOfSingle = 1024;       // elements of K
   constexpr int kLeastKOfHalfGradient = 256;  // elements of K
-  const bool is_half_gradient = !is_float32 && !product.has_relu;
-  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastK;
+  const bool is_half_gradient = !is_float32 && !product.is_forward;
+  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastKOfSingle;
   if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
   const bool single_wins =
       is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);

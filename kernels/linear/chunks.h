@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/sizes.h"
 #include "launchers.h"
 
 namespace kernels {
@@ -98,7 +99,6 @@ class WorkspaceSlices {
 template <typename WorkspaceOf>
 int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
-  const auto divide_up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
 
   // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. So many rows are measured that
   // rounding slices up to 256 bytes hardly counts.
@@ -140,7 +140,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
 template <typename Launch>
 void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
   const int64_t element_size = linear.dtype == DType::kFloat32 ? 4 : 2;
-  const int64_t mask_row_bytes = (linear.n + 7) / 8;
+  const int64_t mask_row_bytes = bytes_of_bits(linear.n);
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
     LinearArguments chunk = linear;
     chunk.m = std::min(rows, linear.m - begin);

@@ -32,6 +32,7 @@
 #include <type_traits>
 
 #include "common/ptx/math.cuh"
+#include "common/sizes.h"
 #include "common/vectors.cuh"
 #include "launchers.h"
 
@@ -138,7 +139,7 @@ struct Epilogue {
   }
   // The mask's byte that holds the bit of this row and column.
   __device__ uint8_t* mask_at(int row, int column) const {
-    return mask + static_cast<int64_t>(row) * ((n + 7) / 8) + column / 8;
+    return mask + static_cast<int64_t>(row) * bytes_of_bits(n) + column / 8;
   }
 };
 

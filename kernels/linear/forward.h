@@ -15,15 +15,13 @@
 
 #include <tuple>
 
+#include "common/sizes.h"
 #include "linear/gate.h"
 #include "linear/run_gemm.h"
 
 namespace kernels {
 
 using TwoTensors = std::tuple<Tensor, Tensor>;
-
-// Returns the bytes of a mask for one row of N elements.
-inline int64_t mask_row_bytes(int64_t n) { return (n + 7) / 8; }
 
 // Computes the forward by the reference's own ops.
 inline Tensor linear_composite(const LinearInputs& inputs) {
@@ -48,7 +46,7 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
     return cuda::linear_fused_pass(dtype, data, divisor, mask_data, m, n, stream);
   };
   const auto run_on_cpu = [=] {
-    const int64_t bytes = m * mask_row_bytes(n);
+    const int64_t bytes = m * bytes_of_bits(n);
     at::parallel_for(0, bytes, kGrain / 8, [=](int64_t begin, int64_t end) {
       cpu::linear_fused_pass(dtype, data, divisor, mask_data, n, begin, end);
     });
@@ -64,7 +62,7 @@ inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
   const Tensor x = as_matrix(inputs.x);
   Tensor out;
   if (!is_empty(inputs)) {
-    out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*has_relu=*/true, mask);
+    out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*is_forward=*/true, mask);
   }
   if (!out.defined()) {
     out = at::linear(inputs.x, inputs.weight, inputs.bias).contiguous();
@@ -86,7 +84,7 @@ inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
     fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
   }
   const DeviceGuard guard(inputs.x);
-  const int64_t row_bytes = mask_row_bytes(inputs.weight.size(0));
+  const int64_t row_bytes = bytes_of_bits(inputs.weight.size(0));
   const Tensor mask = allocate(inputs.x, with_last(inputs.x.sizes(), row_bytes), at::kByte);
   const Tensor out = compute_linear(inputs, mask);
   return {out, mask};
@@ -96,7 +94,7 @@ inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
 // sizes and dtypes. Sizes may be symbols.
 inline TwoTensors linear_with_mask_meta(const LinearInputs& inputs) {
   const Tensor out = linear_composite(inputs);
-  const c10::SymInt row_bytes = (inputs.weight.sym_size(0) + 7) / 8;
+  const c10::SymInt row_bytes = bytes_of_bits(inputs.weight.sym_size(0));
   const at::TensorOptions options = out.options().dtype(at::kByte);
   const Tensor mask = at::empty_symint(with_last(inputs.x.sym_sizes(), row_bytes), options);
   return {out, mask};

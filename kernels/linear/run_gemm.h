@@ -10,6 +10,7 @@
 
 #include <optional>
 
+#include "common/sizes.h"
 #include "linear/choose_path.h"
 #include "linear/float32_precision.h"
 #include "linear/operands.h"
@@ -36,7 +37,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   const int64_t rows = matrix.size(0);
   const int64_t columns = matrix.size(1);
   const int64_t size = matrix.element_size();
-  const int64_t stride = divide_rounding_up(columns * size, alignment) * alignment / size;
+  const int64_t stride = divide_up(columns * size, alignment) * alignment / size;
   const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
   if (matrix.scalar_type() != at::kFloat || !is_column_major(matrix, size)) {
     copy.copy_(matrix);
@@ -147,12 +148,12 @@ inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* st
 }
 
 // Describes the product for choose_path.
-inline Product product_of(const LinearInputs& inputs, bool has_relu) {
+inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   Product product{};
   product.dtype = *kernel_dtype(inputs.x.scalar_type());
   const bool is_float32 = product.dtype == DType::kFloat32;
   product.precision = is_float32 ? float32_precision() : Precision::kHigh;
-  product.has_relu = has_relu;
+  product.is_forward = is_forward;
   product.m = inputs.x.size(0);
   product.n = inputs.weight.size(0);
   product.k = inputs.weight.size(1);
@@ -165,12 +166,12 @@ inline Product product_of(const LinearInputs& inputs, bool has_relu) {
 // Returns out [M, N] in x's dtype, computed on the current stream; an undefined tensor where
 // torch's product is to be used instead.
 //
-// x [M, K] and weight [N, K] are matrices of any strides, on the current device. has_relu is false
-// for a gradient, which is the product alone. mask [M, (N + 7) / 8] is written unless it is
-// undefined.
-inline Tensor run_gemm(const LinearInputs& inputs, bool has_relu, const Tensor& mask) {
+// x [M, K] and weight [N, K] are matrices of any strides, on the current device. The forward
+// applies ReLU. A gradient, with is_forward = false, is the product alone. mask [M, (N + 7) / 8] is
+// written unless it is undefined.
+inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor& mask) {
   if (!inputs.x.is_cuda()) return {};
-  const Product product = product_of(inputs, has_relu);
+  const Product product = product_of(inputs, is_forward);
   const Gpu gpu = gpu_of(inputs.x);
   const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
@@ -195,7 +196,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool has_relu, const Tensor& 
   linear.weight_is_transposed = weight.is_transposed;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   linear.divisor = static_cast<float>(inputs.divisor);
-  linear.has_relu = has_relu;
+  linear.has_relu = is_forward;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (!supports(path, gpu, linear)) {
     if (demanded_path) fail("the path that set_linear_path chose does not support this problem");

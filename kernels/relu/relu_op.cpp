@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "common/sizes.h"
 #include "torch_support/elementwise.h"
 #include "torch_support/operators.h"
 
@@ -27,8 +28,6 @@ bool is_supported(const Tensor& x) {
   return is_plain(x.key_set()) && kernel_dtype(x.scalar_type()).has_value() && x.numel() > 0 &&
          x.is_non_overlapping_and_dense() && !has_tangent(x) && is_aligned(x);
 }
-
-int64_t mask_bytes(int64_t elements) { return (elements + 7) / 8; }
 
 // ---------------------------------------------------------------------------------------- forward
 
@@ -155,7 +154,7 @@ struct ReluBackward : Node {
 
   // A hook for saved tensors may have returned any tensor.
   void check_mask(const Tensor& mask, const Tensor& grad_output) const {
-    const int64_t bytes = mask_bytes(c10::multiply_integers(sizes));
+    const int64_t bytes = bytes_of_bits(c10::multiply_integers(sizes));
     if (mask.numel() != bytes || mask.device() != grad_output.device()) {
       fail("mask must have " + std::to_string(bytes) + " elements on the gradient's device");
     }
@@ -214,7 +213,7 @@ Tensor relu_autograd(const Tensor& x) {
   if (!wants_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
   const DeviceGuard guard(x);
   auto node = make_node<ReluBackward>(x);
-  const Tensor mask = allocate_output(x, {mask_bytes(x.numel())}, at::kByte, std::nullopt);
+  const Tensor mask = allocate_output(x, {bytes_of_bits(x.numel())}, at::kByte, std::nullopt);
   const Tensor out = compute_relu(x, mask);
   node->saved_mask = SavedVariable(mask, /*is_output=*/false);
   node->sizes = out.sizes();

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   constexpr int kBatch = BackwardConfig::kBatch;
   const int lane = threadIdx.x % lanes;
   const int rows_at_once = BackwardConfig::kThreads / lanes;
-  const int64_t row_bytes = MaskLayout::row_bytes(n);
+  const int64_t row_bytes = bytes_of_bits(n);
   const RowVector<T> elements((blockIdx.x * int64_t{lanes} + lane) * kSize, n, is_aligned);
 
   // The thread's rows: `count` of them, from `begin` on, rows_at_once apart. The last block of a

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/sizes.h"
 #include "cpu/elements.h"
 #include "cpu/map_blocks.h"
 
@@ -23,9 +24,6 @@ namespace {
 constexpr int64_t kStrip = 512;
 static_assert(kStrip % kBlock == 0, "a full strip has whole blocks");
 static_assert(kStrip % 8 == 0, "the next strip of a row begins with a byte of the mask");
-
-// How many bytes of a mask hold `bits` adjacent bits.
-int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
 
 // Calls body(i, byte, count) for each byte of the mask of `rows` whole rows of n elements. The
 // byte's lowest `count` bits belong to the elements i, i + 1, ..., counted from the first row's

@@ -20,7 +20,7 @@ struct ForwardConfig {
   template <typename T>
   static int64_t row_vectors(int64_t n) {
     constexpr int kVectorsPerByte = MaskLayout::kColumns / Vector<T>::kSize;
-    return MaskLayout::row_bytes(n) * kVectorsPerByte;
+    return bytes_of_bits(n) * kVectorsPerByte;
   }
 };
 
@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
     bits |= __shfl_xor_sync(0xffffffff, bits, distance);
   }
   if (place != 0 || elements.count == 0) return;
-  mask[row * MaskLayout::row_bytes(n) + elements.first / MaskLayout::kColumns] =
-      static_cast<uint8_t>(bits);
+  mask[row * bytes_of_bits(n) + elements.first / MaskLayout::kColumns] = static_cast<uint8_t>(bits);
 }
 
 }  // namespace kernels::fused_pass

@@ -9,6 +9,7 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/sizes.h"
 #include "common/vectors.cuh"
 
 namespace kernels::fused_pass {
@@ -17,13 +18,9 @@ namespace kernels::fused_pass {
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// How the bits of the mask are stored: each row of n bits is padded to whole bytes.
+// How the bits of the mask are stored: each row of n bits is padded to bytes_of_bits(n) bytes.
 struct MaskLayout {
   static constexpr int kColumns = 8;  // of a byte
-
-  __host__ __device__ static constexpr int64_t row_bytes(int64_t n) {
-    return divide_up(n, kColumns);
-  }
 };
 
 // The neighbouring elements of a row that a thread handles: one 16-byte vector, fewer elements at

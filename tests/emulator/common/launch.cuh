@@ -25,6 +25,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "common/sizes.h"
+
 // ------------------------------------------------------------------------------ CUDA's keywords
 
 #undef __shared__
@@ -217,7 +219,6 @@ inline float __uint_as_float(uint32_t v) { return bits_as<float>(v); }
 
 namespace kernels {
 
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
