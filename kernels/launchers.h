@@ -170,7 +170,7 @@ size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
 //
 // These run on the calling thread. The caller (torch_support/elementwise.h, linear/*.h) divides the
 // work among torch's threads, and each thread gets a range begin <= i < end. Pointers are always
-// those of element 0 of the whole array, whatever the range.
+// those of element 0 of the whole array.
 
 namespace cpu {
 
@@ -190,9 +190,13 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, for the units begin <= i < end. The rows are divided into
-// runs, and the columns of each run into units: there are runs * units_of_run units. `sums`
-// [runs, n] gets the column sums of each run; null if grad_bias is not wanted.
+// As cuda::linear_fused_pass_backward, in two steps. The rows of the matrix are divided into runs,
+// and the columns of each run into units (fused_pass_cpu.cpp has a picture).
+//
+//   1. Threads call linear_fused_pass_backward for ranges begin <= i < end of all runs *
+//      units_of_run units. It writes grad_z, and the sums of the columns of each run to `sums`
+//      [runs, n], which is null if grad_bias is not wanted.
+//   2. After that, one thread calls linear_fused_pass_backward_sum, if grad_bias is wanted.
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
 int64_t linear_fused_pass_backward_units_of_run(int64_t n);
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,

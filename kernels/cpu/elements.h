@@ -30,7 +30,7 @@ namespace {
 //   widen    the value of an element
 //   narrow   the nearest element to a value, ties to even
 
-// float32 and float64: the machine computes with the elements as they are in memory.
+// float32 and float64: the machine computes with the numbers in memory, without a conversion.
 template <typename C, typename B>
 struct Native {
   using Bits = B;
@@ -82,9 +82,21 @@ struct BFloat16 {
 //
 // In the comments below, 2^(e - 14) is the largest power of two that is not above |x|: e is 14 in
 // the example. Subnormal numbers have e = 0. The spacing is 2^(e - 24), and magic is 2^(e - 1).
+//
+// Example: widen(1.5). The bits of 1.5 in float16 are an exponent of 15 and a mantissa of 2^9:
+//
+//     e             15 - 1 = 14
+//     spacing       2^-10
+//     mantissa      2^10 + 2^9 = 1536, with the leading 1: 1536 * 2^-10 = 1.5
+//     magic         2^13 = 8192; 1 in its last bit is 2^-10, too
+//     magic + |x|   8193.5: the bits of 8192.0f, plus 1536 as an integer
+//     |x|           8193.5 - 8192 = 1.5, by a subtraction of floats
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
+
+  // The bits of float32 for magic where e = 0, which is 2^-1: the exponent is -1 + 127.
+  static constexpr int32_t kLeastMagic = 126 << 23;
 
   // value where x > 0, else 0. GCC turns ?: and std::max into branches around the floating-point
   // sum, and then makes no vectors.
@@ -95,17 +107,21 @@ struct Float16 {
   static constexpr float widen(uint16_t x) {
     constexpr int32_t kLeastNormal = 0x400;
     constexpr int32_t kMostFinite = 0x7bff;
+    constexpr int32_t kBiasDifference = 112 << 23;  // in float32's exponent
     const int32_t magnitude = x & 0x7fff;
+    // e is the exponent less 1, and 0 for subnormal numbers. It is computed at the exponent's place
+    // in float16, from bit 10 on. 13 bits further up is the exponent's place in float32.
     const int32_t exponent_bits = magnitude & 0x7c00;
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
-    const int32_t magic = (e_in_float16 << 13) + (126 << 23);            // 2^(e - 1)
+    const int32_t magic = (e_in_float16 << 13) + kLeastMagic;            // 2^(e - 1)
     // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). The last bit of
     // magic has the same unit, so that the integer sum has the bits of the float magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
-    // Infinity and NaN have 143 in the exponent so far. 112 more is 255, as in float32.
-    const int32_t special_exponent = if_positive(magnitude - kMostFinite, 112 << 23);
+    // Infinity and NaN, with the exponent 31, were converted as numbers from 2^16 on, whose
+    // exponent in float32 is 16 + 127 = 143. Another 112 makes it 255, that of infinity and NaN.
+    const int32_t special_exponent = if_positive(magnitude - kMostFinite, kBiasDifference);
     const uint32_t sign = uint32_t{x & 0x8000u} << 16;
     return Float32::widen((Float32::narrow(value) + special_exponent) | sign);
   }
@@ -121,7 +137,7 @@ struct Float16 {
     const int32_t exponent_bits = clamped & 0x7f800000;
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float32 = if_positive(above_least, above_least);  // e << 23
-    const int32_t magic = e_in_float32 + (126 << 23);                    // 2^(e - 1)
+    const int32_t magic = e_in_float32 + kLeastMagic;                    // 2^(e - 1)
     const float sum = Float32::widen(clamped) + Float32::widen(magic);
     // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1
     // and e add up to the exponent of a float16, which is e + 1 for normal numbers.
@@ -158,7 +174,7 @@ constexpr Bits ones_if(bool condition) {
   return static_cast<Bits>(-static_cast<Bits>(condition));
 }
 
-// out = x < 0 ? 0 : x, which keeps NaN and -0 as they are.
+// out = x < 0 ? 0 : x, which keeps NaN and -0.
 //
 // One comparison of signed integers, which SSE and AVX2 have, finds the negative numbers: x is
 // negative if its bits less 1 are less than the bits of -inf. In float32, where -inf is 0xff800000:

@@ -199,7 +199,10 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
            inputs.weight->size(0) == grad.size(-1);
   }
   if (!fits) {
-    fail("linear_relu_divide_gradients: expected floating tensors that fit together");
+    fail(
+        "linear_relu_divide_gradients: expected floating tensors that fit together, got "
+        "grad_output " +
+        describe(grad) + ", input " + describe(inputs.x) + ", weight " + describe(inputs.weight));
   }
 
   const int64_t rows = rows_of(grad);

@@ -1,4 +1,4 @@
-// Chunks of rows: how a GEMM limits its workspace, whatever M is.
+// Chunks of rows: how a GEMM limits its workspace for every M.
 //
 // The workspace of a GEMM for float32 holds the split x. At `highest` that takes 4 bytes an
 // element, so the workspace would be as large as x itself. The GEMM is therefore launched for one
@@ -124,8 +124,8 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
     const int64_t whole_chunks = tiles / chunk_tiles;
     const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
     const int64_t chunks = divide_up(tiles, chunk_tiles);
-    // Of equally good sizes, the smallest is taken, which comes last. It leaves the most tiles for
-    // the last chunk, so that the chunks are the most equal.
+    // The smallest of equally good sizes is taken; it comes last. It leaves the most tiles for the
+    // last chunk, so that the chunks are the most equal.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;
     best_chunk_tiles = chunk_tiles;

@@ -13,6 +13,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 
+#include <string>
 #include <tuple>
 
 #include "common/sizes.h"
@@ -81,7 +82,11 @@ inline Tensor linear_forward(const LinearInputs& inputs) {
 // linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
 inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
   if (!is_supported_except_sizes(inputs) || !has_matching_sizes(inputs)) {
-    fail("linear_relu_divide_with_mask: expected dense floating tensors that fit together");
+    fail(
+        "linear_relu_divide_with_mask: expected dense floating tensors that fit together, and a "
+        "divisor whose reciprocal is a normal float, got input " +
+        describe(inputs.x) + ", weight " + describe(inputs.weight) + ", bias " +
+        describe(inputs.bias) + ", divisor " + std::to_string(inputs.divisor));
   }
   const DeviceGuard guard(inputs.x);
   const int64_t row_bytes = bytes_of_bits(inputs.weight.size(0));

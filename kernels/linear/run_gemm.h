@@ -9,6 +9,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "common/sizes.h"
 #include "linear/choose_path.h"
@@ -101,6 +102,21 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   rules.takes_transposed_x = is_gemm_single && !is_float32;
   rules.takes_transposed_weight = is_gemm_single;
   return rules;
+}
+
+// Returns the name of a path, as set_linear_path takes it.
+inline const char* name_of(Path path) {
+  switch (path) {
+    case Path::kSkinny:
+      return "skinny";
+    case Path::kSm90:
+      return "sm90";
+    case Path::kSm80:
+      return "sm80";
+    case Path::kTorch:
+      break;
+  }
+  return "torch";
 }
 
 // Returns true if the path's kernel can compute the call on this GPU.
@@ -199,7 +215,12 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   linear.has_relu = is_forward;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   if (!supports(path, gpu, linear)) {
-    if (demanded_path) fail("the path that set_linear_path chose does not support this problem");
+    if (demanded_path) {
+      fail(std::string("the path ") + name_of(path) +
+           ", which set_linear_path chose, does not support x " + describe(x.tensor) +
+           " times weight " + describe(weight.tensor) + " on compute capability " +
+           std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10));
+    }
     return {};
   }
 

@@ -36,6 +36,8 @@
 
 #include <cstdint>
 
+#include "common/sizes.h"
+
 namespace kernels::fp16x3 {
 
 // -------------------------------------------------------------------------------- sizes and states
@@ -58,7 +60,7 @@ __host__ __device__ constexpr int k_tile_depth(bool has_lo) {
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kKTileHalves - 1) / kKTileHalves * kKTileHalves;
+  return divide_up(k, kKTileHalves) * kKTileHalves;
 }
 
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
@@ -118,12 +120,13 @@ constexpr int kMaxHiExponent = 126;
 // A hi of a smaller magnitude is subnormal: it has fewer than the 11 bits that TF32 would keep.
 constexpr float kSmallHi = 0x1p-14f;
 
-// Returns whether a row has too many subnormals for hi alone: more than one for 32 `nonzeros`.
+// Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
-// For a row of x, both arguments are exact counts. For a row of the weight, `nonzeros` is K, and
-// `subnormals` is a count that count_subnormals (sm90/convert_weight.cuh) scales up in each k-tile.
-__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t nonzeros) {
-  return subnormals * 32 > nonzeros;
+// Zeros should not count, as hi represents them exactly. So for a row of x, `elements` is how many
+// are not zero. For a row of the weight it is K, with zeros, and count_subnormals
+// (sm90/convert_weight.cuh) scales `subnormals` up accordingly.
+__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
+  return subnormals * 32 > elements;
 }
 
 // -------------------------------------------------------------------------------------- arithmetic

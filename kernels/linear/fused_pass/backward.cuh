@@ -29,7 +29,7 @@ struct BackwardConfig {
   static constexpr int kRun = 64;
   static_assert(kRun % kBatch == 0, "a run ends where a batch does");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
-  // 132. With twice as many blocks, half types take a tenth longer.
+  // 132. With twice as many blocks, half types take longer.
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.

@@ -11,13 +11,14 @@
 // other: a strip is up to 512 adjacent elements, which are a part of one row or several whole rows.
 //
 // grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
-// sum in float32, whatever the order of torch's additions. For float64, both sum in float64; here
+// sum in float32, in any order of torch's additions. For float64, both sum in float64; here
 // the terms are added in groups and in pairs, as torch adds them.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "common/sizes.h"
 #include "cpu/elements.h"
 #include "cpu/map_blocks.h"
 #include "launchers.h"
@@ -246,11 +247,9 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
   });
 }
 
-int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n) {
-  return (m + run_rows(n) - 1) / run_rows(n);
-}
+int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n) { return divide_up(m, run_rows(n)); }
 
-int64_t linear_fused_pass_backward_units_of_run(int64_t n) { return (n + kStrip - 1) / kStrip; }
+int64_t linear_fused_pass_backward_units_of_run(int64_t n) { return divide_up(n, kStrip); }
 
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       ptx::cluster_wait();
       store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
     }
-    // Share this tile's sums. Of lanes with the same total, the first stores it.
+    // Share this tile's sums. The first of the lanes with the same total stores it.
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {

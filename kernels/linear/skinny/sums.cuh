@@ -13,26 +13,28 @@
 namespace kernels::skinny {
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes: lane l gets kTotals of them, from i = l * kCount / 32 on, in `totals`.
+// the kCount totals over the lanes: lane l gets those from i = l * kCount / 32 on, in `totals`.
+// With 64 sums a lane gets kTotals = 2 of them. With fewer than 32 sums, neighbouring lanes get the
+// same total.
 //
-// Pairs of lanes that are kDistance apart exchange half of their sums. The lower lane keeps the
-// lower half and sends the upper half; the upper lane does the opposite. Both add what they
-// receive. The recursion does the same with half as many sums, at half the distance, down to a
-// distance of 1. The first call has kDistance = 16. A single sum cannot be halved: both lanes of a
-// pair then send it and keep it. For kCount = 4, the lanes have these sums after each exchange:
+// The caller passes kDistance = 16. Two lanes that are kDistance apart divide the sums between
+// them: the lower lane keeps the first half and sends the second half, the upper lane does the
+// opposite, and both add what they receive. Then add_lanes calls itself with the kKept sums that
+// are left, at half the distance, until the distance is 1. A single sum cannot be divided: both
+// lanes send it and keep it. For kCount = 4, the lanes have these sums after each exchange:
 //
 //   kDistance = 16   lanes 0..15: sums 0, 1                 lanes 16..31: sums 2, 3
 //   kDistance = 8    lanes 0..7: sum 0    8..15: sum 1      16..23: sum 2    24..31: sum 3
 //   4, 2 and 1       the same
 template <int kDistance, typename T, int kCount, int kTotals>
 __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
-  constexpr int kHalf = kCount > 1 ? kCount / 2 : 1;
+  constexpr int kKept = kCount > 1 ? kCount / 2 : 1;
   const bool is_upper = threadIdx.x & kDistance;
-  double added[kHalf];
+  double added[kKept];
 #pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
+  for (int i = 0; i < kKept; ++i) {
     const T low = sums[i];
-    const T high = sums[kCount - kHalf + i];
+    const T high = sums[kCount - kKept + i];
     const T kept = is_upper ? high : low;
     const T sent = is_upper ? low : high;
     added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};

@@ -315,14 +315,14 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
        first_fragment += Config::kSubtileFragments) {
-    // Stage the subtile. i counts fragments along M, halves of their rows, fragments along N.
+    // Stage the subtile. i counts fragments along M, their two row blocks of 8, fragments along N.
 #pragma unroll
     for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
       const int fragment = i / (2 * Config::kFragmentsN);
-      const int row_half = i / Config::kFragmentsN % 2;
+      const int row_block = i / Config::kFragmentsN % 2;
       const int j = i % Config::kFragmentsN;
-      const float* const sum = &total[first_fragment + fragment][j][row_half * 2];
-      const int row = fragment * 16 + row_half * 8 + lane / 4;
+      const float* const sum = &total[first_fragment + fragment][j][row_block * 2];
+      const int row = fragment * 16 + row_block * 8 + lane / 4;
       *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
           make_float2(sum[0], sum[1]);
     }

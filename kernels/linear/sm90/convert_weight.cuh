@@ -92,10 +92,14 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
-// Counts the subnormals of a row in one k-tile, and adds them to subnormals[row]. Zeros are left
-// out: the count is scaled up as if all 64 elements were nonzero, so that has_many_subnormals may
-// compare the row's sum with K. The scaled count is rounded down, and 0 if all elements are zero.
-// Eight lanes have a row, with an octet of eight elements each.
+// Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
+// lanes have a row, with an octet of eight elements each.
+//
+// has_many_subnormals asks whether a row has more than one subnormal for 32 nonzero elements. But
+// nobody counts the nonzero elements of a whole row of the weight; the row's count is compared with
+// K, which includes zeros. So the count of a k-tile is scaled from its nonzero elements to all 64,
+// as if zeros were replaced by elements of which as large a share is subnormal. The result is
+// rounded down, and 0 if all elements are zero.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
@@ -123,7 +127,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // Counts the subnormals of some batches of a unit that this warp has converted: `batches` has a bit
 // for each. All of them have the row-major shape, 8 rows x 64 of K. `hi_k_tile` points to row 0 of
 // the unit's first k-tile, and the next k-tile is k_tile_elements further. Counting follows the
-// conversion of the whole unit, as counting in every batch would take 1% of the kernel's time.
+// conversion of the whole unit, as counting in every batch would slow the conversion down.
 __device__ __forceinline__ void count_batches(const WeightConversion& conversion, int64_t first_row,
                                               const __half* hi_k_tile, int64_t k_tile_elements,
                                               uint32_t batches) {

@@ -45,7 +45,7 @@ struct ConvertWeightConfig {
   static constexpr int kBatchesPerKTile = 4;
   static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
   // Batches of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
-  // takes 1% more time.
+  // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
   static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
   static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
   static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
@@ -55,7 +55,8 @@ struct ConvertWeightConfig {
   static constexpr int kOctetsPerBatch = 2;
 
   // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
-  // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer.
+  // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
+  // (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
   static constexpr int kLead = 24;
 
   // The value of round_octet's `least` if no element is subnormal. Both 16-bit halves are 1 less

@@ -56,7 +56,8 @@
 // ----- Why it is fast
 //
 // - Conversion is hidden behind the products. An experiment that read both operands from shared
-//   memory without converting the weight (with wrong results) saved only 1% of the time.
+//   memory without converting the weight (with wrong results) saved only 1% of the time
+//   (docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
 // - The second warpgroup starts half a k-group after the first. So while one promotes or scales,
 //   and has no product in flight, the other one's products keep the tensor cores busy.
 // - The producer loads the next tile during the epilogue.
@@ -182,8 +183,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  // ptx::uniform shows the compiler that all lanes have the same value. Calls then take 1% less
-  // time on an H200.
+  // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
   const int warpgroup = ptx::uniform(threadIdx.x / 128);
   start_next_kernel();
   if (args.is_second_run) {

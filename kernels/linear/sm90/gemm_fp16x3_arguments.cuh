@@ -33,8 +33,8 @@ struct GemmFp16x3Config {
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
-  //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are 4 tiles of
-  //        176 and 2 of 160, which take 2% less time on an H200. Only for K from kLongK on.
+  //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
+  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only for K from kLongK on.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kWideRows = 176;

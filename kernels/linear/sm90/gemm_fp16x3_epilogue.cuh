@@ -67,7 +67,7 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
 // Adds the partial sums of a tile that other clusters have stored. The consumer warps of the
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
-// stream_k.cuh says why no cluster waits for ever.
+// stream_k.cuh says why no cluster waits forever.
 __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
                                         float (&sums)[GemmFp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -78,7 +78,7 @@ __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int
     const unsigned* const is_stored =
         &args.partials.are_stored[other_cluster][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
-    // the lanes of the warp converge again before each wgmma, which takes 3% longer on an H200.
+    // the lanes of the warp converge again before each wgmma, which takes longer.
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll

@@ -73,15 +73,15 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   const uint32_t empty = base + offsetof(GemmMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
-  const int rows_of_half = args.tiles.max_rows() / BlockConfig::kClusterSize;
-  const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_half * Config::kRowBytes;
+  const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
+  const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for both halves of x and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
   const uint32_t weight = base + offsetof(GemmMemory, weight);
   PipelineState<Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int row = args.tiles.rows_of(tile).begin + rank * rows_of_half;
+    const int row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
     const int weight_row = first_block_column(tile, rank);
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;

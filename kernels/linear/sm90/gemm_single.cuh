@@ -72,7 +72,7 @@
 // - The order of tiles lets both operands come from L2.
 // - The tensor cores multiply fp16 at twice TF32's rate.
 // - wgmma's operand A is the weight. With x as operand A, half types take 1.5 to 2% longer on an
-//   H200, as the GPU lowers its clock.
+//   H200, as the GPU lowers its clock (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
 
 #pragma once
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
-  float d[Config::kAccumulators];
+  float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
@@ -111,7 +111,7 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     const PrefetchedScales<Traits> own_scales(args, row, column);
 
     // Mainloop. The scales are stored while the last products run.
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(d, k_tile);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
     const bool is_fast = own_scales.store(args.epilogue, &scales, barrier);
     consumer.complete();
 
@@ -119,18 +119,19 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     if constexpr (Traits::kConvertsWeight) {
       // x is finite here, and finite fp16 operands have finite sums. So a sum is infinite or NaN
       // only if the row of the weight holds infinity or NaN, and then all sums of that row are. One
-      // sum of each of the thread's two rows of the weight tells: d[0] and d[2].
-      const bool is_finite = fabsf(d[0]) < INFINITY && fabsf(d[2]) < INFINITY;
+      // sum of each of the thread's two rows of the weight tells: accumulators[0] and
+      // accumulators[2].
+      const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
       const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
       if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, row, column, d, scales, staging.sums, barrier);
+      store_general(args.epilogue, row, column, accumulators, scales, staging.sums, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, row, column, d, scales, staging, barrier);
+      store_fast<false>(args.epilogue, row, column, accumulators, scales, staging, barrier);
     } else {
-      store_fast<true>(args.epilogue, row, column, d, scales, staging, barrier);
+      store_fast<true>(args.epilogue, row, column, accumulators, scales, staging, barrier);
     }
   });
 }
@@ -147,7 +148,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
-  float d[Config::kAccumulators];
+  float accumulators[Config::kAccumulators];
   int index = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
     const Tile packed_tile = args.tile_at(index - clusters);  // this block's tile before `index`
@@ -157,13 +158,13 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   // This is for_each_tile, with `index` outside, as store_next_box uses it.
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      consumer.multiply(d, k_tile);
+      consumer.multiply(accumulators, k_tile);
       // Stores boxes until the share of the boxes that is stored has reached the share of the
       // k-tiles that is multiplied.
       while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
     }
     consumer.complete();
-    packed.pack(d);
+    packed.pack(accumulators);
   }
   while (packed.stored < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
@@ -219,7 +220,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // The next kernel is RedoTraits. With its early start, calls take 3% less time on an H200.
+  // The next kernel is RedoTraits, which has no work in most calls. It starts early, so that its
+  // start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   if constexpr (Traits::kIsHalf) start_next_kernel();

@@ -71,7 +71,7 @@ struct Config {
   static constexpr int kStagedLanes = 32 + 1;
   static constexpr int kRowBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
   // The epilogue subtile of half types in the fast epilogue, in rows of x.
-  static constexpr int kHalfSubtileRows = 64;
+  static constexpr int kHalfTypeSubtileRows = 64;
   // The epilogue subtile of gradients: a box of one warp's 16 columns x 64 rows of x, which TMA
   // stores. A warp has two boxes in shared memory: it writes one while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
@@ -88,7 +88,7 @@ struct Config {
   static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
   static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
-  static_assert(kXRows % kHalfSubtileRows == 0, "a tile has whole epilogue subtiles");
+  static_assert(kXRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
   static_assert(kXRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
 };
 
@@ -188,7 +188,7 @@ struct Arguments {
   // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
   // clusters share a tile of the weight; the converters use the same order. Half types use the
   // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
-  // 0.3% less time on an H200.
+  // slightly less time.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
       return tiles.find(redo.tiles[index]);

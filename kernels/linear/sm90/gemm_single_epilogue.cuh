@@ -16,12 +16,13 @@
 //   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
 //
 // Which thread has which result. Eight rows are a row block (they are eight columns of wgmma's
-// accumulators); a tile has row blocks j = 0 - 31. Thread 32 w + 4 g + c of the warpgroup (warp w =
-// 0 - 3, g = 0 - 7, c = 0 - 3) has four results of each row block:
+// accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
+// Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7, c = 0 - 3) has four results of
+// each row block:
 //
 //                           row 8 j + 2 c        row 8 j + 2 c + 1
-//   column 16 w + g         d[4 j]               d[4 j + 1]
-//   column 16 w + g + 8     d[4 j + 2]           d[4 j + 3]
+//   column 16 w + g         sums[4 j]            sums[4 j + 1]
+//   column 16 w + g + 8     sums[4 j + 2]        sums[4 j + 3]
 //
 // The lanes of a warp that have row block j:
 //
@@ -37,7 +38,8 @@
 //
 // Why it is fast: lines of out are written whole, 16 bytes a thread, and are marked as not to be
 // kept in L2, which is for x and the weight. If each warp stores its own 16 columns instead of
-// whole lines, half types take 5% more time and float32 2%.
+// whole lines, half types take 5% more time and float32 2% (docs/EXPERIMENTS.md, "Hopper's
+// products").
 
 #pragma once
 
@@ -53,9 +55,9 @@
 namespace kernels::sm90::gemm_single {
 
 // The index of a thread's accumulator for row 2 c of a row block. That of row 2 c + 1 follows.
-// `column_half` is 0 for column g and 1 for column g + 8.
-__host__ __device__ constexpr int accumulator_index(int row_block, int column_half) {
-  return 4 * row_block + 2 * column_half;
+// `column_block` is 0 for column g and 1 for column g + 8 of the warp.
+__host__ __device__ constexpr int accumulator_index(int row_block, int column_block) {
+  return 4 * row_block + 2 * column_block;
 }
 
 // An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
@@ -72,8 +74,8 @@ union alignas(1024) Staging {
                         [Config::kGradientBoxRows * sizeof(T)];
   // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
-    uint8_t rows[Config::kHalfSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
-    uint16_t mask[Config::kHalfSubtileRows][Config::kWarpgroupColumns / 16];
+    uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
+    uint16_t mask[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
   } subtiles[2];
 };
 
@@ -160,16 +162,16 @@ __device__ inline float4* staging_slot(StagedSums& sums) {
 
 // Where in a staged row block the result of a column (of the warpgroup's 64) and a row (of the row
 // block's 8) is: in sums[row block][staged_warp][staged_lane], as that lane's result for
-// column_half_of and row % 2.
+// column_block_of and row % 2.
 //
-// Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column half. Row 2 is
+// Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
 // the first row of c = 1. The result is the first of lane 4 g + c = 17 of warp 1.
 __host__ __device__ constexpr int staged_warp(int column) { return column / 16; }
 __host__ __device__ constexpr int staged_lane(int column, int row) {
   return column % 8 * 4 + row / 2;
 }
-__host__ __device__ constexpr int column_half_of(int column) { return column / 8 % 2; }
-static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_half_of(20) == 0,
+__host__ __device__ constexpr int column_block_of(int column) { return column / 8 % 2; }
+static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_block_of(20) == 0,
               "the example above");
 
 // Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each row
@@ -199,7 +201,7 @@ struct StagedSumsReader {
     swaps = threadIdx.x % 2 != 0;
     const int warp = staged_warp(column);
     const int lane = staged_lane(column, row);
-    const float* const source = &sums[0][warp][lane].x + column_half_of(column) * 2 + row % 2;
+    const float* const source = &sums[0][warp][lane].x + column_block_of(column) * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
     first = source + first_read * kNextColumn;
@@ -228,7 +230,7 @@ struct StagedSumsReader {
       const int row = thread / 16;
       const int lane =
           staged_warp(first_column) * Config::kStagedLanes + staged_lane(first_column, row);
-      const int result = accumulator_index(0, column_half_of(first_column)) + row % 2;
+      const int result = accumulator_index(0, column_block_of(first_column)) + row % 2;
       const int place = 4 * lane + result;  // in floats
       banks |= 1u << place % 32;
     }
@@ -322,8 +324,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
         out[i] = epilogue.finish_fast(z);
         if constexpr (kMask) bits |= uint32_t{mask_bit(z)} << i;
       }
-      // The store is non-temporal, as L2 is for x and the weight. Calls take 3% less time on an
-      // H200.
+      // The store is non-temporal, as L2 is for x and the weight.
       if (rows_left > 0) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
       }

@@ -17,24 +17,26 @@ namespace kernels::sm90::gemm_single {
 
 // ----- the fast epilogue
 
-// Collects a warp's mask bits of two row blocks: 16 rows x 16 columns, which are 16 words of 16
-// bits, a word a row. Bit n of a word is column n of the warp's 16. All lanes call it.
+// Makes words of a warp's mask bits of two row blocks: a word of 16 bits for each of the 16 rows,
+// in which bit n is column n of the warp's 16. All lanes call it.
 //
-// Before: lane 4 g + c has four bits of each row block, at these places of mask[row block]:
+// The words of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7. Each of
+// them has columns g and g + 8, in mask[0] for the first row block and in mask[1] for the second:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
 //   column g + 8         bit 8      bit 24
 //
-// After: the lane has two whole words of one row block, the second one if is_in_second (g >= 4).
-// Row 2 c is in bits 0 - 15, row 2 c + 1 in bits 16 - 31.
+// Shifted up by g, each bit is at its place in two words of 16 bits: row 2 c in bits 0 - 15, row
+// 2 c + 1 in bits 16 - 31. So the two words of a row block are the OR of eight lanes' shifted bits:
 //
-//   1. Each lane shifts its bits by g, to their places in the words.
-//   2. Lanes of g and g ^ 4 exchange: each keeps the bits of its own row block, and gives those of
-//      the other one. A lane then has the bits of 2 of the 8 values of g.
-//   3. Two more exchanges, with g ^ 2 and g ^ 1, combine all 8 values of g.
+//   1. Lane g < 4 exchanges with lane g + 4, so that one exchange does for both row blocks: the
+//      lower lane keeps its bits of the first row block and gives those of the second, the upper
+//      lane (is_in_second) the opposite. Both have then combined two lanes' bits.
+//   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
-// Four values of g then have the same two words. Two of the four store one word each:
+// Returns the two words of the lane's row block. Four lanes have the same; two of them store a word
+// each:
 //
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1
@@ -52,7 +54,7 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 }
 
 // Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
-// results go to `words`, the registers of an stmatrix. A word has two rows of a column half h and
+// results go to `words`, the registers of an stmatrix. A word has two rows of column block h and
 // of row block b of the pair:
 //
 //   word   0        1        2        3
@@ -66,14 +68,15 @@ __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int firs
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
-    const int column_half = word / 2;
-    const float* const sum = sums + accumulator_index(first_row_block + block_of_pair, column_half);
-    const float z[2] = {fmaf(sum[0], scale, bias[column_half]),
-                        fmaf(sum[1], scale, bias[column_half])};
+    const int column_block = word / 2;
+    const float* const sum =
+        sums + accumulator_index(first_row_block + block_of_pair, column_block);
+    const float z[2] = {fmaf(sum[0], scale, bias[column_block]),
+                        fmaf(sum[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
       const uint32_t two_rows = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
-      mask[block_of_pair] |= two_rows << (column_half * 8);
+      mask[block_of_pair] |= two_rows << (column_block * 8);
     }
   }
 }
@@ -93,7 +96,7 @@ template <bool kMask, typename T, int kSums>
 __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
                            const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
                            int barrier) {
-  constexpr int kSubtileRows = Config::kHalfSubtileRows;
+  constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
   const int thread = threadIdx.x % 128;
@@ -167,7 +170,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 
 // A thread's results in a tile of a gradient. The caller packs them to T when the tile's
 // accumulators are complete, and stores them a box at a time while the next tile is multiplied.
-// For K = 1024, the kernel takes 5% less time on an H200 than if it stores them at once.
+// For K = 1024, that takes 5% less time on an H200 than storing them at once (docs/EXPERIMENTS.md,
+// "The gradient of the weight in half types").
 //
 // out is [N, M]: a line of out is a column, and rows of x are neighbours in it. So two results of a
 // thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box is
@@ -177,7 +181,7 @@ template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
   static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
-  // [box][pair][word]: word 2 h + b has column half h, and two rows of row block b of the pair.
+  // [box][pair][word]: word 2 h + b has column block h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
   // How many boxes of the packed tile are stored. At first no tile is packed, so no box is left.
   int stored = kBoxes;
@@ -193,8 +197,8 @@ struct PackedGradient {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
           const int row_block = (box * kPairsPerBox + pair) * 2 + word % 2;
-          const int column_half = word / 2;
-          const float* const two_rows = sums + accumulator_index(row_block, column_half);
+          const int column_block = word / 2;
+          const float* const two_rows = sums + accumulator_index(row_block, column_block);
           words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
         }
       }
@@ -225,7 +229,7 @@ struct PackedGradient {
     const uint32_t box =
         ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
-    // lines of column half h, and row block b of the pair.
+    // lines of column block h, and row block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.

@@ -181,8 +181,8 @@ __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
 // as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
 template <typename Traits, ptx::Major kX, ptx::Major kWeight>
-__device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators], uint32_t x,
-                                                uint32_t weight, bool accumulates) {
+__device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kAccumulators],
+                                                uint32_t x, uint32_t weight, bool accumulates) {
   const uint64_t a =
       ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight);
   const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x);
@@ -190,8 +190,9 @@ __device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kWgmmas; ++i) {
-    ptx::wgmma<kWeight, kX>(typename Traits::Element{}, d, a + i * descriptor_step(kWeight),
-                            b + i * descriptor_step(kX), accumulates || i > 0);
+    ptx::wgmma<kWeight, kX>(typename Traits::Element{}, accumulators,
+                            a + i * descriptor_step(kWeight), b + i * descriptor_step(kX),
+                            accumulates || i > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -200,17 +201,17 @@ __device__ __forceinline__ void multiply_k_tile(float (&d)[Config::kAccumulators
 // the converters make a k-tiled weight, which is not transposed, from either layout in float32.
 template <typename Traits>
 __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
-                                                float (&d)[Config::kAccumulators], uint32_t x,
-                                                uint32_t weight, bool accumulates) {
+                                                float (&accumulators)[Config::kAccumulators],
+                                                uint32_t x, uint32_t weight, bool accumulates) {
   using ptx::Major;
   if (Traits::kIsHalf && args.x_is_transposed && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kMN>(d, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kMN, Major::kMN>(accumulators, x, weight, accumulates);
   } else if (Traits::kIsHalf && args.x_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kK>(d, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kMN, Major::kK>(accumulators, x, weight, accumulates);
   } else if (Traits::kIsHalf && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kK, Major::kMN>(d, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kK, Major::kMN>(accumulators, x, weight, accumulates);
   } else {
-    multiply_k_tile<Traits, Major::kK, Major::kK>(d, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kK, Major::kK>(accumulators, x, weight, accumulates);
   }
 }
 
@@ -247,9 +248,10 @@ struct ConsumerWarpgroup {
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
   // products of the previous k-tile, and releases the stage that they have read. So the tensor
   // cores always have one k-tile to work on while the warpgroup waits.
-  __device__ __forceinline__ void multiply(float (&d)[Config::kAccumulators], int k_tile) {
+  __device__ __forceinline__ void multiply(float (&accumulators)[Config::kAccumulators],
+                                           int k_tile) {
     ptx::mbarrier_wait(full + 8 * state.stage, state.parity);
-    multiply_k_tile(args, d, x + state.stage * Config::kXBytes,
+    multiply_k_tile(args, accumulators, x + state.stage * Config::kXBytes,
                     weight + state.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
     if (k_tile > 0) release_stage(empty + 8 * state.previous());

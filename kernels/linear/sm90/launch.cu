@@ -87,9 +87,13 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   return SingleWorkspace(linear).bytes;
 }
 
-// Returns how chunks are divided into tiles. In gemm_single each cluster computes whole tiles. In
-// gemm_fp16x3 the clusters share the last wave evenly (stream-K), so the number of waves does not
-// matter. Its tiling has one tile in a wave, so all chunk sizes give the same number of waves.
+// Returns how a chunk is divided into tiles. By this, kernels::rows_of_chunk (chunks.h) counts the
+// waves of each size of chunk, because a last wave with few tiles wastes most of the GPU.
+//
+// In gemm_single each cluster computes whole tiles, so a wave has one tile for each cluster. In
+// gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K), so no wave wastes
+// anything. To make all sizes of chunk equally good, its tiling has one tile along N and one in a
+// wave: the chunks of a call then have as many waves as x has tiles.
 Tiling chunk_tiling(const LinearArguments& linear) {
   if (linear.precision == Precision::kHighest) {
     return {GemmFp16x3Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};

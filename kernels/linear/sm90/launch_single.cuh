@@ -102,7 +102,7 @@ void launch_half_kernel(const LinearArguments& linear, cudaStream_t stream) {
   auto arguments = single_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   arguments.epilogue.is_fast &= linear.has_relu;
-  // As few clusters as finish in the same number of waves: 0.3% less time on an H200 than with as
+  // As few clusters as finish in the same number of waves, which takes slightly less time than as
   // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
   const int tiles = arguments.tiles.count();
   const int waves = blocks_of(tiles, count_single_clusters<Traits>());
@@ -124,8 +124,8 @@ inline LinearArguments transposed_problem(const LinearArguments& linear) {
 //
 // A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
 // many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
-// zeros take less power, so that the GPU's clock is higher: 2% less time on an H200. TMA stores the
-// results, and needs rows of whole 16-byte vectors.
+// zeros take less power, so that the GPU's clock is higher (docs/EXPERIMENTS.md, "The gradient of
+// the weight in half types"). TMA stores the results, and needs rows of whole 16-byte vectors.
 template <typename T>
 void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
   const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;

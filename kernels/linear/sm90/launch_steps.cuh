@@ -6,6 +6,8 @@
 #include <cudaTypedefs.h>
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "common/launch.cuh"
@@ -63,7 +65,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 }
 
 // Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
-// `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows.
+// `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows. If the
+// driver rejects these, throws a std::runtime_error that names them.
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
@@ -74,7 +77,16 @@ CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
       &map, tensor_map_type<T>(), dimensions, const_cast<T*>(tensor), sizes, strides, box,
       element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue);
+  if (status != CUDA_SUCCESS) {
+    std::string message = "cuTensorMapEncodeTiled returned CUresult " + std::to_string(status) +
+                          " for a tensor with element size " + std::to_string(sizeof(T)) +
+                          ", sizes";
+    for (int i = 0; i < dimensions; ++i) message += " " + std::to_string(sizes[i]);
+    message += ", strides in bytes";
+    for (int i = 0; i < dimensions - 1; ++i) message += " " + std::to_string(strides[i]);
+    message += ", and boxes of " + std::to_string(box_rows) + " rows";
+    throw std::runtime_error(message);
+  }
   return map;
 }
 

@@ -36,9 +36,9 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
 // This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
 // of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
-// place of K. Second, no cluster waits for ever: fact 1 below depends on this order.
+// place of K. Second, no cluster waits forever: fact 1 below depends on this order.
 //
-// Why no cluster waits for ever. A cluster that finishes a shared tile spins until the others have
+// Why no cluster waits forever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of the tile. Two facts:
 //
 //   1. A cluster stores its own partial sums before it waits. It stores partial sums of the last
@@ -163,9 +163,10 @@ struct Schedule {
     const int range_begin = begin[cluster];
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
-    // The tiles of the range, from its last one to its first, and then the tile before the range.
-    // That one has `begin` >= k_groups >= `end`, so it does not exist. Cluster 1 of the example has
-    // the range 6 to 12, in tiles of 9 k-groups:
+    // The next indices are the tiles of the range, from the last one to the first. The index after
+    // them gives the tile before the range, of which the range has nothing: `begin` is k_groups or
+    // more, and `end` is k_groups. So exists() is false, without a test here. Cluster 1 of the
+    // example has the range 6 to 12, in tiles of 9 k-groups:
     //
     //   index   tile of the last wave   begin                 end
     //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
