@@ -36,8 +36,6 @@
 
 #include <cstdint>
 
-#include "common/sizes.h"
-
 namespace kernels::fp16x3 {
 
 // -------------------------------------------------------------------------------- sizes and states
@@ -60,7 +58,7 @@ __host__ __device__ constexpr int k_tile_depth(bool has_lo) {
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return divide_up(k, kKTileHalves) * kKTileHalves;
+  return (k + kKTileHalves - 1) / kKTileHalves * kKTileHalves;
 }
 
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
