@@ -329,3 +329,9 @@ def test_the_forward_with_a_mask_takes_empty_tensors_of_any_dimensions(shape):
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, 2.0)
     assert torch.equal(out, torch.relu(linear(x, weight, bias)) / 2.0)
     assert mask.shape == (*shape[:-1], 1)
+
+
+def test_the_forward_with_a_mask_says_what_it_rejects():
+    message = r"got input Float \[2, 3\] on cpu, weight Float \[4, 5\] on cpu, bias None, divisor 2"
+    with pytest.raises(RuntimeError, match=message):
+        OPERATORS.linear_relu_divide_with_mask(torch.ones(2, 3), torch.ones(4, 5), None, 2.0)

@@ -43,16 +43,13 @@ constexpr int64_t kGrain = 32768;
 
 // Describes a tensor for a message. Example: "Float [2, 3] on cpu".
 inline std::string describe(const Tensor& x) {
-  const std::string dtype = c10::toString(x.scalar_type());
-  const std::string device = x.device().str();
-  if (x.is_nested()) return "nested " + dtype + " on " + device;
   std::string sizes;
   for (const int64_t size : x.sizes()) {
     if (!sizes.empty()) sizes += ", ";
     sizes += std::to_string(size);
   }
-  const std::string layout = x.layout() == at::kStrided ? "" : "non-strided ";
-  return layout + dtype + " [" + sizes + "] on " + device;
+  const std::string dtype = c10::toString(x.scalar_type());
+  return dtype + " [" + sizes + "] on " + x.device().str();
 }
 inline std::string describe(const std::optional<Tensor>& x) { return x ? describe(*x) : "None"; }
 
