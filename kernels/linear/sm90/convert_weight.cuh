@@ -95,11 +95,11 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet of eight elements each.
 //
-// has_many_subnormals asks whether a row has more than one subnormal for 32 nonzero elements. But
-// nobody counts the nonzero elements of a whole row of the weight; the row's count is compared with
-// K, which includes zeros. So the count of a k-tile is scaled from its nonzero elements to all 64,
-// as if zeros were replaced by elements of which as large a share is subnormal. The result is
-// rounded down, and 0 if all elements are zero.
+// has_many_subnormals asks whether a row has more than one subnormal for 32 nonzero elements. The
+// nonzero elements of a whole row of the weight are not counted, so the row's subnormals are
+// compared with K, which includes zeros. To make up for that, the count of a k-tile is scaled from
+// its nonzero elements to all 64, as if the zeros had the same share of subnormals. The scaled
+// count is rounded down, and 0 if all elements are zero.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
