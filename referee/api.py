@@ -9,7 +9,7 @@
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee import records, timing
@@ -79,7 +79,7 @@ class Result:
     time: str
     step_speedup: float | None
     notes: tuple[str, ...]
-    record: dict
+    record: dict = field(repr=False)
 
     @property
     def is_correct(self) -> bool:
