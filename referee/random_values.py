@@ -9,6 +9,8 @@ from referee.compare import INTEGERS
 from referee.shared import without_repeats
 
 SEEDS = 1 << 30
+# A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
+LARGEST_WITH_NEW_SIGN = 1e4
 
 
 def new_seed() -> int:
@@ -42,15 +44,23 @@ def random_tensor(
 
 
 def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return other values of the same signs, each 0.5 to 1.5 times as large.
+    """Return other values, each 0.5 to 1.5 times as large, with random signs if signs differ.
 
-    Zeros stay zeros, as in a mask. But if all values are zeros, as in a new bias, they become small
-    random numbers.
+    If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
+    and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
+    is added. But if all values are zeros, as in a new bias, they become small random numbers.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
-    return torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
+    redrawn = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
+    are_positive = (values > 0) & (values < LARGEST_WITH_NEW_SIGN)
+    are_negative = (values < 0) & (values > -LARGEST_WITH_NEW_SIGN)
+    if are_positive.any() and are_negative.any():
+        flips = torch.empty_like(values, dtype=torch.int8).random_(0, 2, generator=generator)
+        flips.mul_(are_positive | are_negative)
+        redrawn.mul_(1 - 2 * flips)
+    return redrawn
 
 
 def redraw_module(module: nn.Module) -> None:
