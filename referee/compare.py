@@ -16,6 +16,12 @@ def blocks(length: int) -> Iterator[slice]:
         yield slice(start, start + BLOCK)
 
 
+def flat_reals(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements as a flat tensor; a complex one as its real and its imaginary part."""
+    flat = x.detach().reshape(-1)
+    return torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
+
+
 def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
     """Return in words how many elements differ, and the first of them; None if all are equal.
 
@@ -83,7 +89,7 @@ def relative_difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = F
     """
     if x.shape != y.shape:
         return float("inf")
-    x, y = x.reshape(-1), y.reshape(-1)
+    x, y = flat_reals(x), flat_reals(y)
     if not y.is_floating_point():
         return int((x != y).sum()) / max(len(x), 1)
     squared_distance = squared_norm = 0.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from referee.accuracy import WORST, accuracy_class, count_true
-from referee.compare import relative_difference
+from referee.compare import flat_reals, relative_difference
 from referee.grading import Grading
 from referee.reference_file import NoRoomError
 from referee.reference_tensor import Comparison, ReferenceTensor
@@ -23,7 +23,7 @@ class ComparedResult(NamedTuple):
     Attributes:
         index: which of the forward's results it is.
         expected: the reference's result.
-        got: the solution's, flat.
+        got: the solution's, as `flat_reals` returns it.
         comparison: their comparison.
     """
 
@@ -42,7 +42,7 @@ def diagnose(grading: Grading, name: str, result: ComparedResult) -> str:
         result: a result with a mistake.
     """
     expected, comparison = result.expected, result.comparison
-    if expected.dtype.is_floating_point and _is_unwritten(expected, result.got):
+    if result.got.is_floating_point() and _is_unwritten(expected, result.got):
         return f"returns memory that it has not written: {name}"
     # Without memory for the guesses, the message names no resemblance.
     with suppress(torch.OutOfMemoryError, NoRoomError):
@@ -50,7 +50,7 @@ def diagnose(grading: Grading, name: str, result: ComparedResult) -> str:
             return f"{words}: {name}"
     reached = accuracy_class(comparison.errors.relative)
     is_less_accurate = not comparison.is_gross and reached != WORST
-    if expected.dtype == torch.float32 and is_less_accurate:
+    if result.got.dtype == torch.float32 and is_less_accurate:
         return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"
     return f"{name}: {comparison.mistake}"
 
@@ -65,7 +65,7 @@ def resemblance(grading: Grading, result: ComparedResult) -> str:
     """Return what a wrong result is instead, in words; "" if that is not known."""
     got = result.got
     for words, unflattened in _guesses(grading, result).items():
-        guess = unflattened.reshape(-1)
+        guess = flat_reals(unflattened)
         if guess.shape != got.shape or guess.dtype != got.dtype or len(got) <= 1:
             continue
         is_right_here = _is_near(guess, result.expected.eager)

@@ -30,8 +30,16 @@ def module_in_float64(module: nn.Module) -> nn.Module:
 
 
 def inputs_in_float64(inputs: list) -> list:
-    """Return the inputs; those that can have a gradient are converted to float64."""
-    return [x.double() if is_differentiable(x) else x for x in inputs]
+    """Return the inputs, floats converted to float64 and complex numbers to complex128."""
+    return [_widened(x) for x in inputs]
+
+
+def _widened(x: object) -> object:
+    """Return an input in float64 or complex128; other inputs as they are."""
+    if is_differentiable(x):
+        return x.double()
+    is_complex = isinstance(x, torch.Tensor) and x.is_complex()
+    return x.to(torch.complex128) if is_complex else x
 
 
 def run_in_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> list[torch.Tensor]:
@@ -70,8 +78,10 @@ def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
     except BadReferenceError:
         return NO_FLOAT64
     for eager, exact in zip(eager_results, exact_results, strict=True):
-        is_alike = exact.dtype == torch.float64 and eager.shape == exact.shape
-        if eager.is_floating_point() and not is_alike:
+        wide_dtype = torch.complex128 if eager.is_complex() else torch.float64
+        is_alike = exact.dtype == wide_dtype and eager.shape == exact.shape
+        has_wide_dtype = eager.is_floating_point() or eager.is_complex()
+        if has_wide_dtype and not is_alike:
             return NO_FLOAT64_RESULT
         # Eager may overflow where float64 does not.
         if relative_difference(exact, eager, where_finite=True) > LARGEST_ROUNDING:

@@ -6,7 +6,7 @@ import torch
 
 from referee.accuracy import Errors, ErrorSums, count_true, errors, root_mean_square
 from referee.budget import Budget, budget_from_errors, budget_without_float64
-from referee.compare import blocks, first_mismatch
+from referee.compare import blocks, first_mismatch, flat_reals
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
 # errors varies little; the maximum of n errors varies by 4% at n = 10^7, and more for a smaller n.
@@ -41,7 +41,8 @@ class ReferenceTensor:
 
     The result for one draw of inputs sets the budget, which also holds for other draws. `compare`
     judges a solution's result for that draw. `mistake_in_other_draw` judges one for another draw,
-    of which only eager's result is known.
+    of which only eager's result is known. Of complex numbers, the real and the imaginary parts are
+    compared.
 
     Args:
         eager: the result as the reference computes it.
@@ -52,7 +53,7 @@ class ReferenceTensor:
         is_exact: whether only eager's values are right. For integers and booleans they always are.
 
     Attributes:
-        shape, dtype, numel: of the result; they stay when `forget` frees it.
+        shape, strides, dtype, numel: of the result; they stay when `forget` frees it.
         is_exact: whether only eager's values are right.
         eager_errors: how far off eager's result is, or the allowed one if that is further off;
             zeros where there is no exact result.
@@ -70,19 +71,22 @@ class ReferenceTensor:
         is_exact: bool = False,
     ) -> None:
         self.shape = list(eager.shape)
+        self.strides = list(eager.stride())
         self.dtype = eager.dtype
         self.numel = eager.numel()
         self.eager = _flat(eager)
         self.limit = _flat(limit)
-        self.is_exact = is_exact or not self.dtype.is_floating_point
-        self.exact = None if self.is_exact or self.dtype == torch.float64 else _flat(exact)
+        self._length = len(self.eager)  # numel, or twice as many real numbers
+        real_dtype = self.eager.dtype
+        self.is_exact = is_exact or not real_dtype.is_floating_point
+        self.exact = None if self.is_exact or real_dtype == torch.float64 else _flat(exact)
         self.eager_errors = Errors()
         self.budget = Budget()
         if self.exact is not None:
             self.eager_errors = self._measure_eager(_flat(allowed))
-            self.budget = budget_from_errors(self.eager_errors, self.dtype, terms)
+            self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
         elif not self.is_exact:
-            self.budget = budget_without_float64(self.dtype)
+            self.budget = budget_without_float64(real_dtype)
 
     def forget_exact(self) -> None:
         """Free the exact result; `compare` then uses eager's. The budget stays."""
@@ -93,12 +97,13 @@ class ReferenceTensor:
         self.eager = self.exact = self.limit = None
 
     def compare(self, got: torch.Tensor) -> Comparison:
-        """Compare a result, which is flat, with the reference's."""
+        """Compare a result with the reference's."""
+        got = flat_reals(got)
         sums = ErrorSums()
         wrong_parts = []
         first_wrong = ""
         has_eagers_bits = True
-        for block in blocks(self.numel):
+        for block in blocks(self._length):
             got_part, eager_part = got[block], self.eager[block]
             is_same = first_mismatch(got_part, eager_part) is None
             has_eagers_bits = has_eagers_bits and is_same
@@ -111,7 +116,7 @@ class ReferenceTensor:
             first_wrong = first_wrong or _describe_first(wrong, got_part, expected)
             sums.add(error, expected)
         wrong = _join_masks(wrong_parts)
-        result_errors = sums.over(self.numel)
+        result_errors = sums.over(self._length)
         return Comparison(
             mistake=self._mistake(count_true(wrong), first_wrong, result_errors),
             errors=result_errors,
@@ -122,6 +127,7 @@ class ReferenceTensor:
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
         """Return whether a result is right for other inputs, for which eager's is `eager`."""
+        got, eager = flat_reals(got), flat_reals(eager)
         is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
         return is_alike and self.mistake_in_other_draw(got, eager) is None
 
@@ -132,14 +138,14 @@ class ReferenceTensor:
             got: the result.
             eager: eager's result for the same inputs.
         """
-        got, eager = got.reshape(-1), eager.reshape(-1)
+        got, eager = flat_reals(got), flat_reals(eager)
         if self.is_exact:
             return first_mismatch(got, eager)
         return describe_wrong(self.wrong_in_other_draw(got, eager), got, eager)
 
     def wrong_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
         """Return a flat mask of the elements of `got` that are too far from `eager`."""
-        got, eager = got.reshape(-1), eager.reshape(-1)
+        got, eager = flat_reals(got), flat_reals(eager)
         if self._is_surely_near(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
         budget = self._budget_for(eager)
@@ -161,10 +167,10 @@ class ReferenceTensor:
     def _measure(self, got: torch.Tensor) -> Errors:
         """Return the errors of a flat result."""
         sums = ErrorSums()
-        for block in blocks(self.numel):
+        for block in blocks(self._length):
             expected = self._expected(block)
             sums.add(errors(got[block], self.eager[block], expected), expected)
-        return sums.over(self.numel)
+        return sums.over(self._length)
 
     def _budget_for(self, eager: torch.Tensor) -> Budget:
         """Return the budget for another draw: its slack grows with the size of eager's result."""
@@ -192,7 +198,7 @@ class ReferenceTensor:
             return None
         if wrong_count:
             fault = "elements differ" if self.is_exact else "elements beyond the error budget"
-            return f"{wrong_count:,} of {self.numel:,} {fault}, the first: {first_wrong}"
+            return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
         if self.limit is None and result.mean > self.budget.mean_slack:
             mean_slack = f"{self.budget.mean_slack:.3g}"
             return f"mean error {result.mean:.3g}; eager's own error allows {mean_slack}"
@@ -228,8 +234,8 @@ class ReferenceTensor:
 
 
 def _flat(x: OptionalTensor) -> OptionalTensor:
-    """Return the elements of a tensor as a flat one, without a copy if it is contiguous."""
-    return None if x is None else x.detach().contiguous().view(-1)
+    """Return `flat_reals` of a tensor; None for None."""
+    return None if x is None else flat_reals(x)
 
 
 def _join_masks(parts: list[torch.Tensor]) -> torch.Tensor:

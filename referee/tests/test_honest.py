@@ -117,6 +117,32 @@ def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
     grade(DIVIDE, table, tmp_path)
 
 
+FOURIER = reference("return torch.fft.fft(x)", "[torch.randn(64, 1000)]")
+IN_HALF = "return torch.fft.fft(x.bfloat16().float())"
+
+
+def test_complex_results_have_an_error_budget(device, tmp_path):
+    in_float64 = "return torch.fft.fft(x.double()).to(torch.complex64)"
+    table = {
+        "same": correct(module("return torch.fft.fft(x)"), "exact"),
+        "in float64": correct(module(in_float64), "float32-grade"),
+        "real parts": wrong(module("return torch.fft.fft(x).real + 0j"), "beyond the error budget"),
+        "lower precision": wrong(module(IN_HALF), "lower precision than eager's"),
+        "zeros": wrong(module("return torch.zeros_like(x) + 0j"), "returns zeros"),
+    }
+    grade(FOURIER, table, tmp_path, device=device)
+
+
+def test_complex_inputs(device, tmp_path):
+    problem = reference("return x * x.conj() + 1j * x", "[torch.randn(64, 100) + 1j]")
+    table = {
+        "same": correct(module("return x * x.conj() + 1j * x"), "exact"),
+        "another order": correct(module("return x * (x.conj() + 1j)"), "float32-grade"),
+        "real": wrong(module("return (x * x.conj() + 1j * x).real + 0j")),
+    }
+    grade(problem, table, tmp_path, device=device)
+
+
 # References with recurrent networks, buffers, shared weights and so on: a copy of each is correct.
 RNN = "self.rnn = nn.KIND(16, 24, 2, batch_first=True)\nself.fc = nn.Linear(24, 10)"
 RNN_FORWARD = "y, _ = self.rnn(x)\nreturn self.fc(y[:, -1])"
