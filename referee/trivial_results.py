@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from referee.compare import first_mismatch, flat_reals
 from referee.problem import Problem
 from referee.random_values import new_seed, redraw_module
 from referee.reference_tensor import ReferenceTensor
@@ -17,16 +18,18 @@ class TrivialResults(NamedTuple):
     """Which results were trivial for all inputs that were tried.
 
     Attributes:
-        constant: the indices of the results that were always the same.
+        constant: the indices of the results that the error budget could not tell from the first.
+        equal: those of the results that were always equal.
         copied: for each result, the indices of the inputs that it always was a copy of.
     """
 
     constant: set[int]
+    equal: set[int]
     copied: list[set[int]]
 
 
 def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
-    """Return a line for each result that is a constant or a copy of an input.
+    """Return a line for each result for which a constant or a copy of an input is right.
 
     Only a few inputs are tried. So a result that the lines do not mention is certainly not trivial,
     but one that they mention may be different for other inputs.
@@ -50,7 +53,11 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
         subject = f"the reference's result{number} is"
         if i in trivial.constant and tensor.numel:
             ignored = "inputs" if depends_on_parameters[i] else "inputs and parameters"
-            lines.append(f"{subject} the same for all {ignored}")
+            if i in trivial.equal:
+                lines.append(f"{subject} the same for all {ignored} that were tried")
+            else:
+                result = f"the reference's result{number}"
+                lines.append(f"the error budget cannot tell {result} for other {ignored} apart")
         elif trivial.copied[i] and tensor.numel:
             lines.append(f"{subject} its input {min(trivial.copied[i])}")
     return lines
@@ -73,6 +80,7 @@ def _find_trivial_results(
         first_results: the results for the first inputs.
     """
     constant = set(range(len(expected)))
+    equal = set(range(len(expected)))
     copied = [set(problem.tensor_indices) for _ in expected]
     usual_kinds = [""] * USUAL_DRAWS
     for kind in (*usual_kinds, *kinds):
@@ -81,10 +89,18 @@ def _find_trivial_results(
         for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
             if i in constant and not tensor.allows(result, first_results[i]):
                 constant.discard(i)
+            if i in equal and not _are_equal(result, first_results[i]):
+                equal.discard(i)
             copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
         if not constant and not any(copied):
             break
-    return TrivialResults(constant, copied)
+    return TrivialResults(constant, equal, copied)
+
+
+def _are_equal(result: torch.Tensor, first: torch.Tensor) -> bool:
+    """Return whether two results are equal; the first is flat."""
+    flat = flat_reals(result)
+    return len(flat) == len(first) and first_mismatch(flat, first) is None
 
 
 def _which_depend_on_parameters(
