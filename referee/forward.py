@@ -3,13 +3,15 @@
 import torch
 
 from referee.case import Case
+from referee.compare import flat_reals
 from referee.contestant import RaisedError
 from referee.diagnosis import ComparedResult, diagnose, resemblance
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.reading import BadDescriptionError, UnreadableError
+from referee.reading import BadDescriptionError, UnreadableError, checked
 from referee.reference_tensor import Comparison, ReferenceTensor
+from referee.results import elements_share_memory
 from referee.shared import dtype_name
 from referee.verdict import WRONG, FoundError, outcome_of_exception
 
@@ -54,7 +56,7 @@ def check_case(grading: Grading, case: Case, keep_budgets: bool = False) -> list
     descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     comparisons = []
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
-        got = read_result(grading, description, case.name, (0, result_index)).reshape(-1)
+        got = flat_reals(read_result(grading, description, case.name, (0, result_index)))
         result = ComparedResult(result_index, tensor, got, tensor.compare(got))
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
@@ -171,6 +173,7 @@ def check_results(
     for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
+        check_elements_apart(description, tensor, prefix)
         if not grading.problem.shares and _is_within(description, grading.solution.span):
             raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
     return descriptions
@@ -179,7 +182,7 @@ def check_results(
 def check_description(
     grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
 ) -> None:
-    """Check the type, dtype, device and shape of a result; any strides are right.
+    """Check the type, dtype, device and shape of a result.
 
     Args:
         grading: the file under grading.
@@ -199,6 +202,31 @@ def check_description(
         if description.get(name) != value:
             got = str(description.get(name))[:LONGEST_LINE]
             raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
+
+
+def check_elements_apart(
+    description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+) -> None:
+    """Check that no elements of a result share memory, unless some of the reference's do.
+
+    All other strides are right. Gradients are not checked: autograd itself expands some of them.
+
+    Args:
+        description: describes the result.
+        expected: the reference's result.
+        prefix: the beginning of a message.
+    """
+    is_tensor = isinstance(expected, torch.Tensor)
+    expected_strides = expected.stride() if is_tensor else expected.strides
+    if elements_share_memory(expected.shape, expected_strides):
+        return
+    try:
+        strides = checked(description)["strides"]
+    except BadDescriptionError:  # the result cannot be read either, and the reading says why
+        return
+    if elements_share_memory(description["shape"], strides):
+        reason = f"elements of its result share memory (strides {strides}), the reference's do not"
+        raise FoundError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
 
 
 def _is_within(description: dict, span: tuple[int, int]) -> bool:

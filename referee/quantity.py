@@ -14,7 +14,7 @@ import torch
 
 from referee.accuracy import GROSS, count_true
 from referee.autograd import is_differentiable
-from referee.compare import relative_difference
+from referee.compare import flat_reals, relative_difference
 from referee.reference_tensor import Comparison, ReferenceTensor, describe_wrong
 
 RESULT = "result"  # the name of a result begins with it
@@ -78,14 +78,14 @@ class Quantity:
 
     def compare_timed(self, got: torch.Tensor, eager: torch.Tensor) -> None:
         """Compare the solution's tensor of a timed step with eager's."""
-        is_result = self.name.startswith(RESULT)  # rounding does not decide whether it is right
-        if self.expected.is_exact or is_result:
+        # Rounding does not decide whether a result is right, only whether a gradient is.
+        if self.expected.is_exact or self.is_result:
             if mistake := self.expected.mistake_in_other_draw(got, eager):
                 self._is_wrong = True
                 self._keep_first(mistake)
             return
         wrong = self.expected.wrong_in_other_draw(got, eager)
-        mistake = describe_wrong(wrong, got.reshape(-1), eager.reshape(-1))
+        mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
         relative_error = relative_difference(got, eager) if mistake else 0.0
         if relative_error > LARGEST_ERROR_BY_RELU:
             self._is_wrong = True
@@ -101,6 +101,11 @@ class Quantity:
         if self._is_wrong or are_most_far_off or self._is_wrong_in_every_draw():
             return f"{self.name}: {self._first_mistake}"
         return None
+
+    @property
+    def is_result(self) -> bool:
+        """True for a result, false for a gradient."""
+        return self.name.startswith(RESULT)
 
     @property
     def is_wrong_at_once(self) -> bool:

@@ -52,6 +52,23 @@ def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
     return (steps + 1) * item_bytes
 
 
+def elements_share_memory(shape: list[int], strides: list[int]) -> bool:
+    """Return whether two elements of a tensor may be at the same place.
+
+    Example: of shape [3, 4], strides [4, 1] are apart, and so are [1, 3]; strides [1, 0] repeat
+    elements, and in [2, 1] the rows overlap. Strides that interleave dimensions, which hardly any
+    operator of torch makes, count as shared, too: in [2, 3] of shape [3, 2] no place is used twice.
+    """
+    if 0 in shape:
+        return False
+    reach = 0  # the distance of the last element of the dimensions so far
+    for stride, side in sorted(zip(strides, shape, strict=True)):
+        if side > 1 and stride <= reach:
+            return True
+        reach += (side - 1) * stride
+    return False
+
+
 def describe(x: object) -> dict:
     """Return what a process tells of a result: its form, and where it is in memory.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from referee.contestant import RaisedError
-from referee.forward import check_description, check_intact, read_result
+from referee.forward import check_description, check_elements_apart, check_intact, read_result
 from referee.grading import Grading, restored_buffers
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
@@ -220,6 +220,8 @@ def _compare_quantities(
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
             check_description(grading, description, quantity.expected, prefix)
+            if quantity.is_result:
+                check_elements_apart(description, quantity.expected, prefix)
             got = read_result(grading, description, quantity.name, (0, result_index))
             quantity.compare(got, is_strict)
 

@@ -13,7 +13,13 @@ import torch
 from referee.bench import Bench, write_all
 from referee.contestant import RaisedError
 from referee.early_elements import EarlyElements
-from referee.forward import check_description, check_eager_intact, check_intact, read_result
+from referee.forward import (
+    check_description,
+    check_eager_intact,
+    check_elements_apart,
+    check_intact,
+    read_result,
+)
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.quantity import Quantity
@@ -309,6 +315,8 @@ def _compare_steps(
             description = descriptions[result_index]
             prefix = f"a timed step's {quantity.name}: "
             check_description(grading, description, quantity.expected, prefix)
+            if quantity.is_result:
+                check_elements_apart(description, quantity.expected, prefix)
             got = read_result(grading, description, quantity.name, (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")

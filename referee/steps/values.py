@@ -4,16 +4,22 @@ from typing import NamedTuple
 
 from referee.accuracy import Errors, accuracy_class
 from referee.case import Case
-from referee.forward import check_case, check_results, read_result
+from referee.forward import check_case, check_intact, check_results, read_result
 from referee.grading import Grading
+from referee.memory import free_bytes
 from referee.names import MODULE
 from referee.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3
 DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# Bytes of outputs. For larger ones, no result is held to see whether a later call overwrites it.
-LARGEST_HELD_OUTPUT = {"cpu": 1 << 30, "cuda": 1 << 33}
+# So many results are held, to see whether a later call overwrites one of them. They find a module
+# that returns as many buffers in turn, or fewer.
+MOST_HELD_RESULTS = 4
+# Bytes that all held results may take, and likewise their inputs, which the referee holds: fewer
+# results are held if they are large, and none if a single one takes more.
+LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
+SHARE_FOR_HELD = 1 / 8  # of the free memory; if it is less, one result is held
 
 
 class ComparedDraws(NamedTuple):
@@ -123,36 +129,67 @@ def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) ->
 
 
 def _check_results_stay(grading: Grading) -> None:
-    """Check that a result stays the same when the module is called again for other inputs.
+    """Check that results stay the same when the module is called again for other inputs.
 
-    Both calls have their inputs at the same address. A module that returns the same memory each
-    time saves the cost of new memory and overwrites what its caller has.
+    All calls have their inputs at the same address. A module that returns the same memory each
+    time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    is_too_large = problem.output_bytes > LARGEST_HELD_OUTPUT[grading.device.type]
-    if is_too_large or problem.shares or bench.are_results_copied:
+    if problem.shares or bench.are_results_copied:
+        return
+    held_count = _count_of_held_results(grading)
+    if held_count == 0:
         return
     first_inputs = problem.draw()
-    if problem.repeats_inputs:  # equal results would not show that one overwrites the other
-        second_inputs = unusual_inputs(problem, ALTERED, first_inputs)
-    else:
-        second_inputs = problem.draw()
-    grading.previous_inputs = []  # these two calls keep none
-    first_call = _call(grading, first_inputs)
-    _call(grading, second_inputs)
-    first_expected = grading.run_reference(first_inputs)
-    descriptions = check_results(grading, "two calls", first_call, first_expected)
+    inputs_of_calls = [first_inputs]
+    for _ in range(held_count):
+        if problem.repeats_inputs:  # equal results would not show that one overwrites the other
+            inputs_of_calls.append(unusual_inputs(problem, ALTERED, first_inputs))
+        else:
+            inputs_of_calls.append(problem.draw())
+    grading.previous_inputs = []  # these calls keep none
+    calls = [_call(grading, inputs) for inputs in inputs_of_calls]
+    for call_index in range(held_count):
+        _check_result_stays(grading, calls, inputs_of_calls, call_index)
+    bench.free_results(grading.solution)
+
+
+def _count_of_held_results(grading: Grading) -> int:
+    """Return how many results are held while a later call runs; 0 if one is too large."""
+    problem = grading.problem
+    largest = LARGEST_HELD[grading.device.type]
+    if problem.output_bytes > largest:
+        return 0
+    bytes_of_call = max(problem.output_bytes, problem.input_bytes)
+    room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
+    return max(1, min(MOST_HELD_RESULTS, room // bytes_of_call))
+
+
+def _check_result_stays(
+    grading: Grading, calls: list[dict], inputs_of_calls: list[list], call_index: int
+) -> None:
+    """Check the result of one of several calls, after all of them.
+
+    Args:
+        grading: the file under grading.
+        calls: the descriptions of each call's results.
+        inputs_of_calls: the inputs of each call.
+        call_index: the index of the call.
+    """
+    name = f"call {call_index + 1} of {len(calls)}"
+    expected = grading.run_reference(inputs_of_calls[call_index])
+    descriptions = check_results(grading, name, calls[call_index], expected)
     for result_index, description in enumerate(descriptions):
         budget = grading.budgets[result_index]
-        got = read_result(grading, description, "two calls", (0, result_index)).reshape(-1)
-        mistake = budget.mistake_in_other_draw(got, first_expected[result_index])
+        got = read_result(grading, description, name, (0, result_index)).reshape(-1)
+        mistake = budget.mistake_in_other_draw(got, expected[result_index])
         if not mistake:
             continue
-        second = grading.run_reference(second_inputs)[result_index]
-        if second.numel() == len(got) and budget.mistake_in_other_draw(got, second) is None:
-            raise FoundError(WRONG, "a later call overwrites an earlier call's result")
-        raise FoundError(WRONG, f"two calls, the first result: {mistake}")
-    bench.free_results(grading.solution)
+        for later_inputs in inputs_of_calls[call_index + 1 :]:
+            later = grading.run_reference(later_inputs)[result_index]
+            if later.numel() == len(got) and budget.mistake_in_other_draw(got, later) is None:
+                raise FoundError(WRONG, "a later call overwrites an earlier call's result")
+        raise FoundError(WRONG, f"{name}: {mistake}")
 
 
 def _call(grading: Grading, inputs: list) -> dict:
@@ -161,4 +198,5 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.write_inputs([inputs])
     grading.write_state()
     reply = grading.solution.ask("call", name=MODULE, inputs=grading.bench.forms(1))
+    check_intact(grading, "several calls")
     return reply["calls"][0]

@@ -136,6 +136,14 @@ REUSES = "kept = {}\n" + module("""
 out = kept.setdefault(x.shape, torch.empty_like(x))
 return torch.clamp_min(x, 0, out=out)
 """)
+# Returns a few buffers in turn.
+RING = """
+if self.ring is None:
+    self.ring = [torch.empty_like(x) for _ in range(COUNT)]
+self.calls += 1
+return torch.clamp_min(x, 0, out=self.ring[self.calls % COUNT])
+"""
+RING_INIT = "self.ring, self.calls = None, 0"
 
 # ----------------------------------------------- results with few wrong elements, and false replies
 
@@ -180,6 +188,12 @@ WRONG = {
     "replays": wrong(REPLAYS),
     "counts": wrong(COUNTS),
     "reuses_its_output": wrong(REUSES, "a later call overwrites an earlier call's result"),
+    "ring_of_two": wrong(
+        module(RING.replace("COUNT", "2"), RING_INIT), "a later call overwrites an earlier"
+    ),
+    "ring_of_four": wrong(
+        module(RING.replace("COUNT", "4"), RING_INIT), "a later call overwrites an earlier"
+    ),
     "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
     "tail": wrong(TAIL, "1 of 524,288 elements"),
     "replies": (REPLIES, "wrong|error", ""),
@@ -204,6 +218,56 @@ def test_wrong(device, tmp_path):
     if device == "cuda":
         table = {name: row for name, row in WRONG.items() if name not in CPU_ONLY}
     grade(RELU, table, tmp_path, device=device)
+
+
+# Signs of a weight, which a solution packs in its first forward.
+SIGNS_INIT = "self.w = nn.Parameter(torch.randn(256, 192))"
+SIGNS = reference("return x @ torch.sign(self.w)", "[torch.randn(16, 256)]", SIGNS_INIT)
+PACKED = """
+if self.signs is None:
+    self.signs = torch.sign(self.w.detach()).clone()
+return x @ self.signs
+"""
+
+
+def test_signs_that_are_packed_once(device, tmp_path):
+    table = {
+        "packed": wrong(module(PACKED, SIGNS_INIT + "\nself.signs = None"), "other parameters"),
+        "right": correct(module("return x @ torch.sign(self.w)", SIGNS_INIT)),
+    }
+    grade(SIGNS, table, tmp_path, device=device)
+
+
+MEANS = reference("return torch.zeros_like(x) + x.mean(1, keepdim=True)", "[torch.rand(64, 256)]")
+# Strides of 0 in training steps alone, and rows that overlap.
+STEP_EXPANDS = """
+y = x.mean(1, keepdim=True).expand(x.shape)
+return y if torch.is_grad_enabled() else y.contiguous()
+"""
+OVERLAPS = """
+memory = x.mean().repeat(x.shape[0] + x.shape[1])
+return memory.as_strided(x.shape, (1, 1))
+"""
+
+
+def test_elements_of_a_result_that_share_memory(device, tmp_path):
+    words = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
+    table = {
+        "expands": wrong(module("return x.mean(1, keepdim=True).expand(x.shape)"), words),
+        "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
+        "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
+        "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
+    }
+    grade(MEANS, table, tmp_path, device=device)
+
+
+def test_elements_of_a_result_may_share_memory_if_the_references_do(device, tmp_path):
+    expands = "return x.mean(1, keepdim=True).expand(x.shape)"
+    table = {
+        "same": correct(module(expands), "training step"),
+        "whole": correct(module(expands + ".contiguous()"), "training step"),
+    }
+    grade(reference(expands, "[torch.rand(64, 256)]"), table, tmp_path, device=device)
 
 
 # Where results are copied, leaves out the copies of timed calls: only others poison free memory.
