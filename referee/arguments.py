@@ -80,8 +80,8 @@ def _add_project_options(parser: Parser, project: Project) -> None:
     file = {"type": _writable, "metavar": "FILE"}
     add("--plot", **file, help="draw what --sweep measures as .svg or .png; needs matplotlib")
     add("--bundle", **file, help="write the solution as one file, and stop")
-    solution = "grade these files, each of which defines ModelNew, instead of this project's; the "
-    solution += "strides of results are free"
+    solution = "grade these files, each of which defines ModelNew, instead of this project's; "
+    solution += "results may have other strides, but elements of a result may not share memory"
     add("--solution", type=_readable, nargs="+", metavar="FILE", help=solution)
     reference = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=_readable, metavar="FILE", help=reference)

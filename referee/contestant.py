@@ -10,13 +10,15 @@ A contestant is stopped except while it answers a request. A request goes like t
     reads the reply
     sends SIGSTOP to the process and all that
     it started; waits until all have stopped      is stopped
-    on a GPU: reads some elements of results
+    on a GPU, or where results are copied: reads
+    some elements of results
     stops the clock
     reads results in the contestant's memory
 
-So a solution runs only while its clock runs. The exceptions are requests whose time nobody reads:
-to import the file, to construct its module, to free results. While these run, the next inputs are
-not drawn yet.
+So a solution runs only while its clock runs. But only the times of timed rounds are printed. Those
+of all other requests count for the time limit alone: import, construction, checks, warm-up rounds,
+and requests that free results or count bytes. The inputs of a timed request are drawn after the
+request before it.
 
 The referee believes nothing in a reply. A process that replies before its results are complete only
 stops its clock earlier: the referee compares what the process's memory holds.

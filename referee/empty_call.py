@@ -7,8 +7,8 @@ times, in microseconds:
     own       the time of eager's call, by the process's own clock
     beyond    the time of the same request by the referee's clock, minus `own`
 
-The referee prints a contestant's own times as long as `beyond` does not exceed the 90th percentile
-of `empty`. `python -m referee.empty_call cuda` is for a GPU.
+The referee subtracts the larger of two 90th percentiles, that of `empty` and that of `beyond`, from
+its own times; see "Two clocks" in README.md. `python -m referee.empty_call cuda` is for a GPU.
 """
 
 import sys
