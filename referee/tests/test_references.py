@@ -4,8 +4,11 @@ import pytest
 import torch
 from texts import IMPORTS, reference
 
+from referee.problem import Problem
 from referee.reference_file import load
 from referee.reference_step import step_or_none
+from referee.results import elements_share_memory
+from referee.trivial_results import describe_trivial_results
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():
@@ -32,3 +35,45 @@ def test_what_is_drawn_later_does_not_follow_from_a_constructors_seed(device, tm
 def generator_states(device):
     on_gpus = torch.cuda.get_rng_state_all() if device == "cuda" else []
     return [torch.get_rng_state(), *on_gpus]
+
+
+# In float32, 1 / 49 is rounded down, but 49 times that is rounded up to 1. So eager's remainder is 0
+# and float64's is nearly 1. With such an error, the budget allows everything.
+FRACTIONS = "return torch.remainder(49 * x, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("return torch.zeros_like(x) + 1", "the same for all inputs and parameters that were"),
+        (FRACTIONS, "cannot tell the reference's result for other inputs and parameters apart"),
+        ("return x * 3", ""),
+    ],
+)
+def test_a_result_that_the_budget_allows_is_not_called_the_same(tmp_path, forward, words):
+    path = tmp_path / "problem.py"
+    inputs = "[torch.cat([torch.rand(65535), torch.tensor([1 / 49])])]"
+    path.write_text(IMPORTS + reference(forward, inputs))
+    problem = Problem("problem", load(path), torch.device("cpu"))
+    lines = describe_trivial_results(problem, [])
+    assert words in "; ".join(lines)
+    assert bool(lines) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "is_shared"),
+    [
+        ([3, 4], [4, 1], False),
+        ([3, 4], [1, 3], False),
+        ([3, 4], [9, 2], False),
+        ([3, 4], [1, 0], True),
+        ([3, 4], [2, 1], True),
+        ([3, 1, 4], [4, 0, 1], False),
+        ([1, 1], [0, 0], False),
+        ([3, 0], [0, 0], False),
+        ([], [], False),
+        ([2, 2, 2], [4, 0, 1], True),
+    ],
+)
+def test_strides_with_which_elements_share_memory(shape, strides, is_shared):
+    assert elements_share_memory(shape, strides) == is_shared
