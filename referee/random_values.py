@@ -58,8 +58,8 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     are_negative = (values < 0) & (values > -LARGEST_WITH_NEW_SIGN)
     if are_positive.any() and are_negative.any():
         flips = torch.empty_like(values, dtype=torch.int8).random_(0, 2, generator=generator)
-        flips.mul_(are_positive | are_negative)
-        redrawn.mul_(1 - 2 * flips)
+        flips.mul_(are_positive.logical_or_(are_negative))
+        redrawn.mul_(flips.mul_(-2).add_(1))
     return redrawn
 
 

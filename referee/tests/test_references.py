@@ -37,8 +37,8 @@ def generator_states(device):
     return [torch.get_rng_state(), *on_gpus]
 
 
-# In float32, 1 / 49 is rounded down, but 49 times that is rounded up to 1. So eager's remainder is 0
-# and float64's is nearly 1. With such an error, the budget allows everything.
+# In float32, 1 / 49 is rounded down, but 49 times that is rounded up to 1. So eager's remainder is
+# 0 and float64's is nearly 1. With such an error, the budget allows everything.
 FRACTIONS = "return torch.remainder(49 * x, 1.0)"
 
 
