@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 from compare import as_matrix, assert_as_accurate, assert_mask_of, assert_same_bits, exact_gradients
-from tensors import FLOATING, OPERATORS, draw, linear_modules, step
-from test_linear_forward import VIEWS
+from sanitized import ONE_OF_A_WIDTH
+from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear
@@ -87,6 +87,7 @@ SHAPES = [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]
 LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100), (1001, 264)]
 
 
+@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(device, dtype):
@@ -105,11 +106,12 @@ def test_shapes(device, dtype):
         assert_right(mine, theirs, draw(shape, dtype, device), grad_output)
 
 
+@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH, name=["columns"])
 @pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "reversed"])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_strides(device, name, dtype):
     """Gradients are right if x, weight or the output's gradient is a view of any strides."""
-    view = VIEWS[name]
+    view = MATRIX_VIEWS[name]
     x = view(draw((12, 20), dtype, device))
     mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
     shape = (*x.shape[:-1], 24)

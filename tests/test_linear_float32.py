@@ -34,12 +34,21 @@ SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 TRAINING = (1030, 1537, 1029)
 
 
+# What runs under sanitizers: sm90 at both of its precisions, and the other paths at `highest`.
+SM90 = {"path": ["sm90"], "precision": ["highest", "high"]}
+SKINNY = {"path": ["skinny"], "precision": ["highest"]}
+SM80 = {"path": ["sm80"], "precision": ["highest"]}
+
+
 @pytest.fixture(params=["skinny", "sm90", "sm80"])
 def path(request):
     with linear_path(request.param):
         yield request.param
 
 
+@pytest.mark.sanitize(
+    "sm90", path=["sm90"], precision=["highest"], shape=[LONG[3]], without=["initcheck"]
+)
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise_of_the_forward(path, precision, shape):
     """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
@@ -57,8 +66,15 @@ def test_promise_of_the_forward(path, precision, shape):
 
 # M around multiples of the tiles' rows, and K for which the tiles differ.
 TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
+TILES_OF_353_ROWS = [shape for shape in TILE_SHAPES if shape[0] == 353]
+SEVERAL_TILES = SHARED[2]  # for each cluster
 
 
+@pytest.mark.sanitize("sm90", **SM90, shape=TILES_OF_353_ROWS)
+@pytest.mark.sanitize("sm90", **SM90, shape=[SEVERAL_TILES], without=["initcheck"])
+@pytest.mark.sanitize("other paths", **SKINNY, shape=TILES_OF_353_ROWS)
+@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[:2])
+@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[2:], without=["racecheck"])
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_of_x_meet(path, precision, shape):
     """Tiles cover all rows of x once: the results of integers have no error.
@@ -123,6 +139,9 @@ def test_promise_of_the_gradients(path, precision):
         assert_max_and_mean_error(got, summed_at_once(a, b), exact, slack(precision))
 
 
+@pytest.mark.sanitize("sm90", **SM90)
+@pytest.mark.sanitize("other paths", **SKINNY)
+@pytest.mark.sanitize("other paths", **SM80)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
@@ -168,6 +187,10 @@ def test_the_best_path_is_chosen_on_hopper(shape, best, results):
         assert best == "torch" or "torch" not in same
 
 
+@pytest.mark.sanitize("sm90", path=["sm90"])
+@pytest.mark.sanitize("other paths", path=["skinny"])
+@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(70, 129, 301)])
+@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(65, 130, 1028)], without=["racecheck"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
@@ -201,6 +224,9 @@ def spoil(x):
     return x
 
 
+@pytest.mark.sanitize("sm90", **SM90, shape=[(65, 1001, 1030)])
+@pytest.mark.sanitize("other paths", **SKINNY, shape=[(65, 1001, 1030)])
+@pytest.mark.sanitize("other paths", **SM80, shape=[(65, 1001, 1030)])
 @pytest.mark.parametrize("spoiled", ["x", "weight", "grad_output"])
 @pytest.mark.parametrize("shape", [(65, 1001, 1030), (33, 70, 20)], ids=str)
 def test_special_values_come_out_where_torch_has_them(path, precision, shape, spoiled):

@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 from compare import assert_as_accurate, assert_same_bits, bits, outcome, rounding_errors
-from tensors import FLOATING, OPERATORS, draw, linear_modules, linear_path
+from sanitized import ONE_OF_A_WIDTH
+from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, linear_path
 from torch import nn
 from torch.nn.functional import linear
 
@@ -26,6 +27,9 @@ CASES = [("cpu", "auto", dtype) for dtype in FLOATING]
 ON_GPU = [("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
 ON_GPU += [("cuda", path, torch.float32) for path in ("skinny", "sm90", "sm80")]
 CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
+# The cases that run under sanitizers.
+SANITIZED = [("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
+SANITIZED += [("cuda", "torch", torch.float32)]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
@@ -94,6 +98,7 @@ def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
         assert_same_bits(got, want)
 
 
+@pytest.mark.sanitize("linear", case=SANITIZED)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(case):
     """Results are right for any sizes and dimensions, empty tensors, and for several threads."""
@@ -112,22 +117,8 @@ def test_shapes(case):
         assert mine(x).shape == (*shape[:-1], n)
 
 
-# By name, a function that returns a view of a matrix: views with any strides, and overlaps.
-VIEWS = {
-    "rows": lambda x: x[::2],
-    "columns": lambda x: x[:, ::2],
-    "wide rows": lambda x: x[:, : x.shape[1] // 2],
-    "offset": lambda x: x[1:, 1:],
-    "transposed": lambda x: x.t().contiguous().t(),
-    "one row": lambda x: x[:1].expand(x.shape),
-    "one column": lambda x: x[:, :1].expand(x.shape),
-    "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
-    "flipped": lambda x: x.flip(0)[:, 3:],
-    "reversed": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.sanitize("linear", case=SANITIZED, view=[MATRIX_VIEWS["columns"]], size=[(12, 16)])
+@pytest.mark.parametrize("view", MATRIX_VIEWS.values(), ids=MATRIX_VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(case, view, size):
     """Results are right if x, weight or bias is a view of any strides."""

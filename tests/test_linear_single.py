@@ -123,6 +123,7 @@ def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     assert_same_bits(linear_relu_divide(x, weight, None, 2.0), expected)
 
 
+@pytest.mark.sanitize("sm90")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_changes_no_bit_of_the_result(sm90_at_high, layout):
     """Strided, transposed and misaligned operands give the bits that contiguous ones give."""

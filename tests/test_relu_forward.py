@@ -20,6 +20,7 @@ from compare import (
     relu_by_definition,
 )
 from processes import printed
+from sanitized import ONE_OF_A_WIDTH
 from tensors import DTYPES, FLOATING, draw, views
 from torch import nn
 
@@ -29,6 +30,7 @@ from referee.elementwise import special_values
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sizes_and_layouts(device, dtype):
     """Results are torch.relu's for any size and layout, and x does not change."""
@@ -40,6 +42,7 @@ def test_sizes_and_layouts(device, dtype):
         assert_same_bits(x, before)
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values(device, dtype):
     """Results are right for NaN, infinities, zeros, subnormals and the ends of integers."""
@@ -111,6 +114,7 @@ def test_subnormals_are_not_flushed(device, dtype):
             assert torch.equal(raw_bits(out), raw_bits(want))
 
 
+@pytest.mark.all_patterns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns(device, dtype):
     """Results are right for every value of the half types."""
@@ -119,6 +123,7 @@ def test_all_16_bit_patterns(device, dtype):
     assert_is_relu(ModelNew()(x), x)
 
 
+@pytest.mark.all_patterns
 def test_float32_patterns(device):
     """Results are right for every bit pattern on a GPU, and for every 641st on a CPU."""
     model = ModelNew()
