@@ -106,9 +106,9 @@ def folder_of_builds():
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_server(monkeypatch):
-    """Let all tests that grade solutions in this process share the referee's server.
+    """Let the tests that grade solutions in this process share the referee's server.
 
     The server is a process that has imported torch and that forks the graded solutions. A new one
     would take seconds for each test. A test with other environment variables gets another server.

@@ -17,6 +17,8 @@ from referee.reference_file import BadReferenceError, load
 from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 LARGE_LINEAR = (SOLUTIONS / "linear_reference.py").read_text()
 OF_LINEAR = LARGE_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")

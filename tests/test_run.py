@@ -20,6 +20,8 @@ import run
 from referee import command as grading_command
 from referee import elementwise
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 CPU = ["--device", "cpu", "--rows", "1", "--trials", "1"]
 RELU = "class ModelNew(model.Model):\n    def forward(self, x):\n        return "
 FULL = "No space left on device"

@@ -19,7 +19,7 @@ from texts import error, module, wrong
 
 from referee import memory
 
-pytestmark = ONLY
+pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops
 
 
