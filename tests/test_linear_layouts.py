@@ -80,10 +80,10 @@ def integers(shape, dtype, most=4):
 
 def module_of(weight, bias, divisor):
     """Return our module with this weight and bias."""
-    mine, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
-    mine.linear.weight = nn.Parameter(weight)
-    mine.linear.bias = None if bias is None else nn.Parameter(bias)
-    return mine
+    ours, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
+    ours.linear.weight = nn.Parameter(weight)
+    ours.linear.bias = None if bias is None else nn.Parameter(bias)
+    return ours
 
 
 def exact_step(x, weight, grad_output):

@@ -74,12 +74,12 @@ def views(dtype, device="cpu"):
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
     """Return our module and the reference, with the same parameters: weight [n, k], bias [n]."""
-    mine = LinearReluDivideNew(k, n, divisor)
-    theirs = LinearReluDivide(k, n, divisor)
+    ours = LinearReluDivideNew(k, n, divisor)
+    reference = LinearReluDivide(k, n, divisor)
     if not bias:
-        mine.linear.bias = theirs.linear.bias = None
-    theirs.load_state_dict(mine.state_dict())
-    return mine.to(device, dtype), theirs.to(device, dtype)
+        ours.linear.bias = reference.linear.bias = None
+    reference.load_state_dict(ours.state_dict())
+    return ours.to(device, dtype), reference.to(device, dtype)
 
 
 def step(module, x, grad_output, direction=None):
