@@ -32,9 +32,9 @@ LONGEST_FILLED_VECTOR = 65
 class ReluProblem(Problem):
     """ReLU of every dtype that torch.relu takes, every shape and every layout.
 
-    A right result has eager's values: any two NaN are equal, and so are 0 and -0. The bits of a NaN
-    and the sign of a zero are left open because eager's own differ with the device, the CPU and
-    torch's version. README promises more for this project's kernels, which keep the bits of x.
+    A right result has eager's values: any two NaN are equal, and so are 0 and -0, because eager's
+    own bits of these differ between devices and between versions of torch. README promises more of
+    this project's kernels: they keep the bits of x.
     """
 
     names = Names(solution="ModelNew", eager="torch.relu")

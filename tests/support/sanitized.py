@@ -13,8 +13,8 @@ repetitions at other precisions and sizes. For each width of a dtype, one dtype 
 
 import pytest
 import torch
+from sanitize import SUBSETS, TOOLS
 
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 ONE_OF_A_WIDTH = [torch.float32, torch.float64, torch.float16]
 
 
@@ -48,7 +48,8 @@ def mark_sanitized(items):
         The markers that select none of the collected cases, each in words.
 
     Raises:
-        pytest.UsageError: if a marker names a parameter that its test does not have.
+        pytest.UsageError: if a marker names a subset that does not exist, or a parameter that its
+            test does not have.
     """
     markers = set()
     used = set()
@@ -56,8 +57,9 @@ def mark_sanitized(items):
         for position, marker in enumerate(item.iter_markers("sanitize")):
             parameters = item.callspec.params
             unknown = marker.kwargs.keys() - {"without"} - parameters.keys()
+            unknown |= set(marker.args) - SUBSETS.keys()
             if unknown:
-                raise pytest.UsageError(f"{item.nodeid} has no parameters {sorted(unknown)}")
+                raise pytest.UsageError(f"unknown in `sanitize` of {item.nodeid}: {unknown}")
             key = (item.path, item.originalname, position, str(marker.kwargs))
             markers.add(key)
             if selected_by(marker, parameters):
