@@ -8,12 +8,13 @@ README's table has one of these commands in a comment above it, for example
 `<!-- cuda: python run.py -->`, and `<!-- end -->` below it. When this command is run, the table of
 run.py's --markdown takes the place of README's, and the picture of --plot that of docs/figures.svg.
 
-Files are written after each command.
+After each command, all new texts are made before the first of them is written.
 """
 
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,17 +48,28 @@ def renew(device: str, only: str) -> list[str]:
     failed = []
     for path, command in _find_commands(device, only).items():
         comment = f"<!-- {device}: {command} -->\n"
+        texts: dict[Path, str | bytes] = {}
         if comment in README.read_text():
-            printed = _run_for_readme(command, comment)
+            printed = _run_for_readme(command, comment, texts)
         else:
             printed = _run(command)
         if printed is None:
             failed.append(command)
             continue
-        results = {"device": device, "command": command, "output": pages.parse(printed)}
-        files.write(path, pages.dump(results))
-        files.write(BENCHMARKS, pages.fill(BENCHMARKS.read_text(), RESULTS))
+        output = pages.parse(printed)
+        texts[path] = pages.dump({"device": device, "command": command, "output": output})
+        texts[BENCHMARKS] = _filled_benchmarks(path.name, texts[path])
+        for file, text in texts.items():
+            files.write(file, text)
     return failed
+
+
+def _filled_benchmarks(name: str, results: str) -> str:
+    """Return the text of docs/BENCHMARKS.md, made anew with one new file of results."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(RESULTS, folder, dirs_exist_ok=True)
+        Path(folder, name).write_text(results)
+        return pages.fill(BENCHMARKS.read_text(), Path(folder))
 
 
 def _find_commands(device: str, text: str) -> dict[Path, str]:
@@ -81,8 +93,8 @@ def _run(command: str, *options: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _run_for_readme(command: str, comment: str) -> str | None:
-    """Run the command of README's table as `_run` does, and replace the table and the picture."""
+def _run_for_readme(command: str, comment: str, texts: dict[Path, str | bytes]) -> str | None:
+    """Run the command of README's table as `_run` does; add README and the picture to `texts`."""
     plot.check(PICTURE)
     with tempfile.TemporaryDirectory() as folder:
         samples = Path(folder, "results.json")
@@ -90,15 +102,15 @@ def _run_for_readme(command: str, comment: str) -> str | None:
         if printed is None:
             return None
         content = {**load(samples), "command": command}
-    files.write(PICTURE, plot.draw(content, ".svg"))
-    _replace_table(README, comment, markdown.as_markdown(content))
+    texts[PICTURE] = plot.draw(content, ".svg")
+    texts[README] = _with_table(README.read_text(), comment, markdown.as_markdown(content))
     return printed
 
 
-def _replace_table(page: Path, comment: str, table: str) -> None:
-    """Replace the table below a comment of a page."""
+def _with_table(page: str, comment: str, table: str) -> str:
+    """Return a page with another table below a comment."""
 
     def replacement(match: re.Match) -> str:
         return comment + table if match[1] == comment else match[0]
 
-    files.write(page, README_TABLE.sub(replacement, page.read_text()))
+    return README_TABLE.sub(replacement, page)

@@ -10,6 +10,9 @@ A block of the page begins with a comment that names a view and one or more of t
 `<!-- table: host.json -->`, and ends with `<!-- end -->`. `fill` puts the view's Markdown between
 the two. The views are the functions of `VIEWS`.
 
+"command" renews the file. If an older command has printed the results, which had other options,
+"measured_by" is that command, and pages show it.
+
 The columns of all views have the same names and order: this project's time, eager's time, the
 speedup, which is eager's time / this project's, and then the rest.
 """
@@ -70,10 +73,12 @@ def dump(results: dict) -> str:
         rows = ",\n".join("    " + json.dumps(row) for row in part["rows"])
         return f'{{"columns": {json.dumps(part["columns"])}, "rows": [\n{rows}]}}'
 
-    device = json.dumps(results["device"])
-    command = json.dumps(results["command"])
+    fields = [
+        f'"{name}": {json.dumps(value)}' for name, value in results.items() if name != "output"
+    ]
     parts = ",\n".join("  " + dump_part(part) for part in results["output"])
-    return f'{{"device": {device},\n "command": {command},\n "output": [\n{parts}\n]}}\n'
+    fields.append(f'"output": [\n{parts}\n]')
+    return "{" + ",\n ".join(fields) + "}\n"
 
 
 def fill(page: str, folder: Path) -> str:
@@ -97,7 +102,8 @@ def as_markdown(columns: list[str], rows: list[list[str]], heading: str = "") ->
 
 def heading_of(results: dict) -> str:
     """Return the line above a table: the machine, the versions and the command."""
-    return f"{machine_of(results)}; `{results['command']}`"
+    command = results.get("measured_by", results["command"])
+    return f"{machine_of(results)}; `{command}`"
 
 
 def machine_of(results: dict) -> str:
@@ -353,7 +359,8 @@ def view_step(results: list[dict], problem: str) -> str:
         row = [setting.label]
         row += [step[f"step, {name}"]["median ms"] for name in (ours, eager)]
         row += [step[f"{part}, {ours}"][ratio] for part in ("step", "forward", "backward")]
-        row.append(step[f"step, {COMPILED}"]["median ms"])
+        compiled = step.get(f"step, {COMPILED}")
+        row.append(compiled["median ms"] if compiled else "not timed")
         row += setting.kept_bytes
         rows.append(row)
     columns = ["training step", "this, ms", "eager, ms", "speedup"]

@@ -2,8 +2,10 @@
 
 IPC handles contain process ids, and a process has another id inside its namespace than outside. So
 it depends on the driver whether the two can open each other's handles. The trial runs once for each
-device; `python -m referee.cuda_walls [DEVICE]` prints its result. If it fails, contestants on that
-device get no namespaces, see `namespaces`.
+device. If it fails, contestants on that device get no namespaces, see `namespaces`.
+
+`python -m referee.cuda_walls [DEVICE]` runs the trial and prints its result. With the device cpu it
+says whether the system allows namespaces. The exit status is 0, or 2 if there is no such device.
 """
 
 import base64
@@ -12,7 +14,7 @@ from time import monotonic
 
 import torch
 
-from referee import processes
+from referee import console, processes
 from referee.contestant import Contestant, ForgedError, LateError, RaisedError
 from referee.names import MODULE
 from referee.reading import BadDescriptionError, UnreadableError
@@ -32,13 +34,13 @@ _reasons: dict[torch.device, str] = {}  # the result of the trial by device: see
 
 
 def why_none(server: Server, device: torch.device) -> str:
-    """Return the reason why a GPU's contestants cannot have walls, or "" if they can.
+    """Return the reason why contestants on a device cannot have walls, or "" if they can.
 
     The caller must be in a `with processes.subreaper()` block, and no solution may run yet.
 
     Args:
         server: forks the trial's process; its attribute `walls` must be True.
-        device: a GPU.
+        device: where they compute.
     """
     if device not in _reasons:
         pool = Pool(device)
@@ -82,9 +84,18 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         contestant.close()
 
 
-def main() -> None:
-    """Print whether contestants on the GPU that is the first argument, or cuda:0, get walls."""
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda:0")
+def main() -> int:
+    """Print whether contestants on a device get walls; return the exit status.
+
+    The device is the first argument of the command line, or the first GPU.
+    """
+    from referee.command import choose_device  # `command` imports this module
+
+    try:
+        device, _ = choose_device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    except ValueError as error:
+        console.say(str(error), name="cuda_walls")
+        return 2
     with processes.subreaper():
         server = Server()
         try:
@@ -92,7 +103,8 @@ def main() -> None:
         finally:
             server.close()
     print(f"{device}: no walls, {reason}" if reason else f"{device}: walls")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -112,6 +112,7 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "accuracy": verdict.accuracy,
         "cases": verdict.count,
         "import_seconds": verdict.import_seconds,
+        "walls": verdict.walls,
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,

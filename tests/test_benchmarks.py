@@ -1,5 +1,6 @@
 """`python -m problems.benchmark` at small sizes on a CPU, and the figures of README and docs."""
 
+import copy
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from problems import benchmark, figures, pages
+from referee.names import COMPILED
 from referee.report import markdown, tables
 from referee.timing import speed_up
 
@@ -125,6 +127,15 @@ def test_report_gives_readme_the_table_and_the_picture_of_its_commands_samples(p
     assert figures.PICTURE.read_text().startswith("<?xml")
 
 
+def test_report_changes_no_file_if_a_page_cannot_be_made(project, tmp_path):
+    """For example, if the command prints other tables than before."""
+    project("python -c 'print(1)'")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="unpack"):
+        figures.renew("cpu", "")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_report_says_that_no_command_contains_a_text(project):
     project(program("6.00"))
     with pytest.raises(ValueError, match="no results"):
@@ -144,6 +155,16 @@ def test_the_pages_understand_the_tables_that_run_prints(kind, dtype):
     for line, run in zip(lines[2:], made["runs"], strict=True):
         label = f"{dtype}, {run['setting']}".removesuffix(", ")
         assert line.startswith(f"| {label} | 1.500 | 3.000 | 2.000 [2.000, 2.000] | 1.000 ")
+
+
+@pytest.mark.parametrize("problem, settings", [("relu", 3), ("linear_relu_divide", 5)])
+def test_the_pages_need_no_times_of_torchs_compiler(problem, settings):
+    """A machine may have no compiler that torch.compile could use."""
+    results = copy.deepcopy(RAW["headline.json"])
+    assert pages.view_step([results], problem).count("not timed") == 0
+    for table in pages.tables_of(results):
+        table["rows"] = [row for row in table["rows"] if COMPILED not in row[0]]
+    assert pages.view_step([results], problem).count("not timed") == settings
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The files, functions, links and errors that README, documents and docstrings name exist."""
+"""README, documents and docstrings name what exists: files, functions, links, variables, errors."""
 
 import re
 from fnmatch import fnmatch
@@ -9,28 +9,29 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
-README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "DESIGN.md").read_text()
 CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 LINK = re.compile(r"\]\(([^):]+)\)")
+# How the code reads an environment variable or a macro.
+READ = [
+    re.compile(r"""\benviron(?:\.get\(|\.setdefault\(|\[)["'](\w+)["']"""),
+    re.compile(r"""\bgetenv\(["'](\w+)["']"""),
+    re.compile(r"^#if.*\b(KERNELS_\w+)", re.MULTILINE),
+    re.compile(r"-D(KERNELS_\w+)"),
+]
+SET_BY_THE_BUILD = {"PATH", "LC_ALL"}
 STEP = re.compile(r"^\| `([\w:.]+)` \| `([\w/]+\.(?:py|cpp|h|cuh?))` \|", re.MULTILINE)
 
 
-def tree() -> list[Path]:
-    """Return the paths in README's tree."""
-    [block] = re.findall(r"\n\n```\n(model.py .+?)^```", README, re.DOTALL | re.MULTILINE)
-    paths = []
-    folder = Path()
-    for line in block.splitlines():
-        name = line.split()[0]
-        if not line.startswith(" "):
-            folder = Path(name) if name.endswith("/") else Path()
-            paths.append(Path(name))
-        else:
-            paths.append(folder / name)
-    return paths
+def source_texts() -> list[str]:
+    """Return the texts of all Python, C++ and CUDA files."""
+    paths = list(ROOT.glob("*.py"))
+    for folder in ("kernels", "problems", "referee", "tests"):
+        paths += (ROOT / folder).rglob("*")
+    suffixes = (".py", ".cpp", ".h", ".cu", ".cuh")
+    return [path.read_text() for path in paths if path.suffix in suffixes]
 
 
 def kernel_files() -> list[str]:
@@ -46,15 +47,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_readmes_tree_is_the_tree():
-    listed = tree()
-    assert [str(path) for path in listed if not (ROOT / path).exists()] == []
+def test_designs_tree_has_the_files_and_folders_of_the_project():
+    [tree] = re.findall(r"^```\n(model.py .+?)^```", DESIGN, re.DOTALL | re.MULTILINE)
+    named = [line.split()[0] for line in tree.splitlines()]
+    assert [name for name in named if name.endswith("/") and not (ROOT / name).is_dir()] == []
     hidden = ("__", ".", "requirements", "LICENSE", "README", "pyproject")
-    for folder in (Path(), Path("kernels")):
-        there = {path.name for path in (ROOT / folder).iterdir()}
-        named = {path.name for path in listed if path.parent == folder} - {"__init__.py"}
-        ours = {name for name in there if not name.startswith(hidden)}
-        assert named == ours, f"in {folder}"
+    there = {path.name for path in ROOT.iterdir() if not path.name.startswith(hidden)}
+    assert {name.rstrip("/") for name in named} == there
 
 
 def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
@@ -76,6 +75,16 @@ def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
         text = (ROOT / path).read_text()
         for name in function.rpartition("::")[2].split("."):
             assert re.search(rf"\b(?:def|class) {name}\b|\b{name}\(", text), (function, path)
+
+
+def test_the_variables_and_macros_that_the_code_reads_are_in_contributings_list():
+    _, _, section = CONTRIBUTING.partition("## Environment variables and macros\n")
+    first_cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    listed = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+    texts = source_texts()
+    read = {name for text in texts for pattern in READ for name in pattern.findall(text)}
+    assert read - SET_BY_THE_BUILD - listed == set()
+    assert [name for name in listed if not any(name in text for text in texts)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

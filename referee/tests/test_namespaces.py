@@ -13,7 +13,7 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
-from referee import namespaces, prctl, processes, records
+from referee import cuda_walls, namespaces, prctl, processes, records
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.problem import Problem
@@ -206,6 +206,21 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
         assert processes.children_of(os.getpid()).count(pid) == 1
         close(pid, init_pid)
         assert not processes._orphans()
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "no_device"])
+def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cuda_walls", name])
+    assert cuda_walls.main() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert name in line
+
+
+@pytest.mark.slow
+def test_the_trial_on_a_cpu(walls, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cuda_walls", "cpu"])
+    assert cuda_walls.main() == 0
+    assert capsys.readouterr().out == "cpu: walls\n"
 
 
 PROBLEM = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")

@@ -39,6 +39,7 @@ RECORD: Shape = {
     "accuracy": str,
     "cases": int,
     "import_seconds": NUMBER,
+    "walls": bool,
     "refused": list,
     "notes": list,
     "errors": list,

@@ -21,7 +21,7 @@ FEW_TERMS_ERROR = 12 * 2.0**-24
 # The allowance is multiplied by this if K < 256. There, an error of 12.7 u was found.
 SHORT_SUMS_FACTOR = 1.25
 
-# The allowance of random compositions. docs/SPLIT.md says how many err by more than
+# The allowance of random compositions. docs/BENCHMARKS.md says how many err by more than
 # FEW_TERMS_ERROR.
 COMPOSITION_ALLOWANCE = 24 * 2.0**-24
 LONG_INTERVAL_ALLOWANCE = 48 * 2.0**-24  # for a promotion interval of 128
@@ -107,7 +107,8 @@ class Reference:
     Attributes:
         out: the result.
         magnitude: (|x| |weight|^T + |bias|) / |divisor|.
-        bound: the largest error that fp16x3 may have, by docs/SPLIT.md.
+        bound: the largest error that fp16x3 may have, by docs/SPLIT.md, if the divisor is a power
+            of two and at least 1.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class Reference:
         self.out = (torch.relu(z) if relu else z) / divisor
         self.magnitude = (x.abs() @ weight.abs().t() + bias.abs()) / abs(divisor)
         k = x.shape[1]
-        # The bound's second part: hi and lo lose up to 2^-40 of the largest product for each of k
-        # terms, and two subnormal results are rounded.
+        # The promise has two terms, and at float32's lower end 2^-149 + 2^-147 / |divisor| more.
+        # This bound is stricter: it has only 2^-149. For a divisor that is a power of two, the
+        # unscaled sum and the output are the only numbers that may be rounded to a subnormal, which
+        # costs 2^-150 / |divisor| + 2^-150 (docs/SPLIT.md, "float32's lower end").
         largest = x.abs().amax(1)[:, None] * weight.abs().amax(1)
         self.bound = (64 + k / 64) * 2.0**-24 * self.magnitude
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149
