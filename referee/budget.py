@@ -29,6 +29,8 @@ DEVIATIONS_OF_MEAN = 4
 # one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
 # limit with a probability below 1e-8, even in 1,600 draws.
 SPARSE_FACTOR = 64
+# So many elements may be off by their slack in another draw, however small eager's mean error was.
+FREE_ELEMENTS = 4
 # Relative and absolute tolerances where there is no result in float64. They are KernelBench's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
@@ -97,19 +99,21 @@ def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
     return budget.or_larger(_budget_of_plain_sum(terms, eps, eager.root_mean_square))
 
 
-def mean_slack_in_other_draw(mean_slack: float, eager: Errors) -> float:
+def mean_slack_in_other_draw(budget: Budget, eager: Errors, count: int) -> float:
     """Return how far a result's mean may be from eager's result, for results of the same size.
 
     Eager's result is off itself. If both are within their limits, their mean distance is at most
-    the sum of the two limits.
+    the sum of the two limits. FREE_ELEMENTS are added, because the mean of few errors varies.
 
     Args:
-        mean_slack: the largest mean error against float64.
-        eager: the errors of eager's result in the draw that set the budget.
+        budget: the error budget in the draw that set it.
+        eager: the errors of eager's result in that draw.
+        count: the number of elements.
     """
+    mean_slack = budget.mean_slack
     if eager.are_sparse:
         mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
-    return mean_slack + eager.mean
+    return mean_slack + eager.mean + FREE_ELEMENTS * budget.slack / max(count, 1)
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:

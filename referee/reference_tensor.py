@@ -204,11 +204,11 @@ class ReferenceTensor:
 
         It is for results of the same size; see `_budget_for`.
         """
-        mean_slack = self.budget.mean_slack
+        budget = self.budget
         if self.limit is not None:
-            mean_slack = max(mean_slack, _mean(self.limit))
-        mean_slack = mean_slack_in_other_draw(mean_slack, self.eager_errors)
-        return replace(self.budget, mean_slack=mean_slack)
+            budget = replace(budget, mean_slack=max(budget.mean_slack, _mean(self.limit)))
+        mean_slack = mean_slack_in_other_draw(budget, self.eager_errors, self.numel)
+        return replace(budget, mean_slack=mean_slack)
 
     def _budget_for(self, eager: torch.Tensor) -> Budget:
         """Return the budget for another draw: its slacks grow with the size of eager's result."""
