@@ -16,6 +16,7 @@ WORST = "worse than bf16"
 GROSS = 2.0**-6
 # Errors are sparse if their root mean square is more than this multiple of their mean. It is about
 # 1.2 for the roundings of a sum, and sqrt(R / k) if k of R equal parts are wrong, and nothing else.
+# So errors that are not sparse are in more than a fifth of the parts.
 SPARSE = 2.2
 
 

@@ -27,7 +27,7 @@ DEVIATIONS = 16
 DEVIATIONS_OF_MEAN = 4
 # If eager's errors are sparse, its mean error varies with the draw: where rounding flips a sign in
 # one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
-# limit with a probability below 1e-8, even in 1,600 draws.
+# limit with a probability below 1e-8, even in 1,600 draws, if the flips are independent.
 SPARSE_FACTOR = 64
 # So many elements may be off by their slack in another draw, however small eager's mean error was.
 FREE_ELEMENTS = 4
