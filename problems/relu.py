@@ -32,7 +32,9 @@ LONGEST_FILLED_VECTOR = 65
 class ReluProblem(Problem):
     """ReLU of every dtype that torch.relu takes, every shape and every layout.
 
-    Results have eager's values. The payload of a NaN may differ, and so may the sign of a zero.
+    A right result has eager's values: any two NaN are equal, and so are 0 and -0, because eager's
+    own bits of these differ between devices and between versions of torch. README promises more of
+    this project's kernels: they keep the bits of x.
     """
 
     names = Names(solution="ModelNew", eager="torch.relu")

@@ -14,6 +14,10 @@ CLASSES = {"float32-grade": 1e-4, "TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
 WORST = "worse than bf16"
 # No precision explains an error of an element that is larger than this part of the largest result.
 GROSS = 2.0**-6
+# Errors are sparse if their root mean square is more than this multiple of their mean. It is about
+# 1.2 for the roundings of a sum, and sqrt(R / k) if k of R equal parts are wrong, and nothing else.
+# So errors that are not sparse are in more than a fifth of the parts.
+SPARSE = 2.2
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,12 @@ class Errors:
     largest_magnitude: float = 0.0
     mean_magnitude: float = 0.0
     root_mean_square: float = 0.0
+
+    @property
+    def are_sparse(self) -> bool:
+        """True if few elements make up most of the errors, as where rounding flips a sign."""
+        root_mean_square_error = self.relative * self.root_mean_square
+        return root_mean_square_error > SPARSE * self.mean
 
     @property
     def is_gross(self) -> bool:
@@ -108,12 +118,18 @@ def accuracy_class(relative_error: float) -> str:
     return WORST
 
 
-def root_mean_square(x: torch.Tensor) -> float:
-    """Return the root mean square of a flat tensor; elements that are not finite count as zeros."""
-    squares = 0.0
+def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:
+    """Return the mean magnitude and the root mean square of a flat tensor.
+
+    Elements that are not finite count as zeros.
+    """
+    magnitudes = squares = 0.0
     for block in blocks(len(x)):
-        squares += x[block].double().nan_to_num(0, 0, 0).square_().sum().item()
-    return math.sqrt(squares / max(len(x), 1))
+        magnitude = x[block].double().nan_to_num(0, 0, 0).abs_()
+        magnitudes += magnitude.sum().item()
+        squares += magnitude.square_().sum().item()
+    count = max(len(x), 1)
+    return magnitudes / count, math.sqrt(squares / count)
 
 
 def count_true(mask: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ README.md, "What is right", has the formulas.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,12 @@ LOW_ROUNDINGS = 1
 # elements on average by DEVIATIONS_OF_MEAN times as much.
 DEVIATIONS = 16
 DEVIATIONS_OF_MEAN = 4
+# If eager's errors are sparse, its mean error varies with the draw: where rounding flips a sign in
+# one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
+# limit with a probability below 1e-8, even in 1,600 draws, if the flips are independent.
+SPARSE_FACTOR = 64
+# So many elements may be off by their slack in another draw, however small eager's mean error was.
+FREE_ELEMENTS = 4
 # Relative and absolute tolerances where there is no result in float64. They are KernelBench's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
@@ -52,6 +58,15 @@ class Budget:
         """
         relative = expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0)
         return relative.add_(self.slack)
+
+    def grown(self, growth: float, growth_of_mean: float) -> "Budget":
+        """Return the budget for larger results.
+
+        Args:
+            growth: what the slack of each element is multiplied by.
+            growth_of_mean: what the mean slack is multiplied by.
+        """
+        return replace(self, slack=growth * self.slack, mean_slack=growth_of_mean * self.mean_slack)
 
     def or_larger(self, other: "Budget") -> "Budget":
         """Return the larger of two budgets, for each of the attributes."""
@@ -82,6 +97,23 @@ def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
     if dtype != torch.float32 or is_low:
         return budget
     return budget.or_larger(_budget_of_plain_sum(terms, eps, eager.root_mean_square))
+
+
+def mean_slack_in_other_draw(budget: Budget, eager: Errors, count: int) -> float:
+    """Return how far a result's mean may be from eager's result, for results of the same size.
+
+    Eager's result is off itself. If both are within their limits, their mean distance is at most
+    the sum of the two limits. FREE_ELEMENTS are added, because the mean of few errors varies.
+
+    Args:
+        budget: the error budget in the draw that set it.
+        eager: the errors of eager's result in that draw.
+        count: the number of elements.
+    """
+    mean_slack = budget.mean_slack
+    if eager.are_sparse:
+        mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
+    return mean_slack + eager.mean + FREE_ELEMENTS * budget.slack / max(count, 1)
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:

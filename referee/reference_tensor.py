@@ -1,11 +1,23 @@
 """A result or gradient of the reference, with which a solution's is compared."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 
-from referee.accuracy import Errors, ErrorSums, count_true, errors, root_mean_square
-from referee.budget import Budget, budget_from_errors, budget_without_float64
+from referee.accuracy import (
+    Errors,
+    ErrorSums,
+    count_true,
+    errors,
+    mean_and_root_mean_square,
+)
+from referee.budget import (
+    Budget,
+    budget_from_errors,
+    budget_without_float64,
+    mean_slack_in_other_draw,
+)
 from referee.compare import blocks, first_mismatch, flat_reals
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
@@ -36,6 +48,21 @@ class Comparison:
     wrong: torch.Tensor
 
 
+@dataclass
+class Distance:
+    """How far a result is from eager's for the same inputs.
+
+    Attributes:
+        wrong: a flat mask of the elements that are too far off.
+        mean: the mean distance.
+        mean_slack: the largest mean distance that the budget allows.
+    """
+
+    wrong: torch.Tensor
+    mean: float
+    mean_slack: float
+
+
 class ReferenceTensor:
     """A result or a gradient of the reference, with its error budget.
 
@@ -58,6 +85,7 @@ class ReferenceTensor:
         eager_errors: how far off eager's result is, or the allowed one if that is further off;
             zeros where there is no exact result.
         budget: the error budget.
+        budget_in_other_draw: that of the distance from eager's result in another draw.
     """
 
     def __init__(  # noqa: PLR0913 - two results, and how far off they may be
@@ -87,6 +115,7 @@ class ReferenceTensor:
             self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
         elif not self.is_exact:
             self.budget = budget_without_float64(real_dtype)
+        self.budget_in_other_draw = self._budget_in_other_draw()
 
     def forget_exact(self) -> None:
         """Free the exact result; `compare` then uses eager's. The budget stays."""
@@ -141,20 +170,24 @@ class ReferenceTensor:
         got, eager = flat_reals(got), flat_reals(eager)
         if self.is_exact:
             return first_mismatch(got, eager)
-        return describe_wrong(self.wrong_in_other_draw(got, eager), got, eager)
+        if self._is_surely_near(got, eager, 0.5 * self.budget_in_other_draw.mean_slack):
+            return None
+        distance = self._measure_distance(got, eager)
+        if mistake := describe_wrong(distance.wrong, got, eager):
+            return mistake
+        if distance.mean > distance.mean_slack:
+            return _describe_mean_error(distance.mean, distance.mean_slack)
+        return None
 
     def wrong_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """Return a flat mask of the elements of `got` that are too far from `eager`."""
+        """Return a flat mask of the elements of `got` that are too far from `eager`.
+
+        The mean distance is not limited.
+        """
         got, eager = flat_reals(got), flat_reals(eager)
         if self._is_surely_near(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
-        budget = self._budget_for(eager)
-        parts = []
-        for block in blocks(len(got)):
-            expected = eager[block].double()
-            error = errors(got[block], eager[block], expected)
-            parts.append(error > budget.allowed(expected))
-        return _join_masks(parts)
+        return self._measure_distance(got, eager).wrong
 
     def _measure_eager(self, allowed: OptionalTensor) -> Errors:
         """Return eager's errors, or those of the allowed result if their mean is larger."""
@@ -172,13 +205,39 @@ class ReferenceTensor:
             sums.add(errors(got[block], self.eager[block], expected), expected)
         return sums.over(self._length)
 
+    def _budget_in_other_draw(self) -> Budget:
+        """Return the budget of the distance from eager's result in another draw.
+
+        It is for results of the same size; see `_budget_for`.
+        """
+        budget = self.budget
+        if self.limit is not None:
+            budget = replace(budget, mean_slack=max(budget.mean_slack, _mean(self.limit)))
+        mean_slack = mean_slack_in_other_draw(budget, self.eager_errors, self._length)
+        return replace(budget, mean_slack=mean_slack)
+
     def _budget_for(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for another draw: its slack grows with the size of eager's result."""
-        own_size = self.eager_errors.root_mean_square
-        if not own_size:
-            return self.budget
-        growth = max(1.0, root_mean_square(eager) / own_size)
-        return replace(self.budget, slack=growth * self.budget.slack)
+        """Return the budget for another draw: its slacks grow with the size of eager's result."""
+        own = self.eager_errors
+        if not own.root_mean_square:
+            return self.budget_in_other_draw
+        mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
+        growth = max(1.0, root_mean_square / own.root_mean_square)
+        growth_of_mean = max(growth, mean_magnitude / own.mean_magnitude)
+        return self.budget_in_other_draw.grown(growth, growth_of_mean)
+
+    def _measure_distance(self, got: torch.Tensor, eager: torch.Tensor) -> Distance:
+        """Measure how far a flat result is from eager's for the same inputs."""
+        budget = self._budget_for(eager)
+        wrong_parts = []
+        sum_of_errors = 0.0
+        for block in blocks(len(got)):
+            expected = eager[block].double()
+            error = errors(got[block], eager[block], expected)
+            wrong_parts.append(error > budget.allowed(expected))
+            sum_of_errors += error.sum().item()
+        mean = sum_of_errors / max(len(got), 1)
+        return Distance(_join_masks(wrong_parts), mean, budget.mean_slack)
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element of a block may be."""
@@ -200,8 +259,7 @@ class ReferenceTensor:
             fault = "elements differ" if self.is_exact else "elements beyond the error budget"
             return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
         if self.limit is None and result.mean > self.budget.mean_slack:
-            mean_slack = f"{self.budget.mean_slack:.3g}"
-            return f"mean error {result.mean:.3g}; eager's own error allows {mean_slack}"
+            return _describe_mean_error(result.mean, self.budget.mean_slack)
         return None
 
     def _is_as_accurate_as_eager(self, result: Errors) -> bool:
@@ -209,20 +267,31 @@ class ReferenceTensor:
         is_max_small = result.largest <= CHANCE_OF_MAX * self.eager_errors.largest
         return is_max_small and result.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
 
-    def _is_surely_near(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+    def _is_surely_near(
+        self, got: torch.Tensor, eager: torch.Tensor, mean_slack: float = math.inf
+    ) -> bool:
         """Return whether all errors, computed in float32, are within half of the budget.
 
         That is quick, and nearly always true. It is false for NaN and infinities.
+
+        Args:
+            got: a flat result.
+            eager: eager's flat result for the same inputs.
+            mean_slack: the largest mean error for which the answer is true.
         """
         if not got.is_floating_point() or got.dtype == torch.float64:
             return False
+        sum_of_errors = 0.0
         half_slack, half_relative = 0.5 * self.budget.slack, 0.5 * self.budget.relative_slack
         for block in blocks(len(got)):
             got_part, eager_part = got[block].float(), eager[block].float()
             allowed = eager_part.abs().mul_(half_relative).add_(half_slack)
-            if not bool(((got_part - eager_part).abs_() <= allowed).all()):
+            error = (got_part - eager_part).abs_()
+            if not bool((error <= allowed).all()):
                 return False
-        return True
+            if mean_slack < math.inf:
+                sum_of_errors += error.sum().item()
+        return sum_of_errors <= mean_slack * max(len(got), 1)
 
     def _expected(self, block: slice) -> torch.Tensor:
         """Return a block of the exact result, but eager's where either of them is not finite."""
@@ -236,6 +305,17 @@ class ReferenceTensor:
 def _flat(x: OptionalTensor) -> OptionalTensor:
     """Return `flat_reals` of a tensor; None for None."""
     return None if x is None else flat_reals(x)
+
+
+def _mean(limit: torch.Tensor) -> float:
+    """Return the mean of a flat tensor of limits; those that are not finite count as zeros."""
+    total = sum(limit[block].nan_to_num(0, 0, 0).sum().item() for block in blocks(len(limit)))
+    return total / max(len(limit), 1)
+
+
+def _describe_mean_error(mean: float, mean_slack: float) -> str:
+    """Return in words that a mean error is too large."""
+    return f"mean error {mean:.3g}; eager's own error allows {mean_slack:.3g}"
 
 
 def _join_masks(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -63,8 +63,8 @@ def _is_harmed(bench: Bench, calls: int) -> bool:
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
-            old_seconds = _median_seconds(bench, old[0], calls, flush)
-            new_seconds = _median_seconds(bench, bench.eager[0], calls, flush)
+            old_seconds = _seconds_of_call(bench, old[0], calls, flush)
+            new_seconds = _seconds_of_call(bench, bench.eager[0], calls, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for eager in old:
@@ -88,11 +88,11 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
     bench = grading.bench
     grading.solution.close()
     flush = make_flush(bench)
-    after = [_median_seconds(bench, bench.eager[0], calls, flush) for _ in range(TURNS)]
+    after = [_seconds_of_call(bench, bench.eager[0], calls, flush) for _ in range(TURNS)]
     return _is_slower(beside, after)
 
 
-def _median_seconds(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
-    """Time one request of eager's; return the median seconds of a call by the process's clock."""
+def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
+    """Time one request of eager's; return the mean seconds of a call by the process's clock."""
     sample = time_and_free(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
-    return median(sample.own)
+    return sample.mean

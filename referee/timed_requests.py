@@ -18,6 +18,7 @@ MOST_CALLS = 32  # of a request
 LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
 FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
+LONGEST_CALL = 1e6  # seconds; a reply with a longer one is absurd
 EMPTY_REQUESTS = 12  # before the first round
 REQUESTS_ALONE = 5  # of eager, before any solution starts
 
@@ -166,13 +167,14 @@ def time_request(
 def checked_seconds(seconds: object, calls: int) -> list[float]:
     """Return the seconds of each call by the process's clock.
 
-    If a reply has no such list, the seconds are zeros, and only the referee's clock counts.
+    If a reply has no such list, or an absurd number in it, the seconds are zeros, and only the
+    referee's clock counts.
 
     Args:
         seconds: what the reply has.
         calls: how many seconds there must be.
     """
     is_list = isinstance(seconds, list) and len(seconds) == calls
-    if not is_list or not all(type(s) is float and 0 <= s < math.inf for s in seconds):
+    if not is_list or not all(type(s) is float and 0 <= s <= LONGEST_CALL for s in seconds):
         return [0.0] * calls
     return seconds

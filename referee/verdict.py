@@ -28,7 +28,7 @@ TIE = "a tie"
 TOO_NOISY = "too noisy"
 # Two processes that run the same code differ by this factor, because they got other addresses.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
-# If eager differs from itself by a larger factor, the machine is too noisy to tell anything.
+# If eager differs from itself by a larger factor, the machine is noisy.
 WIDEST_CONTROL = 1.3
 
 
@@ -65,11 +65,13 @@ class Run:
 def compare_times(eager: list[float], again: list[float], times: list[float], device: str) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for times beside eager's.
 
-    It is a tie if the ratio's interval includes 1 after it was widened by the noise, a factor by
-    which times of the same code differ. The noise is the largest of
+    The ratio's interval is widened by the noise, a factor by which times of the same code differ.
+    If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
+    if there are few rounds. The noise is the largest of
 
         - PLACEMENT, by which two processes differ;
-        - the ratio of eager to itself, the control;
+        - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
+          interval that is farther from 1;
         - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
           for launches. On a CPU, what slows a round slows all contestants in it.
 
@@ -79,17 +81,20 @@ def compare_times(eager: list[float], again: list[float], times: list[float], de
         times: the solution's.
         device: "cpu" or "cuda".
     """
-    control, low, high = speed_up(eager, again)
-    is_noisy = high > WIDEST_CONTROL or low < 1 / WIDEST_CONTROL
-    if is_noisy or len(eager) < LEAST_JUDGED:
+    if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
-    ratio, low, high = speed_up(eager, times)
+    control, low_control, high_control = speed_up(eager, again)
     noise = max(control, 1 / control, PLACEMENT[device])
+    widest_control = max(high_control, 1 / low_control)
+    is_noisy = widest_control > WIDEST_CONTROL
+    if is_noisy:
+        noise = max(noise, widest_control)
     if device == "cuda":
         fast, slow = spread(eager + again)
         noise = max(noise, slow / fast)
+    ratio, low, high = speed_up(eager, times)
     if low / noise <= 1 <= high * noise:
-        return TIE
+        return TOO_NOISY if is_noisy else TIE
     return FASTER if ratio > 1 else SLOWER
 
 

@@ -42,6 +42,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "slow: left out by default; -m slow runs these, -m '' all")
+    config.addinivalue_line("markers", "all_patterns: tests all bit patterns of a dtype")
+    config.addinivalue_line("markers", "sanitize(subset, **values): see support/sanitized.py")
+    config.addinivalue_line("markers", "sanitized(subset, tool): see support/sanitized.py")
     is_random = getattr(config.option, "hypothesis_profile", None) == "long"
     if is_random and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.randrange(2**32)
@@ -53,6 +56,13 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
+    from sanitized import mark_sanitized
+
+    unused = mark_sanitized(items)
+    names_tests = any("::" in argument for argument in config.args)
+    is_partial = names_tests or config.getoption("--last-failed", default=False)
+    if unused and not is_partial:
+        raise pytest.UsageError(f"these markers select no case: {unused}")
     # Without a GPU its tests are deselected, not skipped: there are thousands of them, and skipping
     # one takes a millisecond.
     if not torch.cuda.is_available():
@@ -96,9 +106,9 @@ def folder_of_builds():
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_server(monkeypatch):
-    """Let all tests that grade solutions in this process share the referee's server.
+    """Let the tests that grade solutions in this process share the referee's server.
 
     The server is a process that has imported torch and that forks the graded solutions. A new one
     would take seconds for each test. A test with other environment variables gets another server.

@@ -129,10 +129,10 @@ for dtype in (torch.float32, torch.float16, torch.float64):
     for a, b in zip([got, *grads[0]], [want, *grads[1]]):
         torch.testing.assert_close(a, b)
 torch.manual_seed(0)
-mine = ModelNew(33, 17, 2.0)
+ours = ModelNew(33, 17, 2.0)
 torch.manual_seed(0)
-theirs = torch.nn.Linear(33, 17)
-assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters()))
+plain = torch.nn.Linear(33, 17)
+assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters()))
 """
 CHECKS = {"relu": RELU_CHECK, "linear_relu_divide": LINEAR_RELU_DIVIDE_CHECK}
 

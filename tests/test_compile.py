@@ -47,10 +47,10 @@ class Network(nn.Module):
 
 def networks(device="cpu"):
     """Return networks of the replacements and of the references, with the same parameters."""
-    mine = Network(ModelNew, LinearReluDivideNew)
-    theirs = Network(Model, LinearReluDivide)
-    theirs.load_state_dict(mine.state_dict())
-    return mine.to(device), theirs.to(device)
+    ours = Network(ModelNew, LinearReluDivideNew)
+    reference = Network(Model, LinearReluDivide)
+    reference.load_state_dict(ours.state_dict())
+    return ours.to(device), reference.to(device)
 
 
 def assert_same_step(got, want):
@@ -59,14 +59,14 @@ def assert_same_step(got, want):
 
 @pytest.mark.parametrize("dynamic", [None, *slow([True, False])])
 def test_a_compiled_network_has_the_references_outputs_and_gradients(compile, device, dynamic):
-    mine, theirs = networks(device)
-    compiled = compile(mine, dynamic=dynamic)
+    ours, reference = networks(device)
+    compiled = compile(ours, dynamic=dynamic)
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
     for shape in shapes if dynamic else shapes[:2]:
         x = torch.randn(shape, device=device)
-        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(reference, x))
         with torch.no_grad():
-            torch.testing.assert_close(compiled(x), theirs(x))
+            torch.testing.assert_close(compiled(x), reference(x))
 
 
 def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torchs_for_relu(device):
@@ -94,11 +94,11 @@ def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torchs_for_r
 )
 def test_x_may_have_any_strides(compile, device, view):
     x = view(torch.randn(12, 12, device=device))
-    mine, theirs = linear_modules(x.shape[-1], 8, 3.0, device=device)
-    compiled = compile(mine)
-    assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
+    ours, reference = linear_modules(x.shape[-1], 8, 3.0, device=device)
+    compiled = compile(ours)
+    assert_same_step(output_and_gradients(compiled, x), output_and_gradients(reference, x))
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x), theirs(x))
+        torch.testing.assert_close(compiled(x), reference(x))
     relu = compile(ModelNew())(x)
     assert_same_bits(relu, torch.relu(x))
     assert relu.stride() == torch.relu(x).stride()
@@ -110,7 +110,7 @@ def test_x_may_have_any_strides(compile, device, view):
 )
 def test_the_number_of_rows_may_depend_on_data(compile, device):
     """The compiler then cannot assume anything about this number."""
-    mine, theirs = linear_modules(6, 8, 3.0, device=device)
+    ours, reference = linear_modules(6, 8, 3.0, device=device)
     x = torch.randn(8, 4, 6, device=device)
     keep = torch.arange(8, device=device) > 2
 
@@ -118,23 +118,24 @@ def test_the_number_of_rows_may_depend_on_data(compile, device):
         return lambda x: module(x[keep].transpose(0, 1))
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        got = output_and_gradients(mine, x, compile(of_kept_rows(mine)))
-        assert_same_step(got, output_and_gradients(theirs, x, of_kept_rows(theirs)))
+        got = output_and_gradients(ours, x, compile(of_kept_rows(ours)))
+        assert_same_step(got, output_and_gradients(reference, x, of_kept_rows(reference)))
 
 
 @pytest.mark.slow
 def test_training_with_reduce_overhead_gives_the_references_results(device):
     """On a GPU, CUDA graphs are recorded in the second step and replayed from the third."""
-    mine, theirs = networks(device)
-    compiled = torch.compile(mine, fullgraph=True, mode="reduce-overhead")
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (mine, theirs)]
+    ours, reference = networks(device)
+    compiled = torch.compile(ours, fullgraph=True, mode="reduce-overhead")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, reference)]
     for _ in range(6):
         x = torch.randn(4, 6, device=device)  # a shape for which earlier tests compiled kernels
         torch.compiler.cudagraph_mark_step_begin()
         assert_same_step(
-            [t.clone() for t in output_and_gradients(compiled, x)], output_and_gradients(theirs, x)
+            [t.clone() for t in output_and_gradients(compiled, x)],
+            output_and_gradients(reference, x),
         )
-        for module, optimizer in zip((compiled, theirs), optimizers, strict=True):
+        for module, optimizer in zip((compiled, reference), optimizers, strict=True):
             optimizer.zero_grad()
             torch.compiler.cudagraph_mark_step_begin()
             module(x).square().sum().backward()
@@ -144,7 +145,7 @@ def test_training_with_reduce_overhead_gives_the_references_results(device):
 @pytest.mark.parametrize("is_module_compiled", [False, True])
 def test_activation_checkpointing_gives_the_references_gradients(device, is_module_compiled):
     """If a compiled function contains the checkpoint, the backward's graph repeats the forward."""
-    mine, theirs = networks(device)
+    ours, reference = networks(device)
     x = torch.randn(4, 6, device=device)
     graphs = []
     compile = partial(torch.compile, fullgraph=True, backend=graph_recorder(graphs))
@@ -152,11 +153,11 @@ def test_activation_checkpointing_gives_the_references_gradients(device, is_modu
     def run(module):
         return lambda x: checkpoint(module, x, use_reentrant=False)
 
-    compiled = run(compile(mine)) if is_module_compiled else compile(run(mine))
+    compiled = run(compile(ours)) if is_module_compiled else compile(run(ours))
     leaf = x.clone().requires_grad_()
     out = compiled(leaf)
-    got = torch.autograd.grad(out.square().sum(), [leaf, *mine.parameters()])
-    assert_same_step((out, *got), output_and_gradients(theirs, x))
+    got = torch.autograd.grad(out.square().sum(), [leaf, *ours.parameters()])
+    assert_same_step((out, *got), output_and_gradients(reference, x))
     repeats_forward = f"{OWN}_with_mask.default" in targets_of(graphs[-1])
     assert repeats_forward != is_module_compiled
     assert f"{OWN}_gradients.default" in targets_of(graphs[-1])
@@ -165,15 +166,15 @@ def test_activation_checkpointing_gives_the_references_gradients(device, is_modu
 @pytest.mark.parametrize("inside", [False, True])
 def test_results_under_autocast_are_close_to_the_references(compile, device, inside):
     """Autocast may be inside the compiled function, or around it."""
-    mine, theirs = networks(device)
+    ours, reference = networks(device)
     x = torch.randn(4, 6, device=device)
 
     def run(module):
         return torch.autocast(device, dtype=torch.bfloat16)(module.forward)
 
-    compiled = compile(run(mine)) if inside else run(compile(mine))
+    compiled = compile(run(ours)) if inside else run(compile(ours))
     results = []
-    for module, call in ((mine, compiled), (theirs, run(theirs))):
+    for module, call in ((ours, compiled), (reference, run(reference))):
         leaf = x.clone().requires_grad_()
         out = call(leaf)
         loss = out.float().square().sum()
@@ -183,13 +184,13 @@ def test_results_under_autocast_are_close_to_the_references(compile, device, ins
 
 def test_autocast_during_the_backward_changes_nothing(compile, device):
     """A graph that was made without autocast does not change its dtypes under autocast."""
-    mine, _ = linear_modules(6, 8, 3.0, device=device)
-    compiled = compile(mine)
+    ours, _ = linear_modules(6, 8, 3.0, device=device)
+    compiled = compile(ours)
     x = torch.randn(4, 6, device=device, requires_grad=True)
-    want = torch.autograd.grad(compiled(x).sum(), [x, mine.linear.weight])
+    want = torch.autograd.grad(compiled(x).sum(), [x, ours.linear.weight])
     out = compiled(x)
     with torch.autocast(device, dtype=torch.bfloat16):
-        got = torch.autograd.grad(out.sum(), [x, mine.linear.weight])
+        got = torch.autograd.grad(out.sum(), [x, ours.linear.weight])
     assert_same_bits(got, want)
 
 
@@ -203,10 +204,10 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms_of_torch_func_in_a_graph_give_the_references_results(compile, transform):
     """Second gradients come from torch's formulas."""
-    mine, theirs = linear_modules(6, 8, 3.0)
+    ours, reference = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
-    got = compile(transform(mine))(x)
-    torch.testing.assert_close(got, transform(theirs)(x))
+    got = compile(transform(ours))(x)
+    torch.testing.assert_close(got, transform(reference)(x))
 
 
 def count_graphs(module, change, calls):
@@ -236,36 +237,36 @@ def new_rows(_, i):
 @pytest.mark.parametrize("change", [new_divisor, new_rows])
 def test_no_more_graphs_are_compiled_than_for_the_reference(change):
     """A divisor or a number of rows becomes a symbol instead of a reason for another graph."""
-    mine, theirs = linear_modules(6, 8, 3.0)
-    assert count_graphs(mine, change, 12) <= count_graphs(theirs, change, 12) <= 3
+    ours, reference = linear_modules(6, 8, 3.0)
+    assert count_graphs(ours, change, 12) <= count_graphs(reference, change, 12) <= 3
 
 
 @pytest.mark.parametrize("number", [float, int])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_divisor_may_change_between_steps(compile, device, number, dtype):
     """From its second value on it is a symbol. Results and gradients are right for each value."""
-    mine, theirs = linear_modules(6, 8, 3.0, dtype, device)
-    compiled = compile(mine)
+    ours, reference = linear_modules(6, 8, 3.0, dtype, device)
+    compiled = compile(ours)
     x = torch.randn(4, 6, device=device, dtype=dtype)
     for divisor in (2, -3, 5, 0, 7):
-        mine.divisor = theirs.divisor = number(divisor)
-        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(theirs, x))
+        ours.divisor = reference.divisor = number(divisor)
+        assert_same_step(output_and_gradients(compiled, x), output_and_gradients(reference, x))
     for divisor in (float("inf"), float("nan")):
-        mine.divisor = theirs.divisor = divisor
-        torch.testing.assert_close(compiled(x), theirs(x), equal_nan=True)
+        ours.divisor = reference.divisor = divisor
+        torch.testing.assert_close(compiled(x), reference(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("is_symbolic", [False, True])
 def test_an_integer_that_may_not_be_exact_as_a_float_goes_to_torchs_ops(is_symbolic):
     """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
-    mine, theirs = linear_modules(6, 8, 3)
+    ours, reference = linear_modules(6, 8, 3)
     graphs = []
-    compiled = torch.compile(mine, fullgraph=True, backend=graph_recorder(graphs))
+    compiled = torch.compile(ours, fullgraph=True, backend=graph_recorder(graphs))
     x = torch.randn(4, 6)
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=is_symbolic), torch.no_grad():
         for divisor in (3, 5, 2**53 - 1, 2**53, -(2**53) - 1):
-            mine.divisor = theirs.divisor = divisor
-            assert_same_bits(compiled(x), theirs(x))
+            ours.divisor = reference.divisor = divisor
+            assert_same_bits(compiled(x), reference(x))
     assert f"{OWN}.default" in targets_of(graphs[0])
     assert f"{OWN}.default" not in targets_of(graphs[-1])
 
@@ -284,10 +285,10 @@ def test_layers_with_different_divisors_share_two_graphs():
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_program_that_was_exported_and_saved_can_be_trained(device, strict, tmp_path):
     """The batch may have another size than when the program was exported."""
-    mine, theirs = networks(device)
+    ours, reference = networks(device)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(
-        mine, (torch.randn(4, 6, device=device),), dynamic_shapes=({0: batch},), strict=strict
+        ours, (torch.randn(4, 6, device=device),), dynamic_shapes=({0: batch},), strict=strict
     )
     targets = targets_of(program.run_decompositions())
     assert {f"{STABLE}.default", "aten.relu.default"} <= targets
@@ -296,8 +297,8 @@ def test_a_program_that_was_exported_and_saved_can_be_trained(device, strict, tm
     loaded = torch.export.load(tmp_path / "program.pt2").module()
     for rows in (3, 9):
         x = torch.randn(rows, 6, device=device)
-        torch.testing.assert_close(loaded(x), theirs(x))
+        torch.testing.assert_close(loaded(x), reference(x))
     loaded(x).square().sum().backward()
-    theirs(x).square().sum().backward()
+    reference(x).square().sum().backward()
     for name, parameter in loaded.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad)
+        torch.testing.assert_close(parameter.grad, reference.get_parameter(name).grad)

@@ -100,9 +100,9 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def assert_same_gradients(mine, theirs):
+def assert_same_gradients(ours, reference):
     """Assert that the parameters of both modules have close gradients."""
-    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+    for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(whole(a.grad), whole(b.grad))
 
 
@@ -156,24 +156,24 @@ def check_linear_dtensor(device, mesh):
 def check_placements_of_linear(device, mesh, shape, weight, x_placement, features, is_ours):
     """Compare one combination of placements with the reference, and with torch's DTensors."""
     case = f"{shape} {x_placement} x {features} features {weight}"
-    mine, theirs = linear_modules(6, features, -3.0, device=device)
-    torchs = copy.deepcopy(theirs)
+    ours, reference = linear_modules(6, features, -3.0, device=device)
+    torchs = copy.deepcopy(reference)
     bias = weight if weight == Shard(0) else Replicate()
-    for module in (mine, torchs):
+    for module in (ours, torchs):
         shard(module, mesh, weight, bias)
     x = torch.randn(shape, device=device)
     dist.broadcast(x, 0)
     leaf = x.clone().requires_grad_()
     sharded = distribute_tensor(x, mesh, [x_placement])
     with torch.inference_mode():
-        torch.testing.assert_close(whole(mine(sharded)), theirs(x))
+        torch.testing.assert_close(whole(ours(sharded)), reference(x))
     sharded.requires_grad_()
     with OperatorRecorder() as recorder:
-        out = mine(sharded)
+        out = ours(sharded)
     assert (f"{OPERATOR}_with_mask.default" in recorder.names) == is_ours, case
     communicates = any("c10d" in name for name in recorder.names)
     assert not (is_ours and communicates), case
-    torch.testing.assert_close(whole(out), theirs(x))
+    torch.testing.assert_close(whole(out), reference(x))
     runs = [gradients, gradients_of_gradients]
     try:
         assert torchs(sharded).placements == out.placements, case
@@ -181,8 +181,8 @@ def check_placements_of_linear(device, mesh, shape, weight, x_placement, feature
         assert is_ours, case
         runs.remove(gradients_of_gradients)
     for run in runs:
-        got = tuple(map(whole, run(mine, sharded)))
-        torch.testing.assert_close(got, run(theirs, leaf), atol=1e-5, rtol=1e-4)
+        got = tuple(map(whole, run(ours, sharded)))
+        torch.testing.assert_close(got, run(reference, leaf), atol=1e-5, rtol=1e-4)
 
 
 def check_compiled_dtensor(device, mesh):
@@ -193,14 +193,14 @@ def check_compiled_dtensor(device, mesh):
         (Shard(1), Replicate(), Shard(1)),
     ):
         torch._dynamo.reset()
-        mine, theirs = linear_modules(6, 16, -3.0, device=device)
-        shard(mine, mesh, weight, bias)
+        ours, reference = linear_modules(6, 16, -3.0, device=device)
+        shard(ours, mesh, weight, bias)
         x = torch.randn(4, 6, device=device)
         dist.broadcast(x, 0)
         sharded = distribute_tensor(x, mesh, [x_placement]).requires_grad_()
-        compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
+        compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
         got = gradients(compiled, sharded)
-        want = gradients(theirs, x.requires_grad_())
+        want = gradients(reference, x.requires_grad_())
         torch.testing.assert_close(tuple(map(whole, got)), want)
 
 
@@ -211,21 +211,21 @@ def check_tensor_parallel(device, mesh):
     """
     for is_compiled in (False, True):
         pairs = [linear_modules(*sizes, 2.0, device=device) for sizes in ((6, 16), (16, 4))]
-        mine, theirs = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
+        ours, reference = (nn.Sequential(*layers) for layers in zip(*pairs, strict=True))
         plan = {"0.linear": ColwiseParallel(), "1.linear": RowwiseParallel()}
-        mine = parallelize_module(mine, mesh, plan)
+        ours = parallelize_module(ours, mesh, plan)
         for shape in ((5, 6), (2, 3, 6)):
             torch._dynamo.reset()
-            call = torch.compile(mine, fullgraph=True, backend="aot_eager") if is_compiled else mine
+            call = torch.compile(ours, fullgraph=True, backend="aot_eager") if is_compiled else ours
             x = torch.randn(shape, device=device)
             dist.broadcast(x, 0)
             got = call(x)
-            want = theirs(x)
+            want = reference(x)
             torch.testing.assert_close(got, want)
-            for module, out in ((mine, got), (theirs, want)):
+            for module, out in ((ours, got), (reference, want)):
                 module.zero_grad()
                 out.square().sum().backward()
-            assert_same_gradients(mine, theirs)
+            assert_same_gradients(ours, reference)
 
 
 def networks(device):
@@ -233,9 +233,9 @@ def networks(device):
     first = linear_modules(6, 8, 2.0, device=device)
     plain = nn.Linear(8, 8)
     last = linear_modules(8, 4, -3.0, device=device)
-    mine = nn.Sequential(first[0], plain, ModelNew(), last[0])
-    theirs = nn.Sequential(first[1], copy.deepcopy(plain), Model(), last[1])
-    return mine.to(device), theirs.to(device)
+    ours = nn.Sequential(first[0], plain, ModelNew(), last[0])
+    reference = nn.Sequential(first[1], copy.deepcopy(plain), Model(), last[1])
+    return ours.to(device), reference.to(device)
 
 
 def check_wrapped(device, mesh):
@@ -248,11 +248,11 @@ def check_wrapped(device, mesh):
         return fully_shard(module, mesh=mesh)
 
     for wrap in (lambda module: DistributedDataParallel(module, device_ids=ids), shard_fully):
-        mine, theirs = map(wrap, networks(device))
+        ours, reference = map(wrap, networks(device))
         x = torch.randn(5, 6, device=device) + dist.get_rank()
-        for module in (mine, theirs):
+        for module in (ours, reference):
             module(x).pow(2).sum().backward()
-        assert_same_gradients(mine, theirs)
+        assert_same_gradients(ours, reference)
 
 
 CHECKS = [check_dtensor, check_linear_dtensor, check_compiled_dtensor]

@@ -133,11 +133,11 @@ def test_changes_of_linear_change_the_result(device, modules, change, is_compile
     for module in modules:
         change(module)
         module.to(device)
-    mine, theirs = modules
+    ours, reference = modules
     if is_compiled:
         torch._dynamo.reset()
-        mine = torch.compile(mine, backend="aot_eager")
-    out, *_ = assert_same_results((mine, theirs), lambda module: output_and_gradients(module, x))
+        ours = torch.compile(ours, backend="aot_eager")
+    out, *_ = assert_same_results((ours, reference), lambda module: output_and_gradients(module, x))
     assert not torch.equal(out, plain)
 
 
@@ -202,8 +202,8 @@ class Logged(torch.Tensor):
 
 def test_results_keep_the_subclass_of_x_and_a_weights_subclass_sees_the_product():
     x = samples()
-    for mine, theirs in pairs():
-        got, want = (module(x.as_subclass(Named)) for module in (mine, theirs))
+    for ours, reference in pairs():
+        got, want = (module(x.as_subclass(Named)) for module in (ours, reference))
         assert type(got) is type(want) is Named
         assert_same_bits(*(t.detach().as_subclass(torch.Tensor) for t in (got, want)))
     linear, _ = linear_modules(6, 10)

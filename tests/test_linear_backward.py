@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 from compare import as_matrix, assert_as_accurate, assert_mask_of, assert_same_bits, exact_gradients
-from tensors import FLOATING, OPERATORS, draw, linear_modules, step
-from test_linear_forward import VIEWS
+from sanitized import ONE_OF_A_WIDTH
+from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear
@@ -18,31 +18,31 @@ from torch.nn.functional import linear
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 
 
-def assert_right(mine, theirs, x, grad_output):
+def assert_right(ours, reference, x, grad_output):
     """Assert that the gradients are as accurate as torch's.
 
     On a GPU rounding decides whether an output near 0 is positive. There, torch's gradients are
     computed from our mask.
     """
-    got = step(mine, x, grad_output)
-    want = step(theirs, x, grad_output)
+    got = step(ours, x, grad_output)
+    want = step(reference, x, grad_output)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     # On a GPU torch multiplies by the reciprocal of a number; it divides by a tensor.
-    divisor = torch.tensor(float(mine.divisor), dtype=wide, device=x.device)
+    divisor = torch.tensor(float(ours.divisor), dtype=wide, device=x.device)
     keep = got[0] != 0
     quotient = (grad_output.to(wide) / divisor).to(x.dtype)
     grad_z = torch.where(keep, quotient, torch.zeros_like(quotient))
     if x.is_cuda:
         leaf = x.detach().requires_grad_()
-        weight = mine.linear.weight
+        weight = ours.linear.weight
         own = torch.autograd.grad(linear(leaf, weight), [leaf, weight], grad_z)
     else:
         assert torch.equal(keep, want[0] != 0)
         own = want[1:]
-    exact = exact_gradients(x, mine.linear.weight, grad_z)
+    exact = exact_gradients(x, ours.linear.weight, grad_z)
     for gradient, torchs, right in zip(got[1:3], own[:2], exact[:2], strict=True):
         assert_as_accurate(gradient, torchs.detach(), right.detach())
-    if mine.linear.bias is not None:
+    if ours.linear.bias is not None:
         assert_sum(got[3], as_matrix(grad_z))
 
 
@@ -68,12 +68,12 @@ def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradie
     """This is on a CPU, against float64, for few and many rows and columns."""
     sizes = [(m, n) for m in (1, 3, 17, 65, 1000) for n in (1, 3, 8, 100, 513, 4096)]
     for m, n in [*sizes, (4097, 33), (65_536, 1), (65_536, 7), (65_536, 130)]:
-        mine, theirs = linear_modules(2, n, 3.0, dtype)
+        ours, reference = linear_modules(2, n, 3.0, dtype)
         x = draw((m, 2), dtype)
         make = torch.rand if gradients == "uniform" else torch.randn
         grad_output = make(m, n).to(dtype)
-        got = step(mine, x, grad_output)
-        want = step(theirs, x, grad_output)
+        got = step(ours, x, grad_output)
+        want = step(reference, x, grad_output)
         assert_same_bits(got[0], want[0])
         quotient = grad_output / 3.0
         exact = torch.where(got[0] > 0, quotient, torch.zeros_like(quotient)).double().sum(0)
@@ -87,6 +87,7 @@ SHAPES = [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]
 LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100), (1001, 264)]
 
 
+@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(device, dtype):
@@ -100,29 +101,34 @@ def test_shapes(device, dtype):
     for shape, n in shapes:
         print(shape, n)  # pytest shows it if the test fails
         has_bias = (sum(shape) + n) % 4 > 0
-        mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, device, bias=has_bias)
+        ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, bias=has_bias)
         grad_output = draw((*shape[:-1], n), dtype, device)
-        assert_right(mine, theirs, draw(shape, dtype, device), grad_output)
+        assert_right(ours, reference, draw(shape, dtype, device), grad_output)
 
 
+@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH, name=["columns"])
 @pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "reversed"])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_strides(device, name, dtype):
     """Gradients are right if x, weight or the output's gradient is a view of any strides."""
-    view = VIEWS[name]
+    view = MATRIX_VIEWS[name]
     x = view(draw((12, 20), dtype, device))
-    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
+    ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
     shape = (*x.shape[:-1], 24)
-    assert_right(mine, theirs, x, draw(shape, dtype, device))
+    assert_right(ours, reference, x, draw(shape, dtype, device))
     misaligned = draw((x[..., 0].numel() * 24 + 1,), dtype, device)[1:].view(shape)
-    assert_right(mine, theirs, x, misaligned)
-    assert_right(mine, theirs, x, draw((), dtype, device).expand(shape))
-    assert_right(mine, theirs, x, draw(shape[::-1], dtype, device).permute(*range(x.dim())[::-1]))
+    assert_right(ours, reference, x, misaligned)
+    assert_right(ours, reference, x, draw((), dtype, device).expand(shape))
+    assert_right(
+        ours, reference, x, draw(shape[::-1], dtype, device).permute(*range(x.dim())[::-1])
+    )
     weight = view(draw((12, 20), dtype, device)).flatten(0, -2)
-    mine, theirs = linear_modules(weight.shape[1], weight.shape[0], 3.0, dtype, device, bias=False)
-    mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
+    ours, reference = linear_modules(
+        weight.shape[1], weight.shape[0], 3.0, dtype, device, bias=False
+    )
+    ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
     x = draw((5, weight.shape[1]), dtype, device)
-    assert_right(mine, theirs, x, draw((5, weight.shape[0]), dtype, device))
+    assert_right(ours, reference, x, draw((5, weight.shape[0]), dtype, device))
 
 
 @pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])
@@ -133,13 +139,13 @@ def test_special_values(device, divisor):
     """
     values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0, -3.0]
     x = torch.tensor(values, device=device).unsqueeze(1)
-    mine, theirs = linear_modules(1, 1, divisor, device=device, bias=False)
-    for module in (mine, theirs):
+    ours, reference = linear_modules(1, 1, divisor, device=device, bias=False)
+    for module in (ours, reference):
         nn.init.ones_(module.linear.weight)
     for grad in values:
         grad_output = torch.full_like(x, grad)
-        got = step(mine, x, grad_output)[1]
-        want = step(theirs, x, grad_output)[1]
+        got = step(ours, x, grad_output)[1]
+        want = step(reference, x, grad_output)[1]
         if device == "cuda" and divisor in (2.0, -0.3):  # torch multiplies by the reciprocal
             want = torch.where(x <= 0, 0.0, grad_output / torch.tensor(divisor, device=device))
         assert_same_bits(got + 0, want + 0)
@@ -156,13 +162,13 @@ def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight
         x = x.t().contiguous().t()
     if weight_is_transposed:
         weight = weight.t().contiguous().t()
-    mine, theirs = linear_modules(24, 40, 2.0, dtype, device)
-    for module in (mine, theirs):
+    ours, reference = linear_modules(24, 40, 2.0, dtype, device)
+    for module in (ours, reference):
         module.linear.weight = nn.Parameter(weight)
     grad_output = draw((16, 40), dtype, device)
-    assert_right(mine, theirs, x, grad_output)
-    got = step(mine, x, grad_output)
-    want = step(theirs, x, grad_output)
+    assert_right(ours, reference, x, grad_output)
+    got = step(ours, x, grad_output)
+    want = step(reference, x, grad_output)
     assert device == "cuda" or [a.stride() for a in got] == [a.stride() for a in want]
 
 
@@ -193,38 +199,38 @@ def saved_by(run):
 
 def test_only_the_mask_and_needed_operands_are_saved(device):
     """Backward needs x for the gradient of weight, and weight for the gradient of x."""
-    mine, _ = linear_modules(6, 17, device=device)
+    ours, _ = linear_modules(6, 17, device=device)
     x = torch.randn(4, 6, device=device)
     leaf = torch.randn(4, 6, device=device).requires_grad_()
     bits = ((4, 3), torch.uint8)
     inputs = ((4, 6), x.dtype)
     weight = ((17, 6), x.dtype)
-    assert saved_by(lambda: mine(leaf)) == sorted([bits, inputs, weight], key=str)
-    assert saved_by(lambda: mine(x)) == [bits, inputs]
-    mine.linear.weight.requires_grad = False
-    assert saved_by(lambda: mine(leaf)) == sorted([bits, weight], key=str)
-    assert saved_by(lambda: mine(x)) == [bits]
-    mine.linear.bias.requires_grad = False
-    assert saved_by(lambda: mine(x)) == []
-    assert mine(x).grad_fn is None
+    assert saved_by(lambda: ours(leaf)) == sorted([bits, inputs, weight], key=str)
+    assert saved_by(lambda: ours(x)) == [bits, inputs]
+    ours.linear.weight.requires_grad = False
+    assert saved_by(lambda: ours(leaf)) == sorted([bits, weight], key=str)
+    assert saved_by(lambda: ours(x)) == [bits]
+    ours.linear.bias.requires_grad = False
+    assert saved_by(lambda: ours(x)) == []
+    assert ours(x).grad_fn is None
     with torch.no_grad():
-        assert mine(leaf).grad_fn is None
+        assert ours(leaf).grad_fn is None
 
 
 def test_after_the_forward_the_output_may_change_but_not_x_or_weight(device):
     """The output is not saved. A change of x or weight raises, as in torch."""
-    mine, theirs = linear_modules(6, 17, device=device)
+    ours, reference = linear_modules(6, 17, device=device)
     x = torch.randn(4, 6, device=device).requires_grad_()
-    want = step(theirs, x, torch.ones(4, 17, device=device))[1]
-    out = mine(x)
+    want = step(reference, x, torch.ones(4, 17, device=device))[1]
+    out = ours(x)
     out.detach().zero_()
     out.sum().backward()
     torch.testing.assert_close(x.grad, want)
     for operand in ("x", "weight"):
         changing_x = x * 1
-        out = mine(changing_x)
+        out = ours(changing_x)
         with torch.no_grad():
-            changed = changing_x if operand == "x" else mine.linear.weight
+            changed = changing_x if operand == "x" else ours.linear.weight
             changed.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
@@ -291,12 +297,12 @@ def test_second_gradients_with_nan_are_the_references(device, where):
 
 
 def test_results_have_the_same_bits_every_time(device):
-    mine, _ = linear_modules(64, 513, device=device)
+    ours, _ = linear_modules(64, 513, device=device)
     x = torch.randn(3001, 64, device=device)
     grad_output = torch.randn(3001, 513, device=device)
-    first = step(mine, x, grad_output)
+    first = step(ours, x, grad_output)
     for _ in range(3):
-        assert_same_bits(step(mine, x, grad_output), first)
+        assert_same_bits(step(ours, x, grad_output), first)
 
 
 @pytest.mark.parametrize(

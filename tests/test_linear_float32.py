@@ -34,17 +34,26 @@ SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 TRAINING = (1030, 1537, 1029)
 
 
+# What runs under sanitizers: sm90 at both of its precisions, and the other paths at `highest`.
+SM90 = {"path": ["sm90"], "precision": ["highest", "high"]}
+SKINNY = {"path": ["skinny"], "precision": ["highest"]}
+SM80 = {"path": ["sm80"], "precision": ["highest"]}
+
+
 @pytest.fixture(params=["skinny", "sm90", "sm80"])
 def path(request):
     with linear_path(request.param):
         yield request.param
 
 
+@pytest.mark.sanitize(
+    "sm90", path=["sm90"], precision=["highest"], shape=[LONG[3]], without=["initcheck"]
+)
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_promise_of_the_forward(path, precision, shape):
     """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
-    mine, _, x, _ = draw_step(*shape)
-    weight, bias = (p.detach() for p in mine.linear.parameters())
+    ours, _, x, _ = draw_step(*shape)
+    weight, bias = (p.detach() for p in ours.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
     trusted = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
@@ -52,13 +61,20 @@ def test_promise_of_the_forward(path, precision, shape):
 
     assert_mask_of(out, mask)
     with torch.no_grad():
-        assert_same_bits(mine(x), out)
+        assert_same_bits(ours(x), out)
 
 
 # M around multiples of the tiles' rows, and K for which the tiles differ.
 TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
+TILES_OF_353_ROWS = [shape for shape in TILE_SHAPES if shape[0] == 353]
+SEVERAL_TILES = SHARED[2]  # for each cluster
 
 
+@pytest.mark.sanitize("sm90", **SM90, shape=TILES_OF_353_ROWS)
+@pytest.mark.sanitize("sm90", **SM90, shape=[SEVERAL_TILES], without=["initcheck"])
+@pytest.mark.sanitize("other paths", **SKINNY, shape=TILES_OF_353_ROWS)
+@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[:2])
+@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[2:], without=["racecheck"])
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_of_x_meet(path, precision, shape):
     """Tiles cover all rows of x once: the results of integers have no error.
@@ -77,15 +93,15 @@ WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=Tru
 def test_chunks_of_x_meet(path, precision):
     """Chunks cover all rows once: integers are exact, and special values stay in their rows."""
     assert_integers_are_exact(*CHUNKED)
-    mine, theirs, x, _ = draw_step(*CHUNKED)
+    ours, reference, x, _ = draw_step(*CHUNKED)
     with torch.no_grad():
-        out = mine(x)
-        last = mine(x[-70_000:])
+        out = ours(x)
+        last = ours(x[-70_000:])
         # The number of rows decides which tiles the clusters of Hopper share along K.
         torch.testing.assert_close(last, out[-70_000:], rtol=1e-5, atol=1e-6)
         x[:1000] = spoil(x[:1000])
         x[-1000:] = spoil(x[-1000:])
-        assert_special_values(mine(x), theirs(x))
+        assert_special_values(ours(x), reference(x))
 
 
 @pytest.mark.parametrize("shape", [(65536, 1024, 8192), (4096, 1024, 8192)], ids=str)
@@ -95,12 +111,12 @@ def test_memory_beside_the_result_is_limited(path, precision, shape):
 
     It also allocates half of x or 128 MiB, which shows that the path has a workspace.
     """
-    mine, _, x, _ = draw_step(*shape)
+    ours, _, x, _ = draw_step(*shape)
     with torch.no_grad():
-        mine(x)
+        ours(x)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        out = mine(x)
+        out = ours(x)
     beside = torch.cuda.max_memory_allocated() - before - out.nbytes
     assert min(x.nbytes // 2, 128 << 20) <= beside <= 256 << 20
 
@@ -115,24 +131,27 @@ def products_of(module, x, grad_output, results):
 @pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
 def test_promise_of_the_gradients(path, precision):
     """Their maximum and mean errors are at most torch's, times the slack."""
-    mine, _, x, grad_output = draw_step(*TRAINING)
-    results = step(mine, x, grad_output)
-    for got, a, b in products_of(mine, x, grad_output, results):
+    ours, _, x, grad_output = draw_step(*TRAINING)
+    results = step(ours, x, grad_output)
+    for got, a, b in products_of(ours, x, grad_output, results):
         assert got.is_contiguous()
         exact = a.double() @ b.double()
         assert_max_and_mean_error(got, summed_at_once(a, b), exact, slack(precision))
 
 
+@pytest.mark.sanitize("sm90", **SM90)
+@pytest.mark.sanitize("other paths", **SKINNY)
+@pytest.mark.sanitize("other paths", **SM80)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
-    mine, theirs, x, grad_output = draw_step(*shape)
-    weight, bias = (p.detach() for p in mine.linear.parameters())
-    results = step(mine, x, grad_output)
+    ours, reference, x, grad_output = draw_step(*shape)
+    weight, bias = (p.detach() for p in ours.linear.parameters())
+    results = step(ours, x, grad_output)
     exact = Reference(x, weight, bias, DIVISOR).out
     allowance = rounding_errors(x, weight, bias, unit) / DIVISOR
-    assert_as_accurate(results[0], theirs(x).detach(), exact, allowance=allowance)
-    for got, a, b in products_of(mine, x, grad_output, results):
+    assert_as_accurate(results[0], reference(x).detach(), exact, allowance=allowance)
+    for got, a, b in products_of(ours, x, grad_output, results):
         allowance = rounding_errors(a, b.t(), unit=unit)
         assert_as_accurate(got, a @ b, a.double() @ b.double(), allowance=allowance)
 
@@ -155,12 +174,12 @@ BEST_PATHS = [
 @pytest.mark.parametrize(("shape", "best", "results"), BEST_PATHS, ids=str)
 def test_the_best_path_is_chosen_on_hopper(shape, best, results):
     """Results have the bits of the best path, and those of torch's path only if that is best."""
-    mine, _, x, grad_output = draw_step(*shape)
+    ours, _, x, grad_output = draw_step(*shape)
     names = ("auto", "sm90", "skinny", "torch")
     found = {}
     for name in names:
         with linear_path(name):
-            found[name] = step(mine, x, grad_output)
+            found[name] = step(ours, x, grad_output)
     auto = found.pop("auto")
     for i in results:
         same = {name for name, other in found.items() if torch.equal(auto[i], other[i])}
@@ -168,27 +187,31 @@ def test_the_best_path_is_chosen_on_hopper(shape, best, results):
         assert best == "torch" or "torch" not in same
 
 
+@pytest.mark.sanitize("sm90", path=["sm90"])
+@pytest.mark.sanitize("other paths", path=["skinny"])
+@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(70, 129, 301)])
+@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(65, 130, 1028)], without=["racecheck"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
     """This holds for the layout of x, weight and the output's gradient."""
-    mine, _, x, grad_output = draw_step(*shape)
-    want = step(mine, x, grad_output)
-    assert_same_bits(step(mine, layout(x), grad_output), want)
-    assert_same_bits(step(mine, x, layout(grad_output)), want)
-    mine.linear.weight = nn.Parameter(layout(mine.linear.weight.detach()))
-    assert mine.linear.weight.is_contiguous() == (layout is unaligned)
-    assert_same_bits(step(mine, x, grad_output), want)
+    ours, _, x, grad_output = draw_step(*shape)
+    want = step(ours, x, grad_output)
+    assert_same_bits(step(ours, layout(x), grad_output), want)
+    assert_same_bits(step(ours, x, layout(grad_output)), want)
+    ours.linear.weight = nn.Parameter(layout(ours.linear.weight.detach()))
+    assert ours.linear.weight.is_contiguous() == (layout is unaligned)
+    assert_same_bits(step(ours, x, grad_output), want)
 
 
 def test_x_may_have_more_dimensions_and_an_expanded_row(path):
-    mine, _, x, grad_output = draw_step(60, 130, 1027)
-    want = step(mine, x, grad_output)
-    deep = step(mine, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
+    ours, _, x, grad_output = draw_step(60, 130, 1027)
+    want = step(ours, x, grad_output)
+    deep = step(ours, x.view(3, 4, 5, -1), grad_output.view(3, 4, 5, -1))
     assert_same_bits([a.view(b.shape) for a, b in zip(deep, want, strict=True)], want)
     row = x[:1]
     with torch.no_grad():
-        assert_same_bits(mine(row.expand(60, -1)), mine(row.repeat(60, 1)))
+        assert_same_bits(ours(row.expand(60, -1)), ours(row.repeat(60, 1)))
 
 
 def spoil(x):
@@ -201,21 +224,24 @@ def spoil(x):
     return x
 
 
+@pytest.mark.sanitize("sm90", **SM90, shape=[(65, 1001, 1030)])
+@pytest.mark.sanitize("other paths", **SKINNY, shape=[(65, 1001, 1030)])
+@pytest.mark.sanitize("other paths", **SM80, shape=[(65, 1001, 1030)])
 @pytest.mark.parametrize("spoiled", ["x", "weight", "grad_output"])
 @pytest.mark.parametrize("shape", [(65, 1001, 1030), (33, 70, 20)], ids=str)
 def test_special_values_come_out_where_torch_has_them(path, precision, shape, spoiled):
-    mine, theirs, x, grad_output = draw_step(*shape)
+    ours, reference, x, grad_output = draw_step(*shape)
     if spoiled == "x":
         x = spoil(x)
     elif spoiled == "grad_output":
         grad_output = spoil(grad_output)
     else:
-        for module in (mine, theirs):
-            module.linear.weight = nn.Parameter(spoil(mine.linear.weight.detach()))
-    out, *grads, _ = step(mine, x, grad_output)
+        for module in (ours, reference):
+            module.linear.weight = nn.Parameter(spoil(ours.linear.weight.detach()))
+    out, *grads, _ = step(ours, x, grad_output)
     # As in torch, the gradient passes where the output is NaN.
     grad_z = torch.where(out <= 0, 0.0, grad_output / DIVISOR)
-    own = theirs(x).detach(), grad_z @ mine.linear.weight.detach(), grad_z.t() @ x
+    own = reference(x).detach(), grad_z @ ours.linear.weight.detach(), grad_z.t() @ x
     for got, want in zip((out, *grads), own, strict=True):
         assert_special_values(got, want)
     assert any(not want.isfinite().all() for want in own)
@@ -223,17 +249,17 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
 
 def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
     """The graph is captured with plain operands, and replayed with plain and special ones."""
-    mine, _, x, grad_output = draw_step(65, 1001, 1030)
+    ours, _, x, grad_output = draw_step(65, 1001, 1030)
     x.requires_grad_()
 
     def run():
-        out = mine(x)
-        return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
+        out = ours(x)
+        return out, *torch.autograd.grad(out, [x, *ours.parameters()], grad_output)
 
     graph, results = capture_graph(run)
     for change in (torch.randn_like, lambda t: spoil(torch.randn_like(t))):
         with torch.no_grad():
-            for t in (x, grad_output, mine.linear.weight):
+            for t in (x, grad_output, ours.linear.weight):
                 t.copy_(change(t))
         graph.replay()
         assert_same_bits(results, run())
@@ -241,15 +267,15 @@ def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):
 
 def test_the_host_never_waits(path):
     """A step returns while the GPU still works, also if special values are computed again."""
-    mine, _, x, grad_output = draw_step(65, 1001, 1030)
+    ours, _, x, grad_output = draw_step(65, 1001, 1030)
     x = spoil(x)
     grad_output = spoil(grad_output)
-    step(mine, x, grad_output)  # later steps find memory in torch's cache
+    step(ours, x, grad_output)  # later steps find memory in torch's cache
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.cuda._sleep(1_000_000_000)
-        step(mine, x, grad_output)
+        step(ours, x, grad_output)
         is_done = torch.cuda.current_stream().query()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -258,16 +284,16 @@ def test_the_host_never_waits(path):
 
 def test_all_work_is_on_the_current_stream(path):
     """Two steps on a delayed stream are right: neither overwrites the other's memory too early."""
-    mine, _, x, grad_output = draw_step(65, 1001, 1030)
-    want = step(mine, x, grad_output)
+    ours, _, x, grad_output = draw_step(65, 1001, 1030)
+    want = step(ours, x, grad_output)
     moving = torch.zeros_like(x)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)  # delays this stream, but not the default one
         moving.copy_(x)
-        got = step(mine, moving, grad_output)
-        again = step(mine, moving, grad_output)
+        got = step(ours, moving, grad_output)
+        again = step(ours, moving, grad_output)
     stream.synchronize()
     assert_same_bits((got, again), (want, want))
 
@@ -277,9 +303,9 @@ def test_operands_on_a_device_that_is_not_current(path):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     for shape in ((3, 1001, 1030), (65, 1001, 1030), (257, 1024, 1024)):
-        mine, _, x, grad_output = draw_step(*shape)
-        want = step(mine, x, grad_output)
-        got = step(mine.to("cuda:1"), x.to("cuda:1"), grad_output.to("cuda:1"))
+        ours, _, x, grad_output = draw_step(*shape)
+        want = step(ours, x, grad_output)
+        got = step(ours.to("cuda:1"), x.to("cuda:1"), grad_output.to("cuda:1"))
         assert {result.device.index for result in got} == {1}
         assert_same_bits([result.cpu() for result in got], [result.cpu() for result in want])
     assert torch.cuda.current_device() == 0
@@ -287,16 +313,16 @@ def test_operands_on_a_device_that_is_not_current(path):
 
 def test_two_streams_at_once_do_not_deadlock(path):
     """Blocks may wait for partial sums although not all blocks fit on the GPU at once."""
-    mine, _, x, _ = draw_step(*SHARED[1])
+    ours, _, x, _ = draw_step(*SHARED[1])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     with torch.no_grad():
-        want = mine(x)
+        want = ours(x)
         torch.cuda.synchronize()
         results = []
         for _ in range(20):
             for stream in streams:
                 with torch.cuda.stream(stream):
-                    results.append(mine(x))
+                    results.append(ours(x))
     torch.cuda.synchronize()
     assert_same_bits(results, [want] * len(results))

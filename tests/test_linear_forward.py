@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 from compare import assert_as_accurate, assert_same_bits, bits, outcome, rounding_errors
-from tensors import FLOATING, OPERATORS, draw, linear_modules, linear_path
+from sanitized import ONE_OF_A_WIDTH
+from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, linear_path
 from torch import nn
 from torch.nn.functional import linear
 
@@ -26,11 +27,14 @@ CASES = [("cpu", "auto", dtype) for dtype in FLOATING]
 ON_GPU = [("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
 ON_GPU += [("cuda", path, torch.float32) for path in ("skinny", "sm90", "sm80")]
 CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
+# The cases that run under sanitizers.
+SANITIZED = [("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
+SANITIZED += [("cuda", "torch", torch.float32)]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request):
-    """Select the case's path; return the device, the dtype, and whether ours may be the product.
+    """Select the case's path; return the device, the dtype, and whether our kernels may be used.
 
     Our kernels compute float32 products on a GPU, unless the path is torch's.
     """
@@ -73,27 +77,28 @@ def torchs_own(module, x):
     return module(x)
 
 
-def assert_right(mine, theirs, x, is_ours=False, slack=1.0):
-    """Assert that mine(x) is contiguous, has the right values, and leaves x unchanged.
+def assert_right(ours, reference, x, is_ours=False, slack=1.0):
+    """Assert that ours(x) is contiguous, has the right values, and leaves x unchanged.
 
     On a CPU the bits are the reference's. On a GPU the error is at most `slack` times torch's, and
     a few roundings more if our kernels may compute the product (`is_ours`).
     """
     before = x.clone()
     with torch.no_grad():
-        got = mine(x)
-        want = torchs_own(theirs, x)
+        got = ours(x)
+        want = torchs_own(reference, x)
     assert got.is_contiguous()
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
         allowance = 0.0
         if is_ours:
-            allowance = rounding_errors(x, *mine.linear.parameters()) / abs(mine.divisor)
-        assert_as_accurate(got, want, exact_result(mine, x), slack, allowance)
+            allowance = rounding_errors(x, *ours.linear.parameters()) / abs(ours.divisor)
+        assert_as_accurate(got, want, exact_result(ours, x), slack, allowance)
     else:
         assert_same_bits(got, want)
 
 
+@pytest.mark.sanitize("linear", case=SANITIZED)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(case):
     """Results are right for any sizes and dimensions, empty tensors, and for several threads."""
@@ -106,44 +111,30 @@ def test_shapes(case):
     for shape, n in shapes:
         print(shape, n)  # pytest shows it if the test fails
         has_bias = (sum(shape) + n) % 4 > 0
-        mine, theirs = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
+        ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
         x = draw(shape, dtype, device)
-        assert_right(mine, theirs, x, is_ours)
-        assert mine(x).shape == (*shape[:-1], n)
+        assert_right(ours, reference, x, is_ours)
+        assert ours(x).shape == (*shape[:-1], n)
 
 
-# By name, a function that returns a view of a matrix: views with any strides, and overlaps.
-VIEWS = {
-    "rows": lambda x: x[::2],
-    "columns": lambda x: x[:, ::2],
-    "wide rows": lambda x: x[:, : x.shape[1] // 2],
-    "offset": lambda x: x[1:, 1:],
-    "transposed": lambda x: x.t().contiguous().t(),
-    "one row": lambda x: x[:1].expand(x.shape),
-    "one column": lambda x: x[:, :1].expand(x.shape),
-    "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
-    "flipped": lambda x: x.flip(0)[:, 3:],
-    "reversed": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.sanitize("linear", case=SANITIZED, view=[MATRIX_VIEWS["columns"]], size=[(12, 16)])
+@pytest.mark.parametrize("view", MATRIX_VIEWS.values(), ids=MATRIX_VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(case, view, size):
     """Results are right if x, weight or bias is a view of any strides."""
     device, dtype, is_ours = case
     x = view(draw(size, dtype, device))
-    mine, theirs = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
-    assert_right(mine, theirs, x, is_ours)
+    ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
+    assert_right(ours, reference, x, is_ours)
     weight = view(draw(size, dtype, device)).flatten(0, -2)
     n, k = weight.shape
     if not weight.is_contiguous() or n != size[0]:
-        mine, theirs = linear_modules(k, n, 3.0, dtype, device, bias=False)
-        mine.linear.weight = theirs.linear.weight = nn.Parameter(weight)
-        assert_right(mine, theirs, draw((17, k), dtype, device), is_ours)
-    mine, theirs = linear_modules(16, 6, 3.0, dtype, device)
-    mine.linear.bias = theirs.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
-    assert_right(mine, theirs, draw((5, 16), dtype, device), is_ours)
+        ours, reference = linear_modules(k, n, 3.0, dtype, device, bias=False)
+        ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
+        assert_right(ours, reference, draw((17, k), dtype, device), is_ours)
+    ours, reference = linear_modules(16, 6, 3.0, dtype, device)
+    ours.linear.bias = reference.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
+    assert_right(ours, reference, draw((5, 16), dtype, device), is_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
@@ -154,13 +145,13 @@ def test_divisors(case, divisor):
     """
     device, dtype, _ = case
     for n in (3, 64, 129):
-        mine, theirs = linear_modules(16, n, divisor, dtype, device)
+        ours, reference = linear_modules(16, n, divisor, dtype, device)
         x = draw((5, 16), dtype, device)
         x[0] = 0
-        mine.linear.bias.data[:2] = theirs.linear.bias.data[:2] = torch.tensor([0.0, -1.0])
+        ours.linear.bias.data[:2] = reference.linear.bias.data[:2] = torch.tensor([0.0, -1.0])
         with torch.no_grad():
-            got = mine(x)
-            want = theirs(x)
+            got = ours(x)
+            want = reference(x)
         if device == "cpu" or not 2.0**-126 <= abs(divisor) <= 2.0**126:
             assert_same_bits(got, want)
         else:  # torch multiplies by the reciprocal, so only special values are the same
@@ -172,28 +163,28 @@ def test_divisors(case, divisor):
 
 @pytest.mark.parametrize("divisor", [2**53 + 1, torch.tensor(2.0), torch.rand(9) + 1])
 def test_divisors_that_are_tensors_or_large_integers_give_the_references_bits(divisor):
-    mine, theirs = linear_modules(7, 9, divisor)
+    ours, reference = linear_modules(7, 9, divisor)
     x = torch.randn(5, 7)
-    assert_same_bits(mine(x), theirs(x))
+    assert_same_bits(ours(x), reference(x))
 
 
 def test_special_values(case):
     """Results are NaN or infinite where torch's are."""
     device, dtype, _ = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
-        mine, theirs = linear_modules(k, n, 3.0, dtype, device)
+        ours, reference = linear_modules(k, n, 3.0, dtype, device)
         x = draw((m, k), dtype, device)
         some = x.view(-1)[::7]
         some.copy_(torch.tensor([NAN, INF, -INF, 0.0]).repeat(m * k)[: len(some)])
         with torch.no_grad():
-            got = mine(x)
-            want = theirs(x)
+            got = ours(x)
+            want = reference(x)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.isinf(), want.isinf())
         x = torch.zeros(m, k, dtype=dtype, device=device)
         x[0, 0] = NAN
         with torch.no_grad():
-            assert torch.equal(mine(x).isnan(), theirs(x).isnan())
+            assert torch.equal(ours(x).isnan(), reference(x).isnan())
 
 
 @pytest.mark.gpu
@@ -224,33 +215,33 @@ def test_conversions_of_half_types(device, dtype):
     """
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
     for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
-        mine, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
-        nn.init.ones_(mine.linear.weight)
+        ours, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
+        nn.init.ones_(ours.linear.weight)
         with torch.no_grad():
-            got = mine(x.unsqueeze(1))
-            z = linear(x.unsqueeze(1), mine.linear.weight)  # on a CPU, 0 for some subnormals
+            got = ours(x.unsqueeze(1))
+            z = linear(x.unsqueeze(1), ours.linear.weight)  # on a CPU, 0 for some subnormals
         want = (torch.relu(z).float() / divisor).to(dtype)
         assert torch.equal(bits(got + 0), bits(want + 0))
 
 
 def test_parameters_and_divisor_are_read_in_each_call(device):
-    mine, theirs = linear_modules(6, 5, 2.0, device=device)
+    ours, reference = linear_modules(6, 5, 2.0, device=device)
     x = torch.randn(4, 6, device=device)
-    first = mine(x)
-    mine.divisor = theirs.divisor = -0.3
-    assert_right(mine, theirs, x)
-    state = {name: torch.randn_like(value) for name, value in mine.state_dict().items()}
-    for module in (mine, theirs):
+    first = ours(x)
+    ours.divisor = reference.divisor = -0.3
+    assert_right(ours, reference, x)
+    state = {name: torch.randn_like(value) for name, value in ours.state_dict().items()}
+    for module in (ours, reference):
         module.load_state_dict(state)
-    assert_right(mine, theirs, x)
+    assert_right(ours, reference, x)
     weight = nn.Parameter(torch.randn(8, 6, device=device))
-    for module in (mine, theirs):
+    for module in (ours, reference):
         module.linear.weight = weight
         module.linear.bias = None
-    assert_right(mine, theirs, x)
+    assert_right(ours, reference, x)
     with torch.no_grad():
         weight.mul_(2)
-    assert_right(mine, theirs, x)
+    assert_right(ours, reference, x)
     assert first.shape == (4, 5)
 
 
@@ -315,9 +306,9 @@ def test_a_path_that_does_not_exist_raises():
 
 @pytest.mark.gpu
 def test_a_path_that_does_not_support_a_problem_raises():
-    mine, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
+    ours, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
     with linear_path("sm80"), pytest.raises(RuntimeError, match="does not support"):
-        mine(torch.randn(3, 6, dtype=torch.float64, device="cuda"))
+        ours(torch.randn(3, 6, dtype=torch.float64, device="cuda"))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4), (2, 0, 4), (0,)])

@@ -13,6 +13,8 @@ from problems.operands import draw_case
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float16, torch.bfloat16]
+SMALL = (300, 264, 1000)
+SEVERAL_TILES = (2048, 4096, 320)  # for each cluster
 # [m, n, k]: multiples of the tiles, parts of them, a K shorter than a k-tile, and several tiles for
 # each cluster.
 SHAPES = [
@@ -21,13 +23,20 @@ SHAPES = [
     (3, 130, 8),
     (17, 8, 200),
     (129, 385, 65),
-    (300, 264, 1000),
+    SMALL,
     (257, 520, 127),
     (1000, 1001, 999),
-    (2048, 4096, 320),
+    SEVERAL_TILES,
 ]
 # True for an x, and for a weight, that is stored by columns.
 TRANSPOSED = list(itertools.product([False, True], repeat=2))
+# What runs under sanitizers: every layout, and for several tiles those with an x stored by rows.
+EVERY_LAYOUT = {"dtype": [torch.float16], "shape": [SMALL]}
+X_BY_ROWS = {
+    "dtype": [torch.float16],
+    "shape": [SEVERAL_TILES],
+    "transposed": [(False, False), (False, True)],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +80,10 @@ def integers(shape, dtype, most=4):
 
 def module_of(weight, bias, divisor):
     """Return our module with this weight and bias."""
-    mine, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
-    mine.linear.weight = nn.Parameter(weight)
-    mine.linear.bias = None if bias is None else nn.Parameter(bias)
-    return mine
+    ours, _ = linear_modules(weight.shape[1], weight.shape[0], divisor, weight.dtype, "cuda")
+    ours.linear.weight = nn.Parameter(weight)
+    ours.linear.bias = None if bias is None else nn.Parameter(bias)
+    return ours
 
 
 def exact_step(x, weight, grad_output):
@@ -93,6 +102,8 @@ def assert_same_but_for_zeros(got, want):
         assert_same_bits(a + 0, b.to(a.dtype) + 0)  # + 0 drops the sign of zero
 
 
+@pytest.mark.sanitize("sm90", **EVERY_LAYOUT, divisor=[2.0])
+@pytest.mark.sanitize("sm90", **X_BY_ROWS, divisor=[2.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("divisor", [2.0, -3.0])
 def test_sums_of_integers_are_exact(dtype, transposed, shape, divisor):
@@ -112,6 +123,8 @@ def test_sums_of_integers_are_exact(dtype, transposed, shape, divisor):
 GRADIENT_SHAPES = [*(s for s in SHAPES if s[1] % 8 == 0), (40, 4352, 4104), (200, 2056, 8200)]
 
 
+@pytest.mark.sanitize("sm90", **EVERY_LAYOUT)
+@pytest.mark.sanitize("sm90", **X_BY_ROWS)
 @pytest.mark.parametrize("shape", GRADIENT_SHAPES, ids=str)
 def test_gradients_of_integers_are_exact(dtype, transposed, shape):
     m, n, k = shape

@@ -106,6 +106,7 @@ def test_tiles_are_computed_again_at_any_size(sm90_at_high, size, divisor):
     assert_mask_of(z, results[1][1])
 
 
+@pytest.mark.sanitize("sm90", m=[1500], tiles=[[1]], without=["initcheck"])
 @pytest.mark.parametrize("tiles", [[1], [0, 1], [0, 2, 4], [1, 2, 3, 4, 5], [8], range(9)], ids=str)
 @pytest.mark.parametrize("m", [1500, 2200])
 def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
@@ -123,6 +124,7 @@ def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     assert_same_bits(linear_relu_divide(x, weight, None, 2.0), expected)
 
 
+@pytest.mark.sanitize("sm90")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_changes_no_bit_of_the_result(sm90_at_high, layout):
     """Strided, transposed and misaligned operands give the bits that contiguous ones give."""

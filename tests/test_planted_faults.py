@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from command_line import run_it
 from processes import copy_finished_builds, copy_project, printed
-from test_run import run_it
 
 pytestmark = pytest.mark.slow  # each fault needs a build
 

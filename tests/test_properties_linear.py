@@ -193,17 +193,17 @@ def test_special_values_on_a_gpu(data):
 def check_forward(device, data, values, divisors):
     """Draw operands of these kinds of values, and compare our forward with the reference's."""
     case = data.draw(operands(device, values, divisors))
-    mine, theirs = case.modules(device)
+    ours, reference = case.modules(device)
     x = case.x.make(device)
-    n = len(mine.linear.weight)
+    n = len(ours.linear.weight)
     size = math.prod((*x.shape[:-1], n)) * x.element_size()
     setting = data.draw(choice_of(PRECISIONS[device]))
     with torch.no_grad(), float32_precision(setting):
-        got = checked_call(lambda: mine(x), [x, *mine.parameters()], size)
-        want = theirs(x)
+        got = checked_call(lambda: ours(x), [x, *ours.parameters()], size)
+        want = reference(x)
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
-    found = measure_outputs((got, want), x, theirs, setting)
+    found = measure_outputs((got, want), x, reference, setting)
     assert_accurate(*found, case.x.dtype, case.x.layout.shape[-1], is_expanded)
 
 
@@ -216,14 +216,14 @@ def test_exact_sums_on_the_cpu(case):
     rounds the product before it adds the bias. Weights of bfloat16 are dense: with others torch 2.9
     loses NaN, and torch 2.11 has NaN that come and go.
     """
-    mine, theirs = case.modules("cpu")
+    ours, reference = case.modules("cpu")
     x = case.x.make("cpu")
     x = x.contiguous() if x.dim() > 2 else x
     if x.dtype == torch.bfloat16:
-        for module in (mine, theirs):
+        for module in (ours, reference):
             module.linear.weight = nn.Parameter(module.linear.weight.detach().contiguous())
     with torch.no_grad():
-        assert_same(mine(x), theirs(x))
+        assert_same(ours(x), reference(x))
 
 
 def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
@@ -290,11 +290,11 @@ def test_gradients(device, data):
     case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
     n, k = case.weight.layout.shape
     assume(n > 0)  # otherwise there is nothing to compare
-    mine, theirs = case.modules(device)
+    ours, reference = case.modules(device)
     x = case.x.make(device)
-    weight = theirs.linear.weight.detach()
+    weight = reference.linear.weight.detach()
     setting = data.draw(choice_of(PRECISIONS[device]))
-    z, magnitude = exact_sums(theirs.linear, x)
+    z, magnitude = exact_sums(reference.linear, x)
     has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitude
     grad_output, direction = (
         data.draw(like(tuple(t.shape), x.dtype, "normal")).make(device) for t in (z, x)
@@ -303,12 +303,12 @@ def test_gradients(device, data):
     grad_output = grad_output * has_clear_sign
     arguments = x, grad_output, direction
     with float32_precision(setting):
-        tensors = [*arguments, *mine.parameters()]
-        ours = checked_call(lambda: step(mine, *arguments), tensors, grad_output.nbytes)
-        eager = step(theirs, *arguments)
-    of_outputs = measure_outputs((ours[0], eager[0]), x, theirs, setting)
+        tensors = [*arguments, *ours.parameters()]
+        our_results = checked_call(lambda: step(ours, *arguments), tensors, grad_output.nbytes)
+        torchs_results = step(reference, *arguments)
+    of_outputs = measure_outputs((our_results[0], torchs_results[0]), x, reference, setting)
     measured = []
-    for results, of_output in zip((ours, eager), of_outputs, strict=True):
+    for results, of_output in zip((our_results, torchs_results), of_outputs, strict=True):
         # Where the sign is not clear, the second gradient shows whether ReLU passed the gradient.
         passes = torch.where(has_clear_sign, z > 0, results[-1] != 0).double() / case.divisor
         of_gradients = measure_gradients(
@@ -316,7 +316,7 @@ def test_gradients(device, data):
         )
         measured.append([of_output, *of_gradients])
     most_terms = max(n, k, z.numel() // n)
-    for got, want, of_ours, of_eager in zip(ours, eager, *measured, strict=True):
+    for got, want, of_ours, of_eager in zip(our_results, torchs_results, *measured, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
             assert_accurate(of_ours, of_eager, x.dtype, most_terms, is_expanded)

@@ -56,8 +56,8 @@ def check_gradients(x, grad_output):
     """Assert that the output, its gradient and the second gradient are torch's."""
     pair = x, grad_output
     got = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
-    for mine, torchs in zip(got, step(Model(), *pair, direction=grad_output), strict=True):
-        assert_same(mine, torchs)
+    for ours, torchs in zip(got, step(Model(), *pair, direction=grad_output), strict=True):
+        assert_same(ours, torchs)
 
 
 @given(differentiated())

@@ -100,21 +100,21 @@ def test_vmap_over_parameters_gives_the_references_results(device):
 def test_make_fx_records_the_operator(kind, mode):
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    mine, theirs = modules_of(kind)
+    ours, reference = modules_of(kind)
     x = samples()
     with torch.no_grad():
-        graph = make_fx(mine, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+        graph = make_fx(ours, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
         assert TARGET[kind] in targets_of(graph)
-        assert_same(graph(x), theirs(x), kind == "relu")
+        assert_same(graph(x), reference(x), kind == "relu")
 
 
 def test_symbolic_trace_records_the_references_calls(kind):
     modules = modules_of(kind)
     x = samples()
     graphs = [torch.fx.symbolic_trace(module) for module in modules]
-    mine, theirs = ([(n.op, n.target) for n in graph.graph.nodes] for graph in graphs)
-    assert mine == theirs
-    assert ("call_function", torch.relu) in mine
+    ours, reference = ([(n.op, n.target) for n in graph.graph.nodes] for graph in graphs)
+    assert ours == reference
+    assert ("call_function", torch.relu) in ours
     assert_same(graphs[0](x), modules[1](x), kind == "relu")
 
 
@@ -130,11 +130,11 @@ def test_results_are_not_views_and_may_be_changed_in_place(device, kind):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_modules_give_the_references_results(kind):
     """The graph of ReLU has torch's op, so the program needs no kernels."""
-    mine, theirs = modules_of(kind)
-    traced = torch.jit.trace(mine, samples())
+    ours, reference = modules_of(kind)
+    traced = torch.jit.trace(ours, samples())
     assert kind == "linear" or "aten::relu" in str(traced.graph)
     x = samples()
-    assert_same(traced(x), theirs(x), kind == "relu")
+    assert_same(traced(x), reference(x), kind == "relu")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -168,33 +168,33 @@ def test_scripted_linear_gives_the_references_results(divisor, bias):
 def test_meta_and_fake_tensors_have_the_right_shapes_and_devices(kind):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mine, theirs = modules_of(kind, "meta")
+    ours, reference = modules_of(kind, "meta")
     x = torch.empty(3, 5, 6, device="meta").transpose(0, 1)
-    got = mine(x)
-    want = theirs(x)
+    got = ours(x)
+    want = reference(x)
     assert got.is_meta
     assert (got.shape, got.stride()) == (want.shape, want.stride())
     with FakeTensorMode():
-        mine = ModelNew() if kind == "relu" else LinearReluDivideNew(6, 10, 3.0)
+        ours = ModelNew() if kind == "relu" else LinearReluDivideNew(6, 10, 3.0)
         x = torch.empty(3, 6, requires_grad=True)
-        mine(x).sum().backward()
+        ours(x).sum().backward()
         assert x.grad.shape == (3, 6)
-        for module in mine.children():
+        for module in ours.children():
             for name, parameter in list(module.named_parameters()):
                 setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device="cuda")))
         with torch.no_grad():
-            assert mine(torch.empty(2, 6, device="cuda")).device.type == "cuda"
+            assert ours(torch.empty(2, 6, device="cuda")).device.type == "cuda"
 
 
 def test_a_function_mode_sees_the_references_calls(kind):
     seen = []
-    mine, theirs = modules_of(kind)
+    ours, reference = modules_of(kind)
     x = samples()
     with recording_mode(seen, torch.overrides.TorchFunctionMode):
-        got = mine(x)
+        got = ours(x)
         calls = seen.copy()
         seen.clear()
-        want = theirs(x)
+        want = reference(x)
     assert calls == seen
     assert torch.relu in calls
     assert_same(got, want, kind == "relu")
@@ -203,15 +203,15 @@ def test_a_function_mode_sees_the_references_calls(kind):
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_dispatch_mode_sees_the_operators(kind, grad):
     seen = []
-    mine, theirs = modules_of(kind)
+    ours, reference = modules_of(kind)
     x = samples().requires_grad_(grad)
     with torch.set_grad_enabled(grad), recording_mode(seen, TorchDispatchMode):
-        got = mine(x)
+        got = ours(x)
     own = TARGET[kind]
     if kind == "linear" and grad:
         own = own.replace("divide.", "divide_with_mask.")
     assert [name for name in map(str, seen) if "detach" not in name] == [own]
-    assert_same(got, theirs(x), kind == "relu")
+    assert_same(got, reference(x), kind == "relu")
 
 
 def test_flops_are_counted(kind):
@@ -337,34 +337,34 @@ def test_results_under_deterministic_and_anomaly_mode_are_the_references(device,
 @pytest.mark.parametrize("path", ["auto", "torch"])
 def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
     """A replay with other operands gives the results of a call with them."""
-    mine, _ = modules_of(kind, "cuda", dtype)
+    ours, _ = modules_of(kind, "cuda", dtype)
     x = torch.randn(4096, 6, device="cuda", dtype=dtype, requires_grad=True)
-    grad_output = torch.randn_like(mine(x))
+    grad_output = torch.randn_like(ours(x))
 
     def run():
-        out = mine(x)
-        return out, *torch.autograd.grad(out, [x, *mine.parameters()], grad_output)
+        out = ours(x)
+        return out, *torch.autograd.grad(out, [x, *ours.parameters()], grad_output)
 
     with linear_path(path):
         graph, results = capture_graph(run)
         with torch.no_grad():
-            for tensor in (x, grad_output, *mine.parameters()):
+            for tensor in (x, grad_output, *ours.parameters()):
                 tensor.copy_(torch.randn_like(tensor))
         graph.replay()
         assert_same_bits(results, run())
 
 
 def test_copies_and_saved_modules_give_the_same_results(kind, tmp_path):
-    mine, theirs = modules_of(kind)
+    ours, reference = modules_of(kind)
     x = samples()
-    want = theirs(x)
-    torch.save(mine, tmp_path / "module.pt")
+    want = reference(x)
+    torch.save(ours, tmp_path / "module.pt")
     loaded = torch.load(tmp_path / "module.pt", weights_only=False)
-    for other in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), loaded):
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), loaded):
         assert_same(other(x), want, kind == "relu")
-    torch.save(mine.state_dict(), tmp_path / "state.pt")
-    theirs.load_state_dict(torch.load(tmp_path / "state.pt"))
-    assert_same(theirs(x), want, kind == "relu")
+    torch.save(ours.state_dict(), tmp_path / "state.pt")
+    reference.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert_same(reference(x), want, kind == "relu")
 
 
 def test_construction_is_the_references(kind):
@@ -401,7 +401,7 @@ def test_second_backward_raises_as_torch_does(device, modules):
 
 def test_hooks_are_called_in_order(device, modules):
     seen = []
-    mine = modules[0]
+    ours = modules[0]
 
     def recorder(event):
         def hook(*_):
@@ -409,10 +409,10 @@ def test_hooks_are_called_in_order(device, modules):
 
         return hook
 
-    mine.register_forward_pre_hook(recorder("before"))
-    mine.register_forward_hook(recorder("after"))
-    mine.register_full_backward_hook(recorder("backward"))
-    mine(samples(device).requires_grad_()).sum().backward()
+    ours.register_forward_pre_hook(recorder("before"))
+    ours.register_forward_hook(recorder("after"))
+    ours.register_full_backward_hook(recorder("backward"))
+    ours(samples(device).requires_grad_()).sum().backward()
     assert seen == ["before", "after", "backward"]
 
 
@@ -451,9 +451,9 @@ def test_a_hook_that_returns_another_mask_raises(device, modules):
 
 
 def test_threads_that_share_a_module_get_right_results(kind):
-    mine, theirs = modules_of(kind)
+    ours, reference = modules_of(kind)
     x = torch.randn(30_000, 6)
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda i: mine(x + i), range(8)))
+        results = list(pool.map(lambda i: ours(x + i), range(8)))
     for i, result in enumerate(results):
-        assert_same(result, theirs(x + i), kind == "relu")
+        assert_same(result, reference(x + i), kind == "relu")

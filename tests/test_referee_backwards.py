@@ -8,7 +8,7 @@ import pytest
 from grading import ONLY, grade, linear
 from texts import Table, module, reference
 
-pytestmark = ONLY
+pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 FC = "self.fc = nn.Linear(256, 192)\n"
 STEP = "training step"
 # By name: the problem, a text, and a table of files. A row of the table is the expression that

@@ -10,7 +10,7 @@ import pytest
 from grading import ONLY, grade, linear
 from texts import Table, correct, module, reference, wrong
 
-pytestmark = ONLY
+pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 
 # By name, a reference and the files that are graded against it.
 KINDS: dict[str, tuple[str, Table]] = {}

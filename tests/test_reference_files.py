@@ -8,7 +8,7 @@ import pytest
 import torch
 from cheats import LINEAR, RELU
 from grading import ONLY, PLAIN, grade
-from test_solutions import FOLDER, SHORT
+from honest import HONEST, SOLUTIONS
 from texts import IMPORTS, correct, module, reference
 
 import run
@@ -17,8 +17,10 @@ from referee.reference_file import BadReferenceError, load
 from referee.reference_tensor import ReferenceTensor
 from referee.results import flatten
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
-LARGE_LINEAR = (FOLDER / "linear_reference.py").read_text()
+LARGE_LINEAR = (SOLUTIONS / "linear_reference.py").read_text()
 OF_LINEAR = LARGE_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
 # A reference with many inputs and outputs.
 MANY = """
@@ -244,10 +246,10 @@ def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_
 
 @ONLY
 def test_clean_files_are_correct(device, tmp_path):
-    own = FOLDER / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
+    own = SOLUTIONS / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", "exact"), "own": (own, "correct", "exact")}
     for name in ("clean_compiled", "ours"):
-        table[name] = SHORT[name], "correct", "exact"
+        table[name] = HONEST[name], "correct", "exact"
     grade(WIDE, table, tmp_path, device=device)
 
 
@@ -269,7 +271,7 @@ def test_the_starting_designs_get_their_verdicts(device):
     """Without a GPU all of them are errors."""
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, str(FOLDER), "--device", device, "--timeout", "600"]
+    command = [sys.executable, str(SOLUTIONS), "--device", device, "--timeout", "600"]
     done = subprocess.run([*command, "--trials", "30"], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     lines = [line.partition(".py: ") for line in done.stdout.splitlines() if ".py: " in line]

@@ -6,6 +6,7 @@ from math import prod
 import pytest
 import torch
 from compare import assert_same_bits, checked_call, unpack_mask
+from sanitized import ONE_OF_A_WIDTH
 from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -22,6 +23,7 @@ def assert_same_gradient(x, grad_output):
     assert got.stride() == want.stride()
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_sizes(device, dtype):
     """Gradients are torch's for any size, also for an expanded gradient of the output."""
@@ -32,6 +34,7 @@ def test_sizes(device, dtype):
             assert_same_gradient(x, torch.tensor(value, dtype=dtype, device=device).expand(size))
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_layouts(device, dtype):
     """Gradients are torch's for any layouts of x and of the output's gradient.
@@ -90,6 +93,7 @@ def test_more_than_2_to_the_31_elements():
         del got
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_special_values(device, dtype):
     """Gradients are torch's for each pair of special values of x and of the output's gradient."""

@@ -1,14 +1,27 @@
-"""ReLU, forward: the bits of torch.relu, for every dtype, shape and layout."""
+"""ReLU, forward: the bits of torch.relu, for every dtype, shape and layout.
 
+Only NaN, -0.0 and flushed subnormals may have other bits in torch: our kernels keep them.
+"""
+
+import itertools
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_is_relu, assert_same_bits, outcome, relu_by_definition
+from compare import (
+    BITS,
+    assert_is_relu,
+    assert_same_bits,
+    outcome,
+    raw_bits,
+    relu_by_definition,
+)
 from processes import printed
-from tensors import DTYPES, draw, views
+from sanitized import ONE_OF_A_WIDTH
+from tensors import DTYPES, FLOATING, draw, views
 from torch import nn
 
 from model_new import ModelNew
@@ -17,6 +30,7 @@ from referee.elementwise import special_values
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sizes_and_layouts(device, dtype):
     """Results are torch.relu's for any size and layout, and x does not change."""
@@ -28,6 +42,7 @@ def test_sizes_and_layouts(device, dtype):
         assert_same_bits(x, before)
 
 
+@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values(device, dtype):
     """Results are right for NaN, infinities, zeros, subnormals and the ends of integers."""
@@ -38,6 +53,68 @@ def test_special_values(device, dtype):
         assert_same_bits(ModelNew()(x), relu_by_definition(x))
 
 
+def edge_patterns(dtype):
+    """Return bit patterns at the edges of a floating dtype, as signed integers.
+
+    These are, of both signs, zeros, subnormals, the least and the largest normal numbers, ones,
+    infinities, and NaN: quiet and signalling ones with several payloads.
+    """
+    finfo = torch.finfo(dtype)
+    mantissa_bits = round(-math.log2(finfo.eps))
+    quiet = 1 << mantissa_bits - 1  # the highest bit of the mantissa is 1 in a quiet NaN
+    mantissas = [0, 1, 2, quiet - 1, quiet, quiet + 1, 2 * quiet - 1]
+    special_exponent = (1 << finfo.bits - 1 - mantissa_bits) - 1  # that of infinities and NaN
+    one = special_exponent // 2
+    exponents = [0, 1, one, special_exponent - 1, special_exponent]
+    positive = [(e << mantissa_bits) + m for e, m in itertools.product(exponents, mantissas)]
+    return positive + [pattern - (1 << finfo.bits - 1) for pattern in positive]
+
+
+def filled(pattern, size, dtype, device):
+    """Return a vector whose elements all have this bit pattern."""
+    integers = torch.full((size,), pattern, dtype=BITS[dtype.itemsize], device=device)
+    return integers.view(dtype)
+
+
+# An element alone, and a vector that ends with an incomplete block: the kernels handle the last 7
+# elements apart from the first 64.
+FILLED_SIZES = [1, 64 + 7]
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_the_bits_of_nan_zeros_and_subnormals_are_kept(device, dtype):
+    """Every bit of a value that is not negative is kept, that of a signalling NaN too.
+
+    A negative number gives +0.0. -0.0 and a NaN with a sign are no negative numbers.
+    """
+    for pattern, size in itertools.product(edge_patterns(dtype), FILLED_SIZES):
+        x = filled(pattern, size, dtype, device)
+        is_negative = pattern < 0 and not x[0].isnan() and x[0] != 0
+        want = filled(0 if is_negative else pattern, size, dtype, device)
+        out = ModelNew()(x)
+        out_of_training = ModelNew()(x.clone().requires_grad_()).detach()
+        assert torch.equal(raw_bits(out), raw_bits(want)), hex(pattern)
+        assert torch.equal(raw_bits(out_of_training), raw_bits(want)), hex(pattern)
+        assert_is_relu(out, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_subnormals_are_not_flushed(device, dtype):
+    """Results are the same under `torch.set_flush_denormal(True)`, which acts on CPUs."""
+    for pattern in (5, 5 - (1 << 8 * dtype.itemsize - 1)):  # of both signs
+        for size in (*FILLED_SIZES, 300_007):
+            x = filled(pattern, size, dtype, device)
+            want = filled(max(pattern, 0), size, dtype, device)
+            if not torch.set_flush_denormal(True):
+                pytest.skip("this CPU cannot flush subnormals")
+            try:
+                out = ModelNew()(x)
+            finally:
+                torch.set_flush_denormal(False)
+            assert torch.equal(raw_bits(out), raw_bits(want))
+
+
+@pytest.mark.all_patterns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns(device, dtype):
     """Results are right for every value of the half types."""
@@ -46,6 +123,7 @@ def test_all_16_bit_patterns(device, dtype):
     assert_is_relu(ModelNew()(x), x)
 
 
+@pytest.mark.all_patterns
 def test_float32_patterns(device):
     """Results are right for every bit pattern on a GPU, and for every 641st on a CPU."""
     model = ModelNew()

@@ -23,6 +23,8 @@ from referee.reference_file import NoRoomError
 from referee.report import graded_files, markdown, tables
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 OPTIONS = ["--device", "cpu", "--trials", "3"]
 
 

@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from time import sleep
 from types import SimpleNamespace
 
 import pytest
 import torch
+from command_line import interrupted, run_it, said, start
 from documents import check_shape
 from processes import ROOT, copy_project
 
@@ -20,65 +20,64 @@ import run
 from referee import command as grading_command
 from referee import elementwise
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 CPU = ["--device", "cpu", "--rows", "1", "--trials", "1"]
 RELU = "class ModelNew(model.Model):\n    def forward(self, x):\n        return "
 FULL = "No space left on device"
 
-
-def command(*arguments: str, folder=ROOT) -> list[str]:
-    """Return the command that runs the `run.py` of a folder."""
-    return [sys.executable, str(folder / "run.py"), *arguments]
-
-
-def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
-    """Run `run.py` to its end, and return the process with its output.
-
-    Args:
-        *arguments: the options of `run.py`.
-        before: the words of the command before Python.
-        folder: where `run.py` is.
-        cwd: the folder in which it starts.
-        out: its stdout.
-        **environment: environment variables to set, or to unset if the value is None.
-    """
-    variables = {**os.environ, **environment}
-    return subprocess.run(
-        [*before, *command(*arguments, folder=folder)],
-        env={name: value for name, value in variables.items() if value is not None},
-        cwd=cwd,
-        stdout=out,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-
-
-def said(stderr: str) -> list[str]:
-    """Return the messages of run.py besides its progress; assert that there is no traceback."""
-    assert "Traceback" not in stderr and "Exception ignored" not in stderr
-    return [line[8:] for line in stderr.splitlines() if line.startswith("run.py: ")]
-
-
-BAD = """
-no_such_problem | --rows 0 | --rows -1 | --rows many | --rows 999999999999999999999999999999
---trials 0 | --dtype bool | --dtype float32,bool | --dtype int8 | linear_relu_divide --dtype int8
---device tpu | --device meta | --device cuda:99 | --no-such-option | --timeout 3 | --timeout 0
-linear_relu_divide --rows 999999999999999999999999999999 | --sweep --rows 3
---json /no/such/folder/file | --json / | --markdown /no/such/folder/file
---plot a.txt | --plot /no/such/folder/a.svg | --bundle solution.py | relu --sweep --bundle a.py
-relu --bundle /no/such/folder/file | relu --bundle a.py --solution {file}
---solution {file} | relu --solution | relu --solution /no/such/file | relu --solution /dev/zero
-relu --solution / | relu --solution {fifo} | relu --solution a\0b | relu --timeout 3
-relu --solution {file} --timeout 0 | relu --solution {file} --sweep
-relu --solution {file} --dtype float32,float16 | relu --solution {file} --json {file}
-linear_relu_divide --solution {file} --dtype int8 | --reference {file}
---reference /no/such/file --solution {file} | relu --reference {file} --solution {file}
---reference {file} --solution {file} --rows 3 | --reference {file} --solution {file} --device tpu
---reference {file} --solution {file} --dtype float16
-"""
+# What `run.py` refuses. {file} is a plain file, and {fifo} a named pipe.
+BAD_COMMANDS = [
+    "no_such_problem",
+    "--rows 0",
+    "--rows -1",
+    "--rows many",
+    "--rows 999999999999999999999999999999",
+    "--trials 0",
+    "--dtype bool",
+    "--dtype float32,bool",
+    "--dtype int8",
+    "linear_relu_divide --dtype int8",
+    "--device tpu",
+    "--device meta",
+    "--device cuda:99",
+    "--no-such-option",
+    "--timeout 3",
+    "--timeout 0",
+    "linear_relu_divide --rows 999999999999999999999999999999",
+    "--sweep --rows 3",
+    "--json /no/such/folder/file",
+    "--json /",
+    "--markdown /no/such/folder/file",
+    "--plot a.txt",
+    "--plot /no/such/folder/a.svg",
+    "--bundle solution.py",
+    "relu --sweep --bundle a.py",
+    "relu --bundle /no/such/folder/file",
+    "relu --bundle a.py --solution {file}",
+    "--solution {file}",
+    "relu --solution",
+    "relu --solution /no/such/file",
+    "relu --solution /dev/zero",
+    "relu --solution /",
+    "relu --solution {fifo}",
+    "relu --solution a\0b",
+    "relu --timeout 3",
+    "relu --solution {file} --timeout 0",
+    "relu --solution {file} --sweep",
+    "relu --solution {file} --dtype float32,float16",
+    "relu --solution {file} --json {file}",
+    "linear_relu_divide --solution {file} --dtype int8",
+    "--reference {file}",
+    "--reference /no/such/file --solution {file}",
+    "relu --reference {file} --solution {file}",
+    "--reference {file} --solution {file} --rows 3",
+    "--reference {file} --solution {file} --device tpu",
+    "--reference {file} --solution {file} --dtype float16",
+]
 
 
-@pytest.mark.parametrize("words", BAD.strip().replace("\n", " | ").split(" | "))
+@pytest.mark.parametrize("words", BAD_COMMANDS)
 def test_bad_input(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
@@ -212,53 +211,6 @@ def test_streams_that_are_not_there(streams, options, status):
     line = f'"{sys.executable}" "{ROOT / "run.py"}" {options} {streams}'
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
-
-
-def start(*arguments: str, flags=(), sigint=signal.SIG_DFL, **environment: str):
-    """Start `run.py` in a session of its own, and return the process.
-
-    Args:
-        *arguments: the options of `run.py`.
-        flags: the options of Python.
-        sigint: how SIGINT is handled when the program starts; nohup and `&` in a script ignore it.
-        **environment: environment variables to set.
-    """
-    program, *rest = command(*arguments)
-    return subprocess.Popen(
-        [program, *flags, *rest],
-        env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),  # noqa: PLW1509, no other thread
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
-    """Interrupt `run.py` after a line with this mark; return all that it prints.
-
-    Args:
-        mark: a part of the line.
-        *arguments: the options of `run.py`.
-        wait: how many seconds after the line the interrupt comes.
-        **options: those of `start`.
-    """
-    process = start(*arguments, **options)
-    lines = []
-    try:
-        while not lines or mark not in lines[-1]:
-            lines.append(process.stdout.readline())
-            assert lines[-1], lines
-        sleep(wait)
-        process.send_signal(signal.SIGINT)
-        lines += process.communicate(timeout=60)[0]
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, a compiler for example
-    text = "".join(lines)
-    assert (process.returncode, said(text)) == (130, ["interrupted"])
-    return text
 
 
 @pytest.mark.slow

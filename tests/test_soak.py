@@ -84,18 +84,18 @@ class Caller:
         """Use small integers: every sum is exact, so the order of additions does not matter."""
         n, k = self.choose.choice(SHAPES)
         dtype = self.choose.choice(FLOATING)
-        mine, theirs = self.modules[n, k, dtype]
+        ours, reference = self.modules[n, k, dtype]
         shape = (self.choose.choice(ROWS), k)
         with torch.no_grad():
-            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
                 b.copy_(a.copy_(torch.randint(-1, 2, a.shape, device=self.device)))
         x = torch.randint(-2, 3, shape, device=self.device).to(dtype)
         if self.choose.random() < 0.5:
             with torch.no_grad():
-                assert_equal(mine(x), theirs(x))
+                assert_equal(ours(x), reference(x))
             return
         grad_output = torch.randint(-1, 2, (len(x), n), device=self.device).to(dtype)
-        results = (step(module, x, grad_output) for module in (mine, theirs))
+        results = (step(module, x, grad_output) for module in (ours, reference))
         for got, want in zip(*results, strict=True):
             assert_equal(got, want)
 

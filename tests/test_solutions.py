@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from cheats import HOST, LINEAR, ON_GPU, RELU
-from grading import ONLY, PLAIN, PLAIN_LINEAR, grade, linear
-from test_run import interrupted
+from command_line import interrupted
+from grading import ONLY, PLAIN, grade
+from honest import HONEST, SOLUTIONS
 from texts import error, module, wrong
 
-import run
 from referee import memory
 
-pytestmark = ONLY
-FOLDER = Path(__file__).with_name("solutions")
+pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops
 
 
@@ -34,38 +33,7 @@ def test_cheats_are_wrong(table, device, tmp_path, small):
     grade(problem, table, tmp_path, *rows, device=device)
 
 
-# Honest files. SHORT has the texts of those that are not in tests/solutions, and the path of this
-# project's own solution; CLEAN has the names of all, by device or problem.
-AOT = 'self.compiled = torch.compile(torch.relu, backend="aot_eager", dynamic=True)'
-INDUCTOR = "self.compiled = torch.compile(torch.relu)"  # compiles anew for some shapes
-SCRIPTED = """
-class Relu(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.clamp(x, min=0)
-
-def ModelNew() -> nn.Module:
-    return torch.jit.script(Relu())
-"""
-NAMES = """
-own = nn.Linear(i, o)
-self.w = own.weight
-self.b = own.bias
-self.divisor = d
-self.register_buffer("zero", torch.zeros(()), persistent=False)
-"""
-OTHER_NAMES = """
-z = torch.einsum("...k,nk->...n", x, self.w) + self.b
-return torch.maximum(z, self.zero).div_(self.divisor)
-"""
-SHORT = {
-    "clean_plain": PLAIN,
-    "clean_compiled": module("return self.compiled(x)", AOT),
-    "clean_inductor": module("return self.compiled(x)", INDUCTOR),
-    "clean_scripted": SCRIPTED,
-    "clean_plain_linear": PLAIN_LINEAR,
-    "clean_other_names": linear(OTHER_NAMES, NAMES),
-    "ours": run.OUR_SOLUTION,
-}
+# The names of all honest files, by device or problem: texts of HONEST and files of tests/solutions.
 ANYWHERE = ["clean_plain", "clean_compiled", "clean_inductor", "clean_scripted"]
 REPAIRS = ["1_float4_grid_stride", "2_one_element", "4_index_scaled_once"]
 CLEAN = {
@@ -80,7 +48,7 @@ def grade_clean(device: str, problem: str, folder: Path, some: bool = False) -> 
     names = CLEAN[device if problem == "relu" else problem]
     if some and not RUNS:
         names = [name for name in names if name.startswith("clean_plain") or name == "ours"]
-    files = {name: SHORT.get(name, FOLDER / f"{name}.py") for name in names}
+    files = {name: HONEST.get(name, SOLUTIONS / f"{name}.py") for name in names}
     table = {name: (text, "correct", ACCURACY[problem]) for name, text in files.items()}
     return grade(problem, table, folder, "--trials", "5", "--timeout", "600", device=device)
 

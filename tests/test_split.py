@@ -127,8 +127,13 @@ def test_derived_bound_is_within_the_promise(kernel):
 
 
 # K and the kernel of each hunt. The intervals of sm90 are those of longer K.
-HUNTED = [(64, SM80), (64, SM80_ON_HOPPER)]
-HUNTED += [(k, replace(SM90, interval=p)) for k, p in ((128, 32), (128, 64), (192, 128))]
+HUNTED = [
+    (64, SM80),
+    (64, SM80_ON_HOPPER),
+    (128, replace(SM90, interval=32)),
+    (128, replace(SM90, interval=64)),
+    (192, replace(SM90, interval=128)),
+]
 
 
 @pytest.mark.parametrize(("k", "kernel"), HUNTED)
@@ -155,8 +160,12 @@ def test_an_interval_of_64_on_ampere_breaks_the_bound():
 
 
 # K, and the change that breaks a kernel.
-BROKEN = [(16, {"lo_exponent": 0}), (64, {"products": 1})]
-BROKEN += [(64, {"half": torch.bfloat16}), (512, {"promotes": False})]
+BROKEN = [
+    (16, {"lo_exponent": 0}),
+    (64, {"products": 1}),
+    (64, {"half": torch.bfloat16}),
+    (512, {"promotes": False}),
+]
 
 
 @pytest.mark.parametrize(("k", "broken"), BROKEN)

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import run_it
 from processes import ROOT, copy_project
-from test_run import run_it
 
 pytestmark = pytest.mark.slow  # the kernels are built twice
 

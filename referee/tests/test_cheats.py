@@ -270,6 +270,41 @@ def test_elements_of_a_result_may_share_memory_if_the_references_do(device, tmp_
     grade(reference(expands, "[torch.rand(64, 256)]"), table, tmp_path, device=device)
 
 
+# Eager's result of these references has some elements that are far off: where rounding carries a
+# product past a whole number, and the largest of the quotients. So each element may be far off.
+WRAPS = reference(
+    "return torch.remainder(x @ self.weight, 1)",
+    "[4 * torch.randn(512, 256)]",
+    "self.weight = nn.Parameter(torch.randn(256, 1024))",
+)
+# The first column is small.
+SCALES = "torch.cat([torch.tensor([1e-5]), torch.ones(1023)])"
+PEAKS = reference("return 1 / x", f"[torch.randn(1024, 1024) * {SCALES}]")
+# Right in the ten calls before they are timed.
+COUNTED = """
+self.calls += 1
+if self.calls <= 10 or torch.is_grad_enabled():
+    return RIGHT
+"""
+ZEROS_LATER = module(
+    COUNTED.replace("RIGHT", "torch.remainder(x @ self.weight, 1)")
+    + "return x.new_zeros(512, 1024)",
+    "self.weight = nn.Parameter(torch.randn(256, 1024))\nself.calls = 0",
+)
+PEAKS_LATER = module(
+    COUNTED.replace("RIGHT", "1 / x") + "return torch.where(x.abs() < 0.2, 1 / x, 0)",
+    "self.calls = 0",
+)
+LATER = {"wraps": (WRAPS, ZEROS_LATER), "peaks": (PEAKS, PEAKS_LATER)}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_large_error_of_eager_does_not_excuse_a_timed_call(name, device, tmp_path):
+    problem, cheat = LATER[name]
+    table = {"cheat": wrong(cheat, "a timed call was wrong: mean error")}
+    grade(problem, table, tmp_path, device=device)
+
+
 # Where results are copied, leaves out the copies of timed calls: only others poison free memory.
 LATE_COPIES = """
 import sys

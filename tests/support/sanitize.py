@@ -4,6 +4,8 @@ On a GPU the sanitizers are compute-sanitizer's memcheck, racecheck, initcheck a
 `--cpu` they are GCC's AddressSanitizer and UndefinedBehaviorSanitizer, for which the kernels are
 built once more. The program prints a line for each run. Its exit status is 0 if no run has errors,
 1 if a run has some, and 2 if a tool is missing or the kernels cannot be built.
+
+On a GPU only tests with the marker `sanitize` run; sanitized.py describes it.
 """
 
 import argparse
@@ -22,35 +24,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ERROR_STATUS = 86  # the exit status that sanitizers are told to use if they find an error
 
-# Under a sanitizer a kernel takes 10 to 100 times as long. So the runs have only the tests that are
-# needed to reach every kernel and the ends of its loops. Large tensors are left out, as are most
-# repetitions at other precisions and sizes. For each width of a dtype, one dtype is tested.
-ONE_OF_A_WIDTH = "(torch.float32 or torch.float64 or torch.float16)"
-# 353 and 1001 are sizes among the parameters of these tests.
-FLOAT32 = "(short_sums or tiles_of_x_meet and 353 or layout_changes or special_values and 1001)"
-# By the name of a subset: the test files, and the argument of pytest's -k.
+# By the name of a subset: its test files. The markers `sanitize` in these files select the tests.
 SUBSETS = {
-    "linear": (  # torch's products and the passes beside them
-        "linear_forward linear_backward",
-        f"(shapes or strides and columns and not size1) and {ONE_OF_A_WIDTH}"
-        " and (backward or cuda-auto or cuda-torch-torch.float32)",
-    ),
-    "sm90": (  # with 4000, any_tiles and 2048, each cluster computes several tiles
-        "linear_float32 linear_single linear_layouts",
-        f"not (skinny or sm80 or medium or bfloat16 or no_bit_in or -3.0) and ({FLOAT32}"
-        " or tiles_of_x_meet and 4000 or test_promise and highest and 2053"
-        " or any_tiles and 1500-tiles0 or of_integers and (264 or 2048 and x-weight))",
-    ),
-    "other paths": (
-        "linear_float32",
-        f"(skinny or sm80) and not (medium or skinny-high- or sm80-high-) and {FLOAT32}",
-    ),
-    "relu": ("relu_forward relu_backward", f"(sizes or layouts or special) and {ONE_OF_A_WIDTH}"),
+    "linear": "linear_forward linear_backward",  # torch's products and the passes beside them
+    "sm90": "linear_float32 linear_single linear_layouts",
+    "other paths": "linear_float32",
+    "relu": "relu_forward relu_backward",
 }
 CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
 CPU_SUBSET += " properties_relu properties_linear"
-# Tests of all bit patterns of a dtype are left out: they add no memory accesses of another kind.
-CPU_NAMES = "not patterns"
+# Tests of all bit patterns of a dtype add no memory accesses of another kind.
+CPU_MARKERS = "not slow and not all_patterns"
 # Without torch's cache of memory, each tensor is an allocation of its own, and a tool knows its
 # bounds.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -64,18 +48,6 @@ TOOLS = {
 OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(ERROR_STATUS)]
 # Only our kernels are checked, but initcheck also has to see what torch and cuBLAS write.
 OUR_KERNELS = ["--kernel-name", "kernel_substring=7kernels"]
-# Tests that are left out for one tool.
-#
-# racecheck (2025.3) ends in an internal error at cuBLAS's kernels for half types. It does not if it
-# checks them, but that takes minutes. Our own kernels for half types are in the subset "sm90".
-#
-# initcheck does not see that TMA stores results of half types.
-#
-# All other conditions save time: they leave out large products, and ReLU of two widths.
-LEFT_OUT = {
-    "racecheck": "(linear_forward or linear_backward) and float16 or sm80 and (1028 or 4096)",
-    "initcheck": "float16 or float64 or 4000 or 2053 or any_tiles",
-}
 
 
 class UnavailableError(Exception):
@@ -163,11 +135,10 @@ def gpu_runs(tools: list[str]) -> list[Run]:
     if any(statuses):
         raise UnavailableError("the kernels cannot be built")
     runs = []
-    for subset, (files, names) in SUBSETS.items():
+    for subset, files in SUBSETS.items():
         for tool in tools:
             checked = [] if tool == "initcheck" else OUR_KERNELS
-            left_out = f" and not ({LEFT_OUT[tool]})" if tool in LEFT_OUT else ""
-            tests = pytest(files, "-m", "gpu", "-k", f"({names}){left_out}")
+            tests = pytest(files, "-m", f"gpu and sanitized(subset='{subset}', tool='{tool}')")
             command = [sanitizer, "--tool", tool, *OPTIONS, *checked, *tests]
             runs.append(Run(tool, subset, command, TOOLS[tool]))
     return runs
@@ -206,7 +177,7 @@ def cpu_runs(folder: Path) -> list[Run]:
         "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",
         "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={ERROR_STATUS}",
     }
-    return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-k", CPU_NAMES), environment)]
+    return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-m", CPU_MARKERS), environment)]
 
 
 def shortened(output: str) -> str:

@@ -15,6 +15,21 @@ INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 DTYPES = FLOATING + INTEGER
 
 
+# By name, a function that returns a view of a matrix: views with any strides, and overlaps.
+MATRIX_VIEWS = {
+    "rows": lambda x: x[::2],
+    "columns": lambda x: x[:, ::2],
+    "wide rows": lambda x: x[:, : x.shape[1] // 2],
+    "offset": lambda x: x[1:, 1:],
+    "transposed": lambda x: x.t().contiguous().t(),
+    "one row": lambda x: x[:1].expand(x.shape),
+    "one column": lambda x: x[:, :1].expand(x.shape),
+    "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
+    "flipped": lambda x: x.flip(0)[:, 3:],
+    "reversed": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
+}
+
+
 def slow(values):
     """Mark these parameters of a test as slow."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
@@ -59,12 +74,12 @@ def views(dtype, device="cpu"):
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
     """Return our module and the reference, with the same parameters: weight [n, k], bias [n]."""
-    mine = LinearReluDivideNew(k, n, divisor)
-    theirs = LinearReluDivide(k, n, divisor)
+    ours = LinearReluDivideNew(k, n, divisor)
+    reference = LinearReluDivide(k, n, divisor)
     if not bias:
-        mine.linear.bias = theirs.linear.bias = None
-    theirs.load_state_dict(mine.state_dict())
-    return mine.to(device, dtype), theirs.to(device, dtype)
+        ours.linear.bias = reference.linear.bias = None
+    reference.load_state_dict(ours.state_dict())
+    return ours.to(device, dtype), reference.to(device, dtype)
 
 
 def step(module, x, grad_output, direction=None):

@@ -1,0 +1,128 @@
+"""Tests of the mean error in another draw: what it forbids, and what it must not forbid."""
+
+import pytest
+import torch
+
+from referee.accuracy import Errors
+from referee.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget, mean_slack_in_other_draw
+from referee.quantity import Quantity
+from referee.reference_tensor import ReferenceTensor
+
+COUNT = 10_000
+# Alternating +0.5 and -0.5: all magnitudes are 0.5.
+SIGNS = torch.tensor([0.5, -0.5]).repeat(COUNT // 2)
+
+
+def with_flips(count: int, start: int = 0) -> torch.Tensor:
+    """Return SIGNS with another sign in some elements, each of which is off by 1."""
+    flipped = SIGNS.clone()
+    flipped[start : start + count] *= -1
+    return flipped
+
+
+# A row: eager's largest error, mean error and root mean square error, the mean slack of the budget,
+# and the mean slack in another draw.
+MEAN_SLACKS = {
+    "exact": (0.0, 0.0, 0.0, 0.1, 0.1),
+    "roundings": (1.0, 0.25, 0.3, 8.0, 8.25),
+    "half_of_them_zeros": (1.0, 0.25, 0.5, 1.0, 1.25),
+    "one_flip_in_10,000": (1.0, 1e-4, 1e-2, 4e-4, (SPARSE_FACTOR + 1) * 1e-4),
+    "one_flip_but_a_long_sum": (1.0, 1e-4, 1e-2, 0.1, 0.1001),
+}
+
+
+@pytest.mark.parametrize("row", MEAN_SLACKS.values(), ids=MEAN_SLACKS)
+def test_the_mean_slack_in_another_draw(row):
+    largest, mean, root_mean_square_error, mean_slack, expected = row
+    eager = Errors(
+        largest=largest, mean=mean, relative=root_mean_square_error / 3, root_mean_square=3.0
+    )
+    budget = Budget(slack=4 * largest, mean_slack=mean_slack)
+    free = FREE_ELEMENTS * budget.slack
+    for count in (1, 10, COUNT):
+        found = mean_slack_in_other_draw(budget, eager, count)
+        assert found == pytest.approx(expected + free / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mean_of_few_elements_is_not_narrower_than_their_own_limits(dtype):
+    """Eager is exact, by chance."""
+    for count in range(1, FREE_ELEMENTS + 1):
+        eager = torch.full((count,), 1.5, dtype=dtype)
+        output = ReferenceTensor(eager, eager.double())
+        eps = torch.finfo(dtype).eps
+        got = eager + eps * (9 if dtype == torch.float32 else 2)
+        assert output.mistake_in_other_draw(got, eager) is None
+
+
+# How many signs eager flips in the draw that sets the budget, how many a solution in another draw,
+# and whether that is right.
+FLIPS = [(1, 1, True), (1, 60, True), (1, 100, False), (10, 600, True), (10, 800, False)]
+
+
+@pytest.mark.parametrize(("eagers", "solutions", "is_right"), FLIPS)
+def test_flips(eagers, solutions, is_right):
+    output = ReferenceTensor(with_flips(eagers), SIGNS.double())
+    mistake = output.mistake_in_other_draw(with_flips(solutions, start=COUNT // 2), SIGNS)
+    assert (mistake is None) == is_right
+    assert is_right or mistake.startswith("mean error")
+
+
+def test_zeros_are_wrong_though_each_element_may_be_off_by_its_size():
+    output = ReferenceTensor(with_flips(1), SIGNS.double())
+    assert not output.wrong_in_other_draw(torch.zeros(COUNT), SIGNS).any()
+    words = output.mistake_in_other_draw(torch.zeros(COUNT), SIGNS)
+    assert words == "mean error 0.5; eager's own error allows 0.0081"
+    assert not output.allows(torch.zeros(COUNT), SIGNS)
+
+
+def test_few_large_quotients_do_not_excuse_the_others():
+    x = torch.linspace(1e-6, 1, COUNT)
+    output = ReferenceTensor(1 / x, 1 / x.double())
+    other = x.flip(0)
+    assert output.mistake_in_other_draw(1 / other, 1 / other) is None
+    crude = 1 / other * (1 + 1e-2 * (other > 0.2))
+    assert not output.wrong_in_other_draw(crude, 1 / other).any()
+    assert output.mistake_in_other_draw(crude, 1 / other).startswith("mean error")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("growth", [0.5, 1.0, 8.0])
+def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
+    """Neither another size of the result nor eager's own error makes an honest file wrong."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(size):
+        x = torch.randn(64, 512, generator=generator).to(dtype)
+        weight = (size * torch.randn(512, 96, generator=generator)).to(dtype)
+        return (x @ weight).relu(), (x.double() @ weight.double()).relu()
+
+    output = ReferenceTensor(*draw(1.0))
+    eager, exact = draw(growth)
+    most = 0.99 * ReferenceTensor(eager, exact).budget.mean_slack
+    got = (exact + most).to(dtype)
+    assert output.mistake_in_other_draw(got, eager) is None
+    far = 3 * max(growth, 1.0) * output.budget_in_other_draw.mean_slack
+    assert output.mistake_in_other_draw((exact + far).to(dtype), eager)
+
+
+def test_gradients_have_no_mean_slack_but_results_have():
+    for name, is_wrong in (("result 0", True), ("gradient of x", False)):
+        quantity = Quantity(name)
+        quantity.expected = ReferenceTensor(with_flips(1), SIGNS.double())
+        quantity.compare_timed(torch.zeros(COUNT), SIGNS)
+        assert quantity.is_wrong_at_once == is_wrong
+
+
+def test_a_limit_of_each_element_also_limits_the_mean():
+    """Eager is exact. The limit of the elements allows a larger mean error than the budget."""
+    limit = torch.full((COUNT,), 0.25)
+    output = ReferenceTensor(SIGNS, SIGNS.double(), limit=limit)
+    assert output.budget.mean_slack < 1e-5
+    assert output.budget_in_other_draw.mean_slack == pytest.approx(0.25)
+
+
+def test_without_float64_the_mean_is_not_limited():
+    output = ReferenceTensor(SIGNS, None)
+    assert output.mistake_in_other_draw(SIGNS + 1e-4, SIGNS) is None
+    assert output.mistake_in_other_draw(SIGNS[:0], SIGNS[:0]) is None

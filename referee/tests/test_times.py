@@ -1,0 +1,138 @@
+"""The functions that make a time of two clocks, and a word of times: tables of numbers.
+
+Sizes are chosen so that each expected number can be found by hand; the unit is a second throughout.
+"""
+
+import pytest
+
+from referee.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
+from referee.verdict import compare_times
+
+# A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.
+OVERHEAD = Overhead(most=3.0, usual=2.0, fastest_request=1.0, fastest_call=0.1)
+
+
+@pytest.mark.parametrize(
+    ("own", "mean"),
+    [([2.0], 2.0), ([1.0, 2.0, 6.0], 3.0), ([9.0, 0.0, 0.0], 3.0), ([0.0, 0.0], 0.0)],
+)
+def test_the_mean_of_a_requests_calls(own, mean):
+    assert Sample(own, wall=20.0).mean == mean
+
+
+# The samples of a contestant, and the seconds of a call in each of its requests.
+SECONDS = {
+    # The process's clock shows at least what the referee's does: it counts, in every request.
+    "the clocks agree": ([Sample([4.0, 4.0], 11.0)], [4.0]),
+    "equal counts as at least": ([Sample([5.0, 3.0], 11.0)], [4.0]),
+    "one slow reply": ([Sample([4.0], 6.0), Sample([4.0], 60.0), Sample([5.0], 7.0)], [4, 4, 5]),
+    "all work in the first call": ([Sample([8.0, 0.0, 0.0, 0.0], 10.0)], [2.0]),
+    "all work in the last call": ([Sample([0.0, 0.0, 0.0, 8.0], 10.0)], [2.0]),
+    # It shows less: the larger of both counts, request by request.
+    "half is hidden": ([Sample([2.0, 2.0], 11.0)], [4.0]),
+    "one request says enough": (
+        [Sample([1.0], 8.0), Sample([1.0], 8.0), Sample([7.0], 8.0)],
+        [5.0, 5.0, 7.0],
+    ),
+    # It shows less than an empty call takes, so it is false, and the least overhead is subtracted.
+    "no time at all": ([Sample([0.0, 0.0], 11.0)], [5.0]),
+    "false and shorter than any request": ([Sample([0.0, 0.0], 0.5)], [0.1]),
+    "false in two of three": (
+        [Sample([0.01], 3.0), Sample([0.01], 4.0), Sample([5.0], 6.0)],
+        [2.0, 3.0, 5.0],
+    ),
+}
+
+
+@pytest.mark.parametrize(("samples", "seconds"), SECONDS.values(), ids=SECONDS)
+def test_the_seconds_of_calls(samples, seconds):
+    assert OVERHEAD.seconds_of_calls(samples) == pytest.approx(seconds)
+
+
+def test_no_time_is_zero():
+    without_empty_calls = Overhead(most=3.0, usual=2.0, fastest_request=1.0, fastest_call=0.0)
+    assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [SHORTEST]
+
+
+@pytest.mark.parametrize(
+    ("own_of_requests", "is_false"),
+    [
+        ([[0.1]], False),
+        ([[0.09]], True),
+        ([[0.4, 0.0, 0.0]], False),  # one long call
+        ([[0.2, 0.0, 0.0]], True),
+        ([[0.0], [0.0], [5.0]], True),  # the median request counts
+        ([[0.0], [0.5], [0.5]], False),
+    ],
+)
+def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_false):
+    samples = [Sample(own, 20.0) for own in own_of_requests]
+    assert OVERHEAD.is_false(samples) == is_false
+
+
+@pytest.mark.parametrize(
+    ("most", "usual", "calls", "hideable"),
+    [(3.0, 2.0, 1, 1.0), (3.0, 2.0, 4, 0.25), (2.0, 2.0, 4, 0.0), (2.0, 3.0, 4, 0.0)],
+)
+def test_the_hideable_seconds(most, usual, calls, hideable):
+    overhead = Overhead(most, usual, fastest_request=1.0, fastest_call=0.1)
+    assert overhead.hideable_seconds(calls) == hideable
+
+
+# Empty requests take 1 to 11 s; nine of ten take up to 10 s.
+EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
+
+
+@pytest.mark.parametrize(
+    ("overheads_of_eager", "most", "usual"),
+    [
+        ([], 10.0, 6.0),  # the empty requests' median
+        ([2.0, 3.0, 4.0], 10.0, 3.0),
+        ([20.0, 30.0, 40.0], 30.0, 30.0),  # the 90th percentile of three is the second
+    ],
+)
+def test_the_overhead_is_measured(overheads_of_eager, most, usual):
+    # Eager's requests have two calls of 100 and 50 s.
+    eagers = [Sample([100.0, 50.0], 150.0 + overhead) for overhead in overheads_of_eager]
+    expected = Overhead(most, usual, fastest_request=1.0, fastest_call=0.25)
+    assert measure_overhead(EMPTIES, eagers) == expected
+
+
+ONES = [1.0] * 5
+JITTER = [1.0, 1.02, 0.98, 1.01, 0.99]
+# The control's ratios, and its interval, go from 1 / 2 to 2.
+NOISY = [0.5, 1.0, 2.0, 0.6, 1.6]
+# Eager, eager again and the solution; the device; the word.
+WORDS = {
+    "the same": (ONES, ONES, ONES, "cpu", "a tie"),
+    "the same with jitter": (ONES, JITTER, JITTER[::-1], "cpu", "a tie"),
+    "within what two processes differ by": (ONES, ONES, [0.92] * 5, "cpu", "a tie"),
+    "twice as fast": (ONES, JITTER, [0.5] * 5, "cpu", "faster"),
+    "half as fast": (ONES, JITTER, [2.0] * 5, "cpu", "slower"),
+    "a little faster": (ONES, ONES, [0.9] * 5, "cpu", "faster"),
+    "a little slower": (ONES, ONES, [1.12] * 5, "cpu", "slower"),
+    "faster in some rounds only": (ONES, ONES, [0.5, 1.2, 0.5, 1.2, 0.5], "cpu", "a tie"),
+    "the control's ratio is as large": (ONES, [0.8] * 5, [0.82] * 5, "cpu", "a tie"),
+    "the control's reciprocal is as large": (ONES, [1.25] * 5, [0.82] * 5, "cpu", "a tie"),
+    "too few rounds": (ONES[:2], ONES[:2], [0.03] * 2, "cpu", "too noisy"),
+    "no rounds": ([], [], [], "cpu", "too noisy"),
+    "noisy and the same": (ONES, NOISY, ONES, "cpu", "too noisy"),
+    "noisy and faster by less than the noise": (ONES, NOISY, [0.55] * 5, "cpu", "too noisy"),
+    "noisy and slower by less than the noise": (ONES, NOISY, [1.9] * 5, "cpu", "too noisy"),
+    "noisy and faster by more than the noise": (ONES, NOISY, [0.4] * 5, "cpu", "faster"),
+    "noisy and 33 times as fast": (ONES, NOISY, [0.03] * 5, "cpu", "faster"),
+    "noisy and 33 times as slow": (ONES, NOISY, [33.0] * 5, "cpu", "slower"),
+    "noisy, and the solution, too": (ONES, NOISY, [0.03, 3.0, 0.03, 3.0, 0.03], "cpu", "too noisy"),
+    "the control is always twice as fast": (ONES, [0.5] * 5, [0.6] * 5, "cpu", "too noisy"),
+    "a small gain on a GPU": (ONES, ONES, [0.98] * 5, "cuda", "faster"),
+    "a smaller one": (ONES, ONES, [0.995] * 5, "cuda", "a tie"),
+    # All contestants are twice as slow in the second half of the rounds.
+    "drift on a CPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cpu", "faster"),
+    "spread on a GPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cuda", "a tie"),
+    "more than the spread": ([1, 1, 2, 2], [1, 1, 2, 2], [0.4, 0.4, 0.8, 0.8], "cuda", "faster"),
+}
+
+
+@pytest.mark.parametrize(("eager", "again", "times", "device", "word"), WORDS.values(), ids=WORDS)
+def test_the_word_for_times(eager, again, times, device, word):
+    assert compare_times(eager, again, times, device) == word
