@@ -34,7 +34,7 @@ SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 TRAINING = (1030, 1537, 1029)
 
 
-# What runs under sanitizers: sm90 at both of its precisions, and the other paths at `highest`.
+# Sanitizers run sm90 at both of its precisions, and the other paths at `highest`.
 SM90 = {"path": ["sm90"], "precision": ["highest", "high"]}
 SKINNY = {"path": ["skinny"], "precision": ["highest"]}
 SM80 = {"path": ["sm80"], "precision": ["highest"]}

@@ -30,7 +30,7 @@ SHAPES = [
 ]
 # True for an x, and for a weight, that is stored by columns.
 TRANSPOSED = list(itertools.product([False, True], repeat=2))
-# What runs under sanitizers: every layout, and for several tiles those with an x stored by rows.
+# Sanitizers run every layout, and for several tiles those with an x stored by rows.
 EVERY_LAYOUT = {"dtype": [torch.float16], "shape": [SMALL]}
 X_BY_ROWS = {
     "dtype": [torch.float16],

@@ -26,7 +26,7 @@ CPU = ["--device", "cpu", "--rows", "1", "--trials", "1"]
 RELU = "class ModelNew(model.Model):\n    def forward(self, x):\n        return "
 FULL = "No space left on device"
 
-# What `run.py` refuses. {file} is a plain file, and {fifo} a named pipe.
+# `run.py` refuses these commands. {file} is a plain file, and {fifo} a named pipe.
 BAD_COMMANDS = [
     "no_such_problem",
     "--rows 0",
