@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-The referee has the command (referee/command.py). This file adds the project's problems and its
-solution to it.
+The referee has the command (referee/program/command.py). This file adds the project's problems and
+its solution to it.
 """
 
 # These imports come first so that an interrupt ends the process at once even while torch is
@@ -9,7 +9,7 @@ solution to it.
 import importlib.util
 import sys
 
-from referee import console
+from referee.program import console
 
 if __name__ == "__main__":
     console.end_on_interrupt()
@@ -25,10 +25,10 @@ import torch
 
 from model import PROBLEMS
 from problems import sizes
-from referee import command
-from referee.elementwise import DTYPES
-from referee.problem import Problem
-from referee.session import Subject
+from referee.program import command
+from referee.program.session import Subject
+from referee.reference.elementwise import DTYPES
+from referee.reference.problem import Problem
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"

@@ -21,13 +21,13 @@ from problems import operands
 from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import changed_in_part
-from referee.accuracy import CLASSES
-from referee.case import Case
-from referee.problem import Problem
-from referee.random_values import random_tensor
-from referee.reference_tensor import ReferenceTensor
-from referee.shared import dtype_name
-from referee.timing import Names, Rate, Timings
+from referee.comparison.accuracy import CLASSES
+from referee.comparison.case import Case
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.shared import dtype_name
+from referee.reference.problem import Problem
+from referee.reference.random_values import random_tensor
+from referee.times.timing import Names, Rate, Timings
 
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32

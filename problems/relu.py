@@ -8,14 +8,14 @@ from torch import Tensor
 
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
-from referee import elementwise
-from referee.case import Case
+from referee.comparison.case import Case
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.shared import dtype_name
 from referee.names import COPY
-from referee.problem import Problem
-from referee.random_values import random_tensor
-from referee.reference_tensor import ReferenceTensor
-from referee.shared import dtype_name
-from referee.timing import Names, Timings
+from referee.reference import elementwise
+from referee.reference.problem import Problem
+from referee.reference.random_values import random_tensor
+from referee.times.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}

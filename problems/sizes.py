@@ -8,10 +8,10 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee.memory import choose_rows
-from referee.problem import Problem
-from referee.random_values import refill
-from referee.reference_file import ReferenceFile
+from referee.contestants.memory import choose_rows
+from referee.reference.file import ReferenceFile
+from referee.reference.problem import Problem
+from referee.reference.random_values import refill
 
 MODEL_FILE = Path(__file__).resolve().parent.parent / "model.py"
 # The problems that have cases and limits of their own. The others of `model.PROBLEMS` are graded as

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from referee.case import Case
-from referee.random_values import refill
+from referee.comparison.case import Case
+from referee.reference.random_values import refill
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:

@@ -8,46 +8,50 @@
 `README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
 To read the code, begin with `engine` and `steps`. These are the files, without their ".py":
 
-The program
-    __main__, command    the command line of `python -m referee` and of a project's own program
-    arguments, project   its options; what a project adds to it
+The package's root: a grading from outside
     api                  `Reference`, `grade` and `Result` for Python
-    session, folders     grade files on some problems; folders of files on folders of references
-    folder_workers       a worker for each device, which grades the files of a folder
-    roofline             the least time of each size of a sweep
-    pairs                which solution goes with which reference
-    console              prints lines and progress and ends after Ctrl-C
-    records, report/     results as JSON; tables, Markdown and pictures of them
-
-Grading a file
+    __main__             `python -m referee`; its program is in program/
     engine               runs the steps and makes a verdict of what they raise
-    steps/               the steps: each asks the solution for something and checks the answer
     grading              `Grading`: what the steps of a file share
     bench                `Bench`: shared memory and eager's processes, for all files of a problem
     verdict              `Verdict`; when a ratio is a gain; words for exceptions and crashes
     messages, names      lines of messages; the names of calls
 
-The reference
-    reference_file       a problem as a KernelBench file defines it
+steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
+
+program/: the command line
+    command              the command line of `python -m referee` and of a project's own program
+    arguments, project   its options; what a project adds to it
+    session, folders     grade files on some problems; folders of files on folders of references
+    folder_workers       a worker for each device, which grades the files of a folder
+    roofline             the least time of each size of a sweep
+    pairs                which solution goes with which reference
+    console              prints lines and progress and ends after Ctrl-C
+    records              results as JSON
+
+report/: tables, Markdown and pictures of results
+
+reference/: the reference
+    file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
     first_forward        what the reference's forwards are like; whether solutions can be compared
-    reference_step       the reference's results and gradients of a training step
+    training_step        the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32
     operators            the operators that the reference calls and the length of their sums
-    case, elementwise    a forward to compare; small inputs of an elementwise function
+    elementwise          small inputs of an elementwise function
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
     random_values        seeds and values of inputs, parameters and gradients
 
-Whether results are right
-    forward              a forward of the solution: form, values, inputs left intact
+comparison/: whether results are right
+    forward, case        a forward of the solution: form, values, inputs left intact
     reference_tensor     a result of the reference, with which a solution's is compared
     budget, accuracy     how far off a result may be and how far off it is
     compare              bits and distance of two tensors
     quantity             a result or gradient of training steps, over several draws
     diagnosis            what a wrong result is: zeros, a copy, an earlier result
 
-Times
+times/: how fast it is
     timed_requests       a timed request; how many calls it has
     two_clocks           the seconds of a call, from the process's clock and the referee's
     rounds, timing       entrants take turns; their times and ratios
@@ -56,10 +60,9 @@ Times
     slow_eager           whether a solution has slowed eager
     empty_call           a program that measures what an empty call costs
 
-Processes and their memory
-    contestant           `Contestant`: the process of a solution or of eager, as the referee sees it
-    server               starts the process that forks contestants
-    child/               the code of that process and of a contestant's
+contestants/: the processes of solutions and of eager, and their memory
+    contestant           `Contestant`: such a process, as the referee sees it
+    server               starts the process that forks contestants; child/ has its code
     execute              executes a file's text as a module
     autograd             a forward that autograd records, and its backward
     results              says where in a contestant's memory its results are
@@ -71,6 +74,8 @@ Processes and their memory
     namespaces           walls between processes
     prctl                Linux's settings of a process
     cuda_walls           whether CUDA IPC works through the walls
+
+child/: the code that runs in a contestant's process
 """
 
 import os

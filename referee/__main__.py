@@ -2,7 +2,7 @@
 
 import sys
 
-from referee import console
+from referee.program import console
 
 # The workers of `folders` import this file too, under another name: they run no command.
 if __name__ == "__main__":
@@ -10,7 +10,7 @@ if __name__ == "__main__":
     console.end_on_interrupt()  # Ctrl-C may come during the next import, which is that of torch
 
 # isort: split
-from referee import command
+from referee.program import command
 
 if __name__ == "__main__":
     sys.exit(console.run(command.main))

@@ -12,17 +12,18 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee import records, timing
-from referee.arguments import TIMEOUT
-from referee.command import choose_device
+from referee.contestants.shared import dtype_name
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
-from referee.problem import Problem
-from referee.records import Subject
-from referee.reference_file import load
+from referee.program import records
+from referee.program.arguments import TIMEOUT
+from referee.program.command import choose_device
+from referee.program.records import Subject
+from referee.reference.file import load
+from referee.reference.problem import Problem
 from referee.report import by_role
-from referee.shared import dtype_name
-from referee.timing import Rounds
+from referee.times import timing
+from referee.times.timing import Rounds
 from referee.verdict import Verdict
 
 
@@ -39,7 +40,7 @@ class Reference:
         file: the loaded file.
 
     Raises:
-        referee.reference_file.BadReferenceError: the file cannot be imported, or a name is
+        referee.reference.file.BadReferenceError: the file cannot be imported, or a name is
             missing.
     """
 
@@ -112,7 +113,7 @@ def grade(
     Raises:
         OSError: a solution cannot be read.
         ValueError: the device does not exist.
-        referee.reference_file.BadReferenceError: the problem cannot be graded.
+        referee.reference.file.BadReferenceError: the problem cannot be graded.
     """
     chosen_device, _ = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)

@@ -10,12 +10,12 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from referee import cuda_walls, processes
-from referee.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
-from referee.problem import Problem
-from referee.random_values import new_seed
-from referee.shared import Pool, Region
-from referee.state import State, StateError
+from referee.contestants import cuda_walls, processes
+from referee.contestants.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
+from referee.contestants.shared import Pool, Region
+from referee.contestants.state import State, StateError
+from referee.reference.problem import Problem
+from referee.reference.random_values import new_seed
 from referee.verdict import ERROR, FoundError, outcome
 
 # Bytes of inputs. After a request with no more, a process keeps its unused memory even if the

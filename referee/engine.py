@@ -20,22 +20,22 @@ from pathlib import Path
 
 import torch
 
-from referee import processes
 from referee.bench import Bench, Reserve
-from referee.contestant import ForgedError, LateError, RaisedError
+from referee.contestants import processes
+from referee.contestants.contestant import ForgedError, LateError, RaisedError
+from referee.contestants.server import EndedError, Server
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
-from referee.problem import Problem
-from referee.reference_file import BadReferenceError
-from referee.server import EndedError, Server
+from referee.reference.file import BadReferenceError
+from referee.reference.problem import Problem
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,
     STEPS_ONCE_OF_A_SWEEP,
     STEPS_PER_SETTING,
 )
-from referee.timed_requests import is_planned, plan
-from referee.timing import drop_unfinished_round
+from referee.times.timed_requests import is_planned, plan
+from referee.times.timing import drop_unfinished_round
 from referee.verdict import (
     CORRECT,
     ERROR,

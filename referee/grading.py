@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
-from referee.contestant import Contestant
-from referee.quantity import Quantity
-from referee.random_values import changing_names, new_seed, redraw
-from referee.reading import can_read
-from referee.reference_tensor import ReferenceTensor
-from referee.shared import without_repeats
-from referee.state import State, StateError
-from referee.timing import Rounds
+from referee.comparison.quantity import Quantity
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.contestant import Contestant
+from referee.contestants.reading import can_read
+from referee.contestants.shared import without_repeats
+from referee.contestants.state import State, StateError
+from referee.reference.random_values import changing_names, new_seed, redraw
+from referee.times.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
 
 # Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution

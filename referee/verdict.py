@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.contestant import (
+from referee.contestants.contestant import (
     EndedError,
     ForgedError,
     RaisedError,
@@ -12,7 +12,7 @@ from referee.contestant import (
     was_killed,
 )
 from referee.messages import first_error_line
-from referee.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
+from referee.times.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
 
 # The words of verdicts.
 CORRECT = "correct"

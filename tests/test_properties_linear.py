@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from problems.linear_relu_divide import U32, U_TF32, exact_sums
-from referee.accuracy import errors
+from referee.comparison.accuracy import errors
 
 FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)

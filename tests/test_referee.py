@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from referee import accuracy, compare, elementwise, random_values
+from referee.comparison import accuracy, compare
+from referee.comparison.reference_tensor import ReferenceTensor
 from referee.messages import first_error_line
-from referee.reference_tensor import ReferenceTensor
+from referee.reference import elementwise, random_values
 
 CPU = torch.device("cpu")
 INF = math.inf

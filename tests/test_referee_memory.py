@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from referee import memory
+from referee.contestants import memory
 
 CPU = torch.device("cpu")
 

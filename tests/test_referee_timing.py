@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from problems import clock, relu
-from referee import timing
 from referee.names import COPY
-from referee.two_clocks import Overhead, Sample, measure_overhead
+from referee.times import timing
+from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import Run, compare_times
 
 NAMES = relu.ReluProblem.names

@@ -12,10 +12,11 @@ from honest import HONEST, SOLUTIONS
 from texts import IMPORTS, correct, module, reference
 
 import run
-from referee import accuracy, problem
-from referee.reference_file import BadReferenceError, load
-from referee.reference_tensor import ReferenceTensor
-from referee.results import flatten
+from referee.comparison import accuracy
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.results import flatten
+from referee.reference import problem
+from referee.reference.file import BadReferenceError, load
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

@@ -16,11 +16,12 @@ from documents import DTYPES, check_shape, document, record, timings
 import run
 from problems import linear_relu_divide as linear
 from problems import relu
-from referee import records, roofline, session, timing
-from referee.console import Progress
 from referee.names import COMPILED
-from referee.reference_file import NoRoomError
+from referee.program import records, roofline, session
+from referee.program.console import Progress
+from referee.reference.file import NoRoomError
 from referee.report import graded_files, markdown, tables
+from referee.times import timing
 from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
 
 pytestmark = pytest.mark.usefixtures("one_server")

@@ -20,7 +20,7 @@ from tensors import DTYPES, FLOATING, draw, linear_modules, step
 
 from model import Model
 from model_new import ModelNew
-from referee.compare import first_mismatch
+from referee.comparison.compare import first_mismatch
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from grading import ONLY, PLAIN, grade
 from honest import HONEST, SOLUTIONS
 from texts import error, module, wrong
 
-from referee import memory
+from referee.contestants import memory
 
 pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops

@@ -20,9 +20,9 @@ from typing import NoReturn
 import torch
 import torch.fx.experimental.symbolic_shapes  # else each contestant's first backward imports it
 
-from referee import namespaces, prctl
 from referee.child.worker import Worker
-from referee.shared import Mapping
+from referee.contestants import namespaces, prctl
+from referee.contestants.shared import Mapping
 
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from referee.autograd import differentiate, recorded, sources_of
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
-from referee.execute import execute
+from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.contestants.execute import execute
+from referee.contestants.results import describe, flatten, plain
+from referee.contestants.shared import Mapping, unpack
 from referee.names import MODULE, NOTHING
-from referee.results import describe, flatten, plain
-from referee.shared import Mapping, unpack
 
 # glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
 # larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.

@@ -10,8 +10,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from referee.contestants.shared import flat_bytes
 from referee.names import COMPILED, COPY, COPY_FRESH
-from referee.shared import flat_bytes
 
 Calls = dict[str, Callable[..., object]]
 

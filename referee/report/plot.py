@@ -20,8 +20,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from referee import console
 from referee.names import COPY
+from referee.program import console
 from referee.report import SCALE, by_role, files, load
 from referee.report.tables import milliseconds
 

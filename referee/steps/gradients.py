@@ -10,16 +10,21 @@ from typing import NamedTuple
 
 import torch
 
-from referee.contestant import RaisedError
-from referee.forward import check_description, check_elements_apart, check_intact, read_result
+from referee.comparison.forward import (
+    check_description,
+    check_elements_apart,
+    check_intact,
+    read_result,
+)
+from referee.comparison.quantity import Quantity, quantity_names
+from referee.contestants.contestant import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.quantity import Quantity, quantity_names
-from referee.reference_file import NoRoomError
-from referee.reference_step import StepArguments, draw_gradients, reference_step
-from referee.rounds import only_compiled
+from referee.reference.file import NoRoomError
+from referee.reference.training_step import StepArguments, draw_gradients, reference_step
 from referee.steps.values import note_errors
+from referee.times.rounds import only_compiled
 from referee.verdict import WRONG, FoundError, outcome_of_exception
 
 DRAWS = 2

@@ -4,11 +4,11 @@ An honest file may rely on what `get_inputs` draws and compute another function 
 the line says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
-from referee.case import Case
-from referee.forward import check_case
+from referee.comparison.case import Case
+from referee.comparison.forward import check_case
 from referee.grading import Grading
-from referee.trivial_results import describe_trivial_results
-from referee.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
+from referee.reference.trivial_results import describe_trivial_results
+from referee.reference.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
 from referee.verdict import FoundError
 
 REPEATS_INPUTS = "get_inputs draws the same inputs every time"

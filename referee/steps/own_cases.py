@@ -1,8 +1,8 @@
 """The problem's own small cases; some have a module and parameters of their own."""
 
-from referee.forward import check_case
+from referee.comparison.forward import check_case
 from referee.grading import Grading
-from referee.random_values import new_seed
+from referee.reference.random_values import new_seed
 
 
 def check_own_cases(grading: Grading) -> None:

@@ -15,13 +15,13 @@ from time import sleep
 
 import torch
 
-from referee.early_elements import EarlyElements
-from referee.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.comparison.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.comparison.reference_tensor import ReferenceTensor
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.reference_tensor import ReferenceTensor
-from referee.rounds import (
+from referee.times.early_elements import EarlyElements
+from referee.times.rounds import (
     CHANGES_LATE,
     RoundSamples,
     entrants_of,
@@ -31,8 +31,8 @@ from referee.rounds import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.slow_eager import check_eager_speed
-from referee.timed_requests import (
+from referee.times.slow_eager import check_eager_speed
+from referee.times.timed_requests import (
     Entrant,
     empty_entrant,
     make_flush,
@@ -40,8 +40,8 @@ from referee.timed_requests import (
     time_empty,
     time_request,
 )
-from referee.timing import Timings
-from referee.two_clocks import Sample
+from referee.times.timing import Timings
+from referee.times.two_clocks import Sample
 from referee.verdict import WRONG, FoundError, Run
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.

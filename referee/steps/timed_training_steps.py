@@ -11,21 +11,22 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.contestant import RaisedError
-from referee.early_elements import EarlyElements
-from referee.forward import (
+from referee.comparison.forward import (
     check_description,
     check_eager_intact,
     check_elements_apart,
     check_intact,
     read_result,
 )
+from referee.comparison.quantity import Quantity
+from referee.contestants.contestant import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
-from referee.quantity import Quantity
-from referee.reference_file import NoRoomError
-from referee.round_memory import RoundMemory
-from referee.rounds import (
+from referee.reference.file import NoRoomError
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
+from referee.times.early_elements import EarlyElements
+from referee.times.round_memory import RoundMemory
+from referee.times.rounds import (
     CHANGES_LATE,
     RoundSamples,
     entrants_of,
@@ -36,8 +37,7 @@ from referee.rounds import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
-from referee.timed_requests import (
+from referee.times.timed_requests import (
     EMPTY_REQUESTS,
     Entrant,
     checked_seconds,
@@ -45,8 +45,8 @@ from referee.timed_requests import (
     make_flush,
     plan,
 )
-from referee.timing import Step, Timings
-from referee.two_clocks import Sample
+from referee.times.timing import Step, Timings
+from referee.times.two_clocks import Sample
 from referee.verdict import WRONG, FoundError
 
 FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step

@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from referee.accuracy import Errors, accuracy_class
-from referee.case import Case
-from referee.forward import check_case, check_intact, check_results, read_result
+from referee.comparison.accuracy import Errors, accuracy_class
+from referee.comparison.case import Case
+from referee.comparison.forward import check_case, check_intact, check_results, read_result
+from referee.contestants.memory import free_bytes
 from referee.grading import Grading
-from referee.memory import free_bytes
 from referee.names import MODULE
-from referee.unusual_inputs import ALTERED, unusual_inputs
+from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import WRONG, FoundError
 
 DRAWS = 3

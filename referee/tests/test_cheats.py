@@ -7,8 +7,8 @@ from graded import grade
 from texts import correct, error, module, reference, wrong
 
 from referee import grading
-from referee.early_elements import EarlyElements
-from referee.reading import UnreadableError
+from referee.contestants.reading import UnreadableError
+from referee.times.early_elements import EarlyElements
 
 pytestmark = pytest.mark.slow
 

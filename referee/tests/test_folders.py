@@ -13,8 +13,8 @@ import pytest
 import torch
 from texts import IMPORTS, module, reference
 
-from referee import command, folder_workers, folders
-from referee.pairs import pair
+from referee.program import command, folder_workers, folders
+from referee.program.pairs import pair
 from referee.report import folder_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from referee.accuracy import Errors
-from referee.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget, mean_slack_in_other_draw
-from referee.quantity import Quantity
-from referee.reference_tensor import ReferenceTensor
+from referee.comparison.accuracy import Errors
+from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget, mean_slack_in_other_draw
+from referee.comparison.quantity import Quantity
+from referee.comparison.reference_tensor import ReferenceTensor
 
 COUNT = 10_000
 # Alternating +0.5 and -0.5: all magnitudes are 0.5.

@@ -13,12 +13,13 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
-from referee import cuda_walls, namespaces, prctl, processes, records
+from referee.contestants import cuda_walls, namespaces, prctl, processes
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
-from referee.problem import Problem
-from referee.reference_file import load
-from referee.timing import Rounds
+from referee.program import records
+from referee.reference.file import load
+from referee.reference.problem import Problem
+from referee.times.timing import Rounds
 
 CPU = torch.device("cpu")
 

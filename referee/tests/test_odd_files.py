@@ -8,10 +8,10 @@ import torch
 from graded import grade
 from texts import correct, error, module, reference, wrong
 
-from referee.reference_file import BadReferenceError
-from referee.server import EndedError
-from referee.timed_requests import checked_seconds
-from referee.unusual_inputs import ALTERED, unusual_inputs
+from referee.contestants.server import EndedError
+from referee.reference.file import BadReferenceError
+from referee.reference.unusual_inputs import ALTERED, unusual_inputs
+from referee.times.timed_requests import checked_seconds
 from referee.verdict import ERROR, outcome
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from referee import processes
-from referee.contestant import UnstoppableError
+from referee.contestants import processes
+from referee.contestants.contestant import UnstoppableError
 from referee.verdict import ERROR, outcome
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee import processes, reading
-from referee.early_elements import EarlyElements
-from referee.reading import BadDescriptionError, Reader, UnreadableError, checked
-from referee.results import describe, flatten
-from referee.shared import Pool, Region
+from referee.contestants import processes, reading
+from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.contestants.results import describe, flatten
+from referee.contestants.shared import Pool, Region
+from referee.times.early_elements import EarlyElements
 
 CPU = torch.device("cpu")
 TRANSPOSED = torch.arange(12.0).view(3, 4).t()

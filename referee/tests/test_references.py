@@ -4,11 +4,11 @@ import pytest
 import torch
 from texts import IMPORTS, reference
 
-from referee.problem import Problem
-from referee.reference_file import load
-from referee.reference_step import step_or_none
-from referee.results import elements_share_memory
-from referee.trivial_results import describe_trivial_results
+from referee.contestants.results import elements_share_memory
+from referee.reference.file import load
+from referee.reference.problem import Problem
+from referee.reference.training_step import step_or_none
+from referee.reference.trivial_results import describe_trivial_results
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():

@@ -11,9 +11,9 @@ from texts import IMPORTS, reference
 from referee.bench import Reserve
 from referee.engine import Engine, referee_at_work
 from referee.grading import Options
-from referee.problem import Problem
-from referee.reference_file import load
-from referee.timing import Rounds
+from referee.reference.file import load
+from referee.reference.problem import Problem
+from referee.times.timing import Rounds
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from referee import cuda_ipc
-from referee.shared import Mapping, Pool, Region
+from referee.contestants import cuda_ipc
+from referee.contestants.shared import Mapping, Pool, Region
 
 CPU = torch.device("cpu")
 VALUES = [

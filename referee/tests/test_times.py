@@ -5,7 +5,7 @@ Sizes are chosen so that each expected number can be found by hand; the unit is 
 
 import pytest
 
-from referee.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
+from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
 from referee.verdict import compare_times
 
 # A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.

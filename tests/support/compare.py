@@ -5,7 +5,7 @@ import platform
 import torch
 from torch.utils._pytree import tree_leaves
 
-from referee.compare import share_memory
+from referee.comparison.compare import share_memory
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

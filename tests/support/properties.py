@@ -11,9 +11,9 @@ import pytest
 import torch
 from compare import BITS
 
-from referee.compare import first_mismatch
-from referee.elementwise import special_values
-from referee.random_values import random_tensor
+from referee.comparison.compare import first_mismatch
+from referee.reference.elementwise import special_values
+from referee.reference.random_values import random_tensor
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
 assume = hypothesis.assume

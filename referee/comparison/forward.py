@@ -1,0 +1,293 @@
+"""One forward of the solution beside the reference's: form, values, inputs left intact."""
+
+import torch
+
+from referee.comparison.case import Case
+from referee.comparison.compare import flat_reals
+from referee.comparison.diagnosis import ComparedResult, diagnose, resemblance
+from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.contestants.contestant import RaisedError
+from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
+from referee.contestants.results import elements_share_memory
+from referee.contestants.shared import dtype_name
+from referee.grading import Grading
+from referee.messages import LONGEST_LINE
+from referee.names import MODULE
+from referee.verdict import WRONG, FoundError, outcome_of_exception
+
+# Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
+LARGEST_EARLIER_RESULT = 1 << 26  # bytes
+MOST_EARLIER_RESULTS = 32
+LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
+LONGEST_TYPE = 100  # characters of a type's name in a message
+LONGEST_STRUCTURE = 50  # characters of a nesting in a message
+
+
+def check_case(grading: Grading, case: Case, keep_budgets: bool = False) -> list[Comparison]:
+    """Compare one forward with the reference's.
+
+    Args:
+        grading: the file under grading.
+        case: the inputs, on the device, and what the solution has to do with them.
+        keep_budgets: whether timed calls, too, are compared by the error budgets of these results.
+            Their inputs must then be of the same kind, and as large.
+
+    Returns:
+        The comparison of each result; an empty list if the solution refuses the inputs.
+
+    Raises:
+        FoundError: the solution is wrong.
+        RaisedError: it refuses inputs that it has to take.
+    """
+    grading.progress("checking", case.name)
+    grading.verdict.count += 1
+    are_inputs_small = grading.problem.input_bytes <= LARGEST_PREVIOUS_INPUTS
+    grading.previous_inputs = grading.inputs if are_inputs_small else []
+    grading.inputs = case.inputs
+    expected = grading.expected_results(case.inputs)
+    grading.write_inputs([case.inputs])
+    grading.write_state()
+    try:
+        reply = _ask(grading, expected, case.fill)
+    except RaisedError as raised:
+        note_refusal(grading, case.name, raised, case.required)
+        return []
+    check_intact(grading, case.name)
+    descriptions = check_results(grading, case.name, reply["calls"][0], expected)
+    comparisons = []
+    for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
+        got = flat_reals(read_result(grading, description, case.name, (0, result_index)))
+        result = ComparedResult(result_index, tensor, got, tensor.compare(got))
+        comparisons.append(result.comparison)
+        if not result.comparison.mistake:
+            continue
+        if _is_another_function(grading, case, result):
+            grading.has_differed = True
+            grading.verdict.notes.append(f"differs from the reference for {case.name}")
+            return comparisons
+        raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
+    _keep_result(grading, expected)
+    if keep_budgets:
+        grading.budgets = expected
+    for tensor in expected:
+        tensor.forget()
+    grading.bench.free_results(grading.solution)
+    return comparisons
+
+
+def _is_another_function(grading: Grading, case: Case, result: ComparedResult) -> bool:
+    """Return whether a wrong result is that of another function, which the case allows."""
+    if not case.may_differ or not result.comparison.is_gross:
+        return False
+    return not resemblance(grading, result)
+
+
+def _bytes_of(expected: list[ReferenceTensor]) -> int:
+    """Return the bytes of all results of the reference."""
+    return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
+
+
+def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
+    """Call the solution; if its results cannot be read in place, call it again, with copies.
+
+    Args:
+        grading: the file under grading.
+        expected: the reference's results.
+        fill: whether torch fills new memory with NaN meanwhile.
+    """
+    bench = grading.bench
+    # `poison`: before the call, the process fills this many free bytes with NaN. The result may get
+    # this memory; a result that is not written is then NaN.
+    arguments = {
+        "name": MODULE,
+        "inputs": bench.forms(1),
+        "fill": fill,
+        "poison": _bytes_of(expected),
+    }
+    if not bench.are_results_copied:
+        reply = grading.solution.ask("call", **arguments)
+        if _are_readable(reply["calls"][0]["results"]):
+            return reply
+        bench.are_results_copied = True
+        note = "results are copied within the clock, eager's too: their memory cannot be shared"
+        grading.verdict.notes.append(note)
+    room = bench.room_for([_blank(tensor) for tensor in expected], 1)
+    return grading.solution.ask("call", outputs=room, **arguments)
+
+
+def _are_readable(descriptions: list[dict]) -> bool:
+    """Return whether the referee can read these results in place.
+
+    On a GPU, a result that CUDA IPC cannot share has the handle None; see `results.describe`.
+    """
+    return all(description.get("handle", "") is not None for description in descriptions)
+
+
+def _blank(tensor: ReferenceTensor) -> torch.Tensor:
+    """Return a tensor of a result's form, with any values."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
+
+
+def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
+    """Check that inputs, parameters and gradients of outputs have every bit that was written.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages.
+        count: how many calls the request had.
+        with_gradients: whether gradients of outputs were written.
+    """
+    if not grading.are_inputs_intact(count):
+        raise FoundError(WRONG, f"changes its input: {name}")
+    if with_gradients and not grading.are_output_gradients_intact(count):
+        raise FoundError(WRONG, f"changes the gradient of its output: {name}")
+    if changed := grading.changed_parameters():
+        raise FoundError(WRONG, f"changes its parameter {changed[0]}: {name}")
+
+
+def check_eager_intact(grading: Grading) -> None:
+    """Check that eager's parameters, which are in the same shared memory, are what was written."""
+    if not grading.are_eager_parameters_intact():
+        raise FoundError(WRONG, "writes into eager's parameters")
+
+
+def check_results(
+    grading: Grading, name: str, call: dict, expected: list[ReferenceTensor] | list[torch.Tensor]
+) -> list[dict]:
+    """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages.
+        call: the reply's entry for the call.
+        expected: the reference's results.
+
+    Returns:
+        The descriptions of the results.
+    """
+    structure, descriptions = call.get("structure"), call["results"]
+    expected_structure = grading.problem.structure
+    if structure != expected_structure or len(descriptions) != len(expected):
+        returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
+        raise FoundError(WRONG, f"{name}: {returned}, * being a tensor")
+    for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
+        prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
+        check_description(grading, description, tensor, prefix)
+        check_elements_apart(description, tensor, prefix)
+        if not grading.problem.shares and _is_within(description, grading.solution.span):
+            raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
+    return descriptions
+
+
+def check_description(
+    grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+) -> None:
+    """Check the type, dtype, device and shape of a result.
+
+    Args:
+        grading: the file under grading.
+        description: describes the result.
+        expected: the reference's result.
+        prefix: the beginning of a message.
+    """
+    kind = str(description.get("type"))[:LONGEST_TYPE]
+    if kind != "Tensor":
+        raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+    expected_entries = {
+        "dtype": dtype_name(expected.dtype),
+        "device": str(grading.device),
+        "shape": list(expected.shape),
+    }
+    for name, value in expected_entries.items():
+        if description.get(name) != value:
+            got = str(description.get(name))[:LONGEST_LINE]
+            raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
+
+
+def check_elements_apart(
+    description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+) -> None:
+    """Check that no elements of a result share memory, unless some of the reference's do.
+
+    All other strides are right. Gradients are not checked: autograd itself expands some of them.
+
+    Args:
+        description: describes the result.
+        expected: the reference's result.
+        prefix: the beginning of a message.
+    """
+    is_tensor = isinstance(expected, torch.Tensor)
+    expected_strides = expected.stride() if is_tensor else expected.strides
+    if elements_share_memory(expected.shape, expected_strides):
+        return
+    try:
+        strides = checked(description)["strides"]
+    except BadDescriptionError:  # the result cannot be read either, and the reading says why
+        return
+    if elements_share_memory(description["shape"], strides):
+        reason = f"elements of its result share memory (strides {strides}), the reference's do not"
+        raise FoundError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
+
+
+def _is_within(description: dict, span: tuple[int, int]) -> bool:
+    """Return whether a result is in the shared memory, where inputs and parameters are.
+
+    Args:
+        description: describes the result.
+        span: the first address of the shared memory, and the one beyond the last.
+    """
+    address = description.get("address")
+    return isinstance(address, int) and span[0] <= address < span[1]
+
+
+def read_result(
+    grading: Grading, description: dict, name: str, indices: tuple[int, int]
+) -> torch.Tensor:
+    """Return a result of the solution.
+
+    Args:
+        grading: the file under grading.
+        description: describes the result.
+        name: the case in messages.
+        indices: the index of the call in the request, and of the result in the call.
+    """
+    if grading.bench.are_results_copied:
+        call_index, result_index = indices
+        return grading.bench.outputs[call_index].tensors[result_index]
+    try:
+        return grading.solution.reader.whole(description)
+    except UnreadableError as error:
+        reason = f"its result is not in memory when the call has returned ({error}): {name}"
+        raise FoundError(WRONG, reason[:LONGEST_LINE]) from None
+    except BadDescriptionError as error:
+        raise FoundError(WRONG, f"{name}: {error}") from None
+
+
+def note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
+    """Note that the solution refuses inputs, if it may refuse them; else raise the verdict.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages; the part before the first comma is the kind of the inputs.
+        raised: what the solution raised.
+        required: whether it must take the inputs.
+    """
+    is_crash = "CUDA error" in str(raised.args[0].get("text"))
+    # A module that has taken other small cases, but not this one, is wrong. One that has taken
+    # none does not work: the verdict is an error.
+    has_taken_others = grading.verdict.count > 1 and grading.problem.file.covers_all_values
+    if is_crash or (required and not has_taken_others):
+        raise raised
+    if required:
+        _, line = outcome_of_exception(raised, name)
+        raise FoundError(WRONG, f"does not take {name}: {line}")
+    kind = name.partition(",")[0]
+    if kind not in grading.verdict.refused:
+        grading.verdict.refused.append(kind)
+
+
+def _keep_result(grading: Grading, expected: list[ReferenceTensor]) -> None:
+    """Keep the reference's first result, so that a later result that replays it is recognized."""
+    if _bytes_of(expected) <= LARGEST_EARLIER_RESULT and expected[0].numel > 1:
+        grading.earlier_results.append(expected[0].eager.cpu())
+        del grading.earlier_results[:-MOST_EARLIER_RESULTS]

@@ -1,0 +1,351 @@
+"""A result or gradient of the reference, with which a solution's is compared."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from referee.comparison.accuracy import (
+    Errors,
+    ErrorSums,
+    count_true,
+    errors,
+    mean_and_root_mean_square,
+)
+from referee.comparison.budget import (
+    Budget,
+    budget_from_errors,
+    budget_without_float64,
+    mean_slack_in_other_draw,
+)
+from referee.comparison.compare import blocks, first_mismatch, flat_reals
+
+# Factors by which the errors of two equally accurate results may differ by chance. The mean of many
+# errors varies little; the maximum of n errors varies by 4% at n = 10^7, and more for a smaller n.
+CHANCE_OF_MAX = 1.15
+CHANCE_OF_MEAN = 1.02
+
+OptionalTensor = torch.Tensor | None
+
+
+@dataclass
+class Comparison:
+    """The comparison of a result with the reference's.
+
+    Attributes:
+        mistake: what is wrong with the result, in words; None if nothing is.
+        errors: how far off the result is.
+        has_eagers_bits: whether the result equals eager's.
+        is_gross: whether it is another result, and not a less accurate one.
+        wrong: a flat mask of the elements that are off by too much. If only eager's values are
+            right, blocks that equal eager's are left out of the mask.
+    """
+
+    mistake: str | None
+    errors: Errors
+    has_eagers_bits: bool
+    is_gross: bool
+    wrong: torch.Tensor
+
+
+@dataclass
+class Distance:
+    """How far a result is from eager's for the same inputs.
+
+    Attributes:
+        wrong: a flat mask of the elements that are too far off.
+        mean: the mean distance.
+        mean_slack: the largest mean distance that the budget allows.
+    """
+
+    wrong: torch.Tensor
+    mean: float
+    mean_slack: float
+
+
+class ReferenceTensor:
+    """A result or a gradient of the reference, with its error budget.
+
+    The result for one draw of inputs sets the budget, which also holds for other draws. `compare`
+    judges a solution's result for that draw. `mistake_in_other_draw` judges one for another draw,
+    of which only eager's result is known. Of complex numbers, the real and the imaginary parts are
+    compared.
+
+    Args:
+        eager: the result as the reference computes it.
+        exact: the result in float64; None where there is none.
+        terms: the number of terms of the longest sum.
+        limit: how far off each element may be; None if the budget decides.
+        allowed: another result that torch's settings allow, where eager may use TF32; or None.
+        is_exact: whether only eager's values are right. For integers and booleans they always are.
+
+    Attributes:
+        shape, strides, dtype, numel: of the result; they stay when `forget` frees it.
+        is_exact: whether only eager's values are right.
+        eager_errors: how far off eager's result is, or the allowed one if that is further off;
+            zeros where there is no exact result.
+        budget: the error budget.
+        budget_in_other_draw: that of the distance from eager's result in another draw.
+    """
+
+    def __init__(  # noqa: PLR0913 - two results, and how far off they may be
+        self,
+        eager: torch.Tensor,
+        exact: OptionalTensor,
+        terms: int = 1,
+        limit: OptionalTensor = None,
+        allowed: OptionalTensor = None,
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        self.shape = list(eager.shape)
+        self.strides = list(eager.stride())
+        self.dtype = eager.dtype
+        self.numel = eager.numel()
+        self.eager = _flat(eager)
+        self.limit = _flat(limit)
+        self._length = len(self.eager)  # numel, or twice as many real numbers
+        real_dtype = self.eager.dtype
+        self.is_exact = is_exact or not real_dtype.is_floating_point
+        self.exact = None if self.is_exact or real_dtype == torch.float64 else _flat(exact)
+        self.eager_errors = Errors()
+        self.budget = Budget()
+        if self.exact is not None:
+            self.eager_errors = self._measure_eager(_flat(allowed))
+            self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
+        elif not self.is_exact:
+            self.budget = budget_without_float64(real_dtype)
+        self.budget_in_other_draw = self._budget_in_other_draw()
+
+    def forget_exact(self) -> None:
+        """Free the exact result; `compare` then uses eager's. The budget stays."""
+        self.exact = None
+
+    def forget(self) -> None:
+        """Free the results; the budget stays."""
+        self.eager = self.exact = self.limit = None
+
+    def compare(self, got: torch.Tensor) -> Comparison:
+        """Compare a result with the reference's."""
+        got = flat_reals(got)
+        sums = ErrorSums()
+        wrong_parts = []
+        first_wrong = ""
+        has_eagers_bits = True
+        for block in blocks(self._length):
+            got_part, eager_part = got[block], self.eager[block]
+            is_same = first_mismatch(got_part, eager_part) is None
+            has_eagers_bits = has_eagers_bits and is_same
+            if is_same and self.is_exact:
+                continue
+            expected = self._expected(block)
+            error = errors(got_part, eager_part, expected)
+            wrong = error > self._allowed(block, expected)
+            wrong_parts.append(wrong)
+            first_wrong = first_wrong or _describe_first(wrong, got_part, expected)
+            sums.add(error, expected)
+        wrong = _join_masks(wrong_parts)
+        result_errors = sums.over(self._length)
+        return Comparison(
+            mistake=self._mistake(count_true(wrong), first_wrong, result_errors),
+            errors=result_errors,
+            has_eagers_bits=has_eagers_bits,
+            is_gross=self.is_exact or result_errors.is_gross,
+            wrong=wrong,
+        )
+
+    def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Return whether a result is right for other inputs, for which eager's is `eager`."""
+        got, eager = flat_reals(got), flat_reals(eager)
+        is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
+        return is_alike and self.mistake_in_other_draw(got, eager) is None
+
+    def mistake_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
+        """Return what is wrong with a result for other inputs, in words; None if nothing is.
+
+        Args:
+            got: the result.
+            eager: eager's result for the same inputs.
+        """
+        got, eager = flat_reals(got), flat_reals(eager)
+        if self.is_exact:
+            return first_mismatch(got, eager)
+        if self._is_surely_near(got, eager, 0.5 * self.budget_in_other_draw.mean_slack):
+            return None
+        distance = self._measure_distance(got, eager)
+        if mistake := describe_wrong(distance.wrong, got, eager):
+            return mistake
+        if distance.mean > distance.mean_slack:
+            return _describe_mean_error(distance.mean, distance.mean_slack)
+        return None
+
+    def wrong_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """Return a flat mask of the elements of `got` that are too far from `eager`.
+
+        The mean distance is not limited.
+        """
+        got, eager = flat_reals(got), flat_reals(eager)
+        if self._is_surely_near(got, eager):
+            return torch.zeros(len(got), dtype=torch.bool, device=got.device)
+        return self._measure_distance(got, eager).wrong
+
+    def _measure_eager(self, allowed: OptionalTensor) -> Errors:
+        """Return eager's errors, or those of the allowed result if their mean is larger."""
+        own = self._measure(self.eager)
+        if allowed is None:
+            return own
+        other = self._measure(allowed.to(self.eager))
+        return other if other.mean > own.mean else own
+
+    def _measure(self, got: torch.Tensor) -> Errors:
+        """Return the errors of a flat result."""
+        sums = ErrorSums()
+        for block in blocks(self._length):
+            expected = self._expected(block)
+            sums.add(errors(got[block], self.eager[block], expected), expected)
+        return sums.over(self._length)
+
+    def _budget_in_other_draw(self) -> Budget:
+        """Return the budget of the distance from eager's result in another draw.
+
+        It is for results of the same size; see `_budget_for`.
+        """
+        budget = self.budget
+        if self.limit is not None:
+            budget = replace(budget, mean_slack=max(budget.mean_slack, _mean(self.limit)))
+        mean_slack = mean_slack_in_other_draw(budget, self.eager_errors, self._length)
+        return replace(budget, mean_slack=mean_slack)
+
+    def _budget_for(self, eager: torch.Tensor) -> Budget:
+        """Return the budget for another draw: its slacks grow with the size of eager's result."""
+        own = self.eager_errors
+        if not own.root_mean_square:
+            return self.budget_in_other_draw
+        mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
+        growth = max(1.0, root_mean_square / own.root_mean_square)
+        growth_of_mean = max(growth, mean_magnitude / own.mean_magnitude)
+        return self.budget_in_other_draw.grown(growth, growth_of_mean)
+
+    def _measure_distance(self, got: torch.Tensor, eager: torch.Tensor) -> Distance:
+        """Measure how far a flat result is from eager's for the same inputs."""
+        budget = self._budget_for(eager)
+        wrong_parts = []
+        sum_of_errors = 0.0
+        for block in blocks(len(got)):
+            expected = eager[block].double()
+            error = errors(got[block], eager[block], expected)
+            wrong_parts.append(error > budget.allowed(expected))
+            sum_of_errors += error.sum().item()
+        mean = sum_of_errors / max(len(got), 1)
+        return Distance(_join_masks(wrong_parts), mean, budget.mean_slack)
+
+    def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
+        """Return how far off each element of a block may be."""
+        if self.limit is None:
+            return self.budget.allowed(expected)
+        return self.limit[block].nan_to_num(0, 0, 0)
+
+    def _mistake(self, wrong_count: int, first_wrong: str, result: Errors) -> str | None:
+        """Return what is wrong with a result, in words; None if nothing is.
+
+        Args:
+            wrong_count: how many elements are off by too much.
+            first_wrong: the first of them, in words.
+            result: how far off the result is.
+        """
+        if self.limit is not None and self._is_as_accurate_as_eager(result):
+            return None
+        if wrong_count:
+            fault = "elements differ" if self.is_exact else "elements beyond the error budget"
+            return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
+        if self.limit is None and result.mean > self.budget.mean_slack:
+            return _describe_mean_error(result.mean, self.budget.mean_slack)
+        return None
+
+    def _is_as_accurate_as_eager(self, result: Errors) -> bool:
+        """Return whether a result's errors are as small as eager's, but for chance."""
+        is_max_small = result.largest <= CHANCE_OF_MAX * self.eager_errors.largest
+        return is_max_small and result.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
+
+    def _is_surely_near(
+        self, got: torch.Tensor, eager: torch.Tensor, mean_slack: float = math.inf
+    ) -> bool:
+        """Return whether all errors, computed in float32, are within half of the budget.
+
+        That is quick, and nearly always true. It is false for NaN and infinities.
+
+        Args:
+            got: a flat result.
+            eager: eager's flat result for the same inputs.
+            mean_slack: the largest mean error for which the answer is true.
+        """
+        if not got.is_floating_point() or got.dtype == torch.float64:
+            return False
+        sum_of_errors = 0.0
+        half_slack, half_relative = 0.5 * self.budget.slack, 0.5 * self.budget.relative_slack
+        for block in blocks(len(got)):
+            got_part, eager_part = got[block].float(), eager[block].float()
+            allowed = eager_part.abs().mul_(half_relative).add_(half_slack)
+            error = (got_part - eager_part).abs_()
+            if not bool((error <= allowed).all()):
+                return False
+            if mean_slack < math.inf:
+                sum_of_errors += error.sum().item()
+        return sum_of_errors <= mean_slack * max(len(got), 1)
+
+    def _expected(self, block: slice) -> torch.Tensor:
+        """Return a block of the exact result, but eager's where either of them is not finite."""
+        eager = self.eager[block].double()
+        if self.exact is None:
+            return eager
+        exact = self.exact[block]
+        return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
+
+
+def _flat(x: OptionalTensor) -> OptionalTensor:
+    """Return `flat_reals` of a tensor; None for None."""
+    return None if x is None else flat_reals(x)
+
+
+def _mean(limit: torch.Tensor) -> float:
+    """Return the mean of a flat tensor of limits; those that are not finite count as zeros."""
+    total = sum(limit[block].nan_to_num(0, 0, 0).sum().item() for block in blocks(len(limit)))
+    return total / max(len(limit), 1)
+
+
+def _describe_mean_error(mean: float, mean_slack: float) -> str:
+    """Return in words that a mean error is too large."""
+    return f"mean error {mean:.3g}; eager's own error allows {mean_slack:.3g}"
+
+
+def _join_masks(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return the masks of blocks as one."""
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> str | None:
+    """Return how many elements are wrong, and the first of them, in words; None if none is.
+
+    Args:
+        wrong: a flat mask.
+        got: the flat result.
+        eager: eager's flat result for the same inputs.
+    """
+    first_wrong = _describe_first(wrong, got, eager)
+    if not first_wrong:
+        return None
+    return f"{count_true(wrong):,} of {got.numel():,} elements, the first: {first_wrong}"
+
+
+def _describe_first(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:
+    """Return the first wrong element in words; "" if there is none.
+
+    Args:
+        wrong: a flat mask.
+        got: the result.
+        expected: the right values.
+    """
+    if not wrong.any():
+        return ""
+    index = wrong.to(torch.uint8).argmax().item()
+    return f"got {got[index]:.9g}, expected {expected[index]:.9g}"

@@ -1,0 +1,1 @@
+"""Contestants: the processes in which solutions and eager run, their memory and their walls."""

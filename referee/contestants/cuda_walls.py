@@ -1,0 +1,112 @@
+"""Tries whether CUDA IPC works between the referee and a process in a PID namespace of its own.
+
+IPC handles contain process ids, and a process has another id inside its namespace than outside. So
+it depends on the driver whether the two can open each other's handles. The trial runs once for each
+device. If it fails, contestants on that device get no namespaces, see `namespaces`.
+
+`python -m referee.contestants.cuda_walls [DEVICE]` runs the trial and prints its result. With the
+device cpu it says whether the system allows namespaces. The exit status is 0, or 2 if there is no
+such device.
+"""
+
+import base64
+import sys
+from time import monotonic
+
+import torch
+
+from referee.contestants import processes
+from referee.contestants.contestant import Contestant, ForgedError, LateError, RaisedError
+from referee.contestants.reading import BadDescriptionError, UnreadableError
+from referee.contestants.server import EndedError, Server
+from referee.contestants.shared import Pool, Region, pack
+from referee.names import MODULE
+from referee.program import console
+
+TRIAL_SECONDS = 60.0  # time limit of the trial
+PROBE_TEXT = b"""
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return x + 1
+"""
+_reasons: dict[torch.device, str] = {}  # the result of the trial by device: see `why_none`
+
+
+def why_none(server: Server, device: torch.device) -> str:
+    """Return the reason why contestants on a device cannot have walls, or "" if they can.
+
+    The caller must be in a `with processes.subreaper()` block, and no solution may run yet.
+
+    Args:
+        server: forks the trial's process; its attribute `walls` must be True.
+        device: where they compute.
+    """
+    if device not in _reasons:
+        pool = Pool(device)
+        try:
+            _reasons[device] = _try(server, pool, device)
+        except (EndedError, ForgedError, LateError, RaisedError) as error:
+            _reasons[device] = f"{type(error).__name__}: {error}"
+        except (UnreadableError, BadDescriptionError) as error:
+            _reasons[device] = f"a result cannot be read: {error}"
+        finally:
+            pool.close()
+    return _reasons[device]
+
+
+def _try(server: Server, pool: Pool, device: torch.device) -> str:
+    """Run the trial; return the reason why walls are impossible, or "".
+
+    Memory is shared in both directions: a module in a namespace reads the referee's values and adds
+    1 to them, and the referee reads the result in the module's memory.
+
+    Raises:
+        BadDescriptionError, UnreadableError: the referee cannot open the result's memory.
+        EndedError, ForgedError, LateError, RaisedError: the module fails, as it does if its process
+            cannot open the referee's memory.
+    """
+    values = torch.arange(16.0, device=device)
+    region = Region(pool)
+    region.place([values])
+    region.write([values])
+    contestant = Contestant(server, pool, device, monotonic() + TRIAL_SECONDS)
+    try:
+        if not contestant.has_walls:
+            return "the system allows no namespaces of processes"
+        text = base64.b64encode(PROBE_TEXT).decode()
+        contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
+        contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
+        reply = contestant.ask("call", name=MODULE, inputs=[region.form])
+        result = contestant.reader.whole(reply["calls"][0]["results"][0])
+        return "" if torch.equal(result, values + 1) else "the referee reads another result"
+    finally:
+        contestant.close()
+
+
+def main() -> int:
+    """Print whether contestants on a device get walls; return the exit status.
+
+    The device is the first argument of the command line, or the first GPU.
+    """
+    from referee.program.command import choose_device  # `command` imports this module
+
+    try:
+        device, _ = choose_device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    except ValueError as error:
+        console.say(str(error), name="cuda_walls")
+        return 2
+    with processes.subreaper():
+        server = Server()
+        try:
+            reason = why_none(server, device)
+        finally:
+            server.close()
+    print(f"{device}: no walls, {reason}" if reason else f"{device}: walls")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

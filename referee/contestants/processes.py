@@ -1,0 +1,239 @@
+"""Stops, continues and ends processes, each with everything that it started.
+
+The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children. So no
+descendant of a solution can get out of the referee's sight.
+
+All functions look processes up in /proc:
+
+    /proc/PID/stat                 the state of a process
+    /proc/PID/task/TID/children    the children of one of its threads
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from referee.contestants import prctl
+
+SECONDS_TO_STOP = 10.0  # then a tree is killed
+SECONDS_ALONE = 0.01  # a process that stops later may wait for its child, see `Tree.stop`
+SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
+SECONDS_TO_DIE = 10.0
+GONE = "X"  # the state of a process that is dead or not there
+# States in /proc/PID/stat of a process that does not run: stopped, traced, zombie, dead.
+AT_REST = f"TtZ{GONE}"
+
+# The processes that do not belong to the solution under grading: those of the referee's own code
+# (the server, eager, init processes of namespaces), and children that were there before it began.
+# Every other child of the referee, and everything below such a child, belongs to the solution.
+own_pids: set[int] = set()
+
+
+@contextmanager
+def subreaper() -> Iterator[None]:
+    """Make the referee a subreaper for the time of a `with` block; end all orphans afterwards.
+
+    In this time no process of the same user can read the referee's memory, unless it has the right
+    to read that of all processes. Children that the caller's other threads start in this time are
+    taken for orphans and ended.
+    """
+    children_before = set(children_of(os.getpid()))
+    own_pids.update(children_before)
+    # A process inherits SIG_IGN from the program that starts it. With it, os.waitpid would fail.
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    prctl.set_subreaper(is_subreaper=True)
+    prctl.hide_memory()
+    try:
+        yield
+    finally:
+        end_orphans()
+        prctl.show_memory()
+        prctl.set_subreaper(is_subreaper=False)
+        own_pids.difference_update(children_before)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, including those that it adopted."""
+    children: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - it is called very often
+            children += _children_of_thread(pid, thread)
+    return children
+
+
+def _children_of_thread(pid: int, thread: int | str) -> list[int]:
+    """Return the children of one thread of a process; none if it is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
+        return [int(child) for child in file.read().split()]
+    return []
+
+
+def state_of(pid: int) -> str:
+    """Return the letter that /proc has for a process's state; GONE if the process is not there."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return GONE
+    # "4711 (a name) S 1 ...": the name may contain anything, ")" too.
+    return text.rpartition(")")[2].split()[0]
+
+
+class Tree:
+    """A contestant's process and everything below it, which stop and go on together.
+
+    Args:
+        pid: the contestant's process, a child of the referee.
+        is_solution: whether it is a solution; the referee's orphans then belong to this tree. At
+            most one such tree exists at a time.
+        init_pid: the init process of its namespace, which adopts the namespace's orphans instead
+            of the referee, see `namespaces`; 0 if it has no namespace of its own.
+    """
+
+    def __init__(self, pid: int, is_solution: bool, init_pid: int = 0) -> None:
+        self._pid = pid
+        self._is_solution = is_solution
+        self._init_pid = init_pid
+        self._stopped: list[int] = []
+
+    def stop(self) -> bool:
+        """Stop all processes of the tree. When this returns True, none of their threads runs.
+
+        A process can fork until it has stopped. So the search is repeated until all processes that
+        it finds are stopped.
+
+        A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
+        has started the program. If the child was stopped before that, it is woken and stopped
+        again when the thread has stopped.
+
+        Returns:
+            False if some process does not stop; all processes of the tree are then killed.
+        """
+        deadline = monotonic() + SECONDS_TO_STOP
+        stopped: set[int] = set()
+        while new := [pid for pid in self._pids() if pid not in stopped]:
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+            for pid in new:
+                woken: list[int] = []
+                if not _stops_until(pid, monotonic() + SECONDS_ALONE):
+                    woken = _below([pid])
+                    for child in woken:
+                        _send(child, signal.SIGCONT)
+                    if not _stops_until(pid, deadline):
+                        self._kill()
+                        return False
+                stopped.add(pid)
+                if woken:
+                    stopped.difference_update(woken)
+                    break  # the next search finds them
+            if monotonic() > deadline:  # there are always new ones
+                self._kill()
+                return False
+        self._stopped = list(stopped)
+        return True
+
+    def _kill(self) -> None:
+        """Kill all processes of the tree, stopped or not."""
+        for pid in self._pids():
+            _send(pid, signal.SIGKILL)
+        self._stopped = []
+
+    def go_on(self) -> None:
+        """Continue all processes that `stop` has stopped."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill all processes of the tree."""
+        self.stop()
+        for pid in self._stopped:
+            _send(pid, signal.SIGKILL)
+
+    def _pids(self) -> list[int]:
+        """Return the contestant's process, the orphans of the tree, and all processes below."""
+        pids = [self._pid]
+        if self._init_pid:
+            pids += children_of(self._init_pid)
+        else:
+            # A solution's clock contains the time of this search. So that eager's does too, eager's
+            # tree makes the same search and ignores what it finds.
+            orphans = _orphans(except_pid=self._pid)
+            if self._is_solution:
+                pids += orphans
+        return pids + _below(pids)
+
+
+def _below(pids: list[int]) -> list[int]:
+    """Return the children of some processes, their children, and so on."""
+    below = []
+    for pid in pids:
+        below += children_of(pid)
+    for pid in below:  # the loop also visits what it appends
+        below += children_of(pid)
+    return below
+
+
+def end_orphans() -> None:
+    """Kill all processes that the solution has left behind and wait until they are gone.
+
+    Each pass kills the orphans and their children. What is below these is orphaned by that, and
+    becomes a child of the referee, for the next pass.
+    """
+    deadline = monotonic() + SECONDS_TO_DIE
+    while (orphans := _orphans()) and monotonic() < deadline:
+        for pid in orphans:
+            children = children_of(pid)
+            _send(pid, signal.SIGKILL)
+            for child in children:
+                _send(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        sleep(0.001)
+
+
+def _orphans(except_pid: int = 0) -> list[int]:
+    """Return the referee's children that are neither its own processes nor `except_pid`.
+
+    The search looks at the referee's first thread alone because the kernel gives orphans to it.
+    """
+    referee = os.getpid()
+    children = _children_of_thread(referee, referee)
+    return [pid for pid in children if pid not in own_pids and pid != except_pid]
+
+
+def _send(pid: int, number: int) -> None:
+    """Send a signal to a process if it is still there."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _stops_until(pid: int, deadline: float) -> bool:
+    """Wait until no thread of a process runs or until it has ended; return False if it is late.
+
+    Args:
+        pid: the process.
+        deadline: the latest time, by `monotonic`.
+    """
+    start = monotonic()
+    while not _is_at_rest(pid):
+        now = monotonic()
+        if now > deadline:
+            return False
+        if now < start + SECONDS_OF_YIELDS:  # a sleep would add to the clock of a contestant
+            os.sched_yield()
+        else:
+            sleep(1e-5)
+    return True
+
+
+def _is_at_rest(pid: int) -> bool:
+    """Return whether all threads of a process have stopped or it has ended."""
+    try:
+        events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, pid, events) is not None
+    except ChildProcessError:  # not a child of the referee: only /proc has its state
+        return state_of(pid) in AT_REST

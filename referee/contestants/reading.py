@@ -1,0 +1,272 @@
+"""Reads results in the memory of a contestant's process, which is stopped.
+
+The process describes each result by a dictionary, see `results.describe`: shape, strides, dtype,
+and an address or an IPC handle. The referee checks the description before it uses it.
+
+The process cannot compute while it is stopped. A result that it would compute when somebody reads
+it is therefore wrong or unreadable.
+"""
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as ReadTimeoutError
+
+import torch
+
+from referee.contestants import cuda_ipc
+from referee.contestants.memory import free_bytes
+from referee.contestants.results import span_of
+
+COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
+# A longer read waits for a page that the stopped process itself would have to fill.
+MAX_READ_SECONDS = 30.0
+LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
+# A copy of a result with large gaps between its elements may take this part of the free memory.
+SHARE_FOR_GAPS = 0.25
+# The dtypes with which torch computes; it has no kernels for "bits8" and others.
+DTYPES = {
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+}
+# By the bytes of an element. torch 2.9 has no kernels that index float8 or unsigned integers.
+INDEXABLE_DTYPES = {
+    1: torch.int8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
+CPU = torch.device("cpu")
+
+
+class UnreadableError(Exception):
+    """The memory of a result cannot be read; the message says why."""
+
+
+class BadDescriptionError(Exception):
+    """A process's description of a result fits no tensor; the message says how."""
+
+
+class _IoVector(ctypes.Structure):
+    """C's struct iovec."""
+
+    _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
+def copy_memory(pid: int, address: int, size: int, target: int) -> None:
+    """Copy memory of another process into this one.
+
+    Args:
+        pid: the other process.
+        address: the address of the first byte there.
+        size: how many bytes.
+        target: the address in this process.
+
+    Raises:
+        UnreadableError: some of the bytes cannot be read.
+    """
+    done = 0
+    while done < size:
+        asked = min(size - done, COPIED_AT_ONCE)
+        local, remote = _IoVector(target + done, asked), _IoVector(address + done, asked)
+        copied = _libc.process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        if copied <= 0:
+            raise UnreadableError(os.strerror(ctypes.get_errno()))
+        done += copied
+
+
+def can_read(pid: int, address: int) -> bool:
+    """Return whether this process can read the byte at an address of another process."""
+    byte = ctypes.create_string_buffer(1)
+    try:
+        copy_memory(pid, address, 1, ctypes.addressof(byte))
+    except UnreadableError:
+        return False
+    return True
+
+
+def checked(description: dict) -> dict:
+    """Check the shape, strides, address and dtype of a description and return it.
+
+    Raises:
+        BadDescriptionError: no tensor can have them.
+    """
+    shape, strides = description.get("shape"), description.get("strides")
+    are_lists = isinstance(shape, list) and isinstance(strides, list)
+    is_valid = are_lists and len(shape) == len(strides)
+    if is_valid:
+        numbers = [*shape, *strides, description.get("address")]
+        # isinstance would accept True, which is an int, too.
+        is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
+    if not is_valid:
+        raise BadDescriptionError("its description has no valid shape, strides and address")
+    dtype = description.get("dtype")
+    if not isinstance(dtype, str) or dtype not in DTYPES or not hasattr(torch, dtype):
+        raise BadDescriptionError("its dtype is none that torch computes with")
+    return description
+
+
+class Reader:
+    """Reads results in one process's memory.
+
+    Args:
+        pid: the process.
+        device: where its results are.
+    """
+
+    def __init__(self, pid: int, device: torch.device) -> None:
+        self._pid = pid
+        self._device = device
+        self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # a CPU's results are copied here
+        self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
+
+    def whole(self, description: dict) -> torch.Tensor:
+        """Return the tensor that a description describes.
+
+        On a CPU the tensor is a copy, which the next call overwrites. On a GPU it is the process's
+        own memory.
+
+        Raises:
+            BadDescriptionError: the description fits no tensor.
+            UnreadableError: the memory cannot be read.
+        """
+        description = checked(description)
+        dtype = getattr(torch, description["dtype"])
+        size = span_of(description["shape"], description["strides"], dtype.itemsize)
+        if self._device.type == "cuda":
+            data = self._map_gpu_bytes(description, size, dtype.itemsize)
+        else:
+            own_bytes = math.prod(description["shape"]) * dtype.itemsize
+            data = self._copy_bytes(description["address"], size, own_bytes)
+        empty = torch.empty(0, dtype=dtype, device=data.device)
+        return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
+
+    def elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
+        """Return some elements of the tensor that a description describes.
+
+        Args:
+            description: the tensor's description.
+            indices: the elements' indices in the flattened tensor.
+
+        Raises:
+            BadDescriptionError, UnreadableError: as `whole` does.
+        """
+        description = checked(description)
+        dtype = getattr(torch, description["dtype"])
+        shape, strides = description["shape"], description["strides"]
+        offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]
+        if self._device.type == "cuda":
+            size = span_of(shape, strides, dtype.itemsize)
+            data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
+            return as_indexable(data)[torch.tensor(offsets, device=self._device)].view(dtype)
+        values = torch.empty(len(indices), dtype=dtype)
+        for i, offset in enumerate(offsets):
+            address = description["address"] + offset * dtype.itemsize
+            target = values.data_ptr() + i * dtype.itemsize
+            copy_memory(self._pid, address, dtype.itemsize, target)
+        return values
+
+    def forget(self) -> None:
+        """Close all GPU allocations of the process so that it can free them; free the CPU copy."""
+        for address in self._address_of.values():
+            cuda_ipc.close_handle(address)
+        self._address_of = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Free everything; the process has ended, or the caller ends it now."""
+        self.forget()
+        self._thread.shutdown(wait=False)
+
+    def _copy_bytes(self, address: int, size: int, own_bytes: int) -> torch.Tensor:
+        """Return a copy of the process's memory.
+
+        False strides may span far more bytes than the elements have. Such a copy may not take all
+        free memory.
+
+        Args:
+            address: the address of the first byte in the process.
+            size: how many bytes.
+            own_bytes: how many bytes the elements have, without the gaps between them.
+        """
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
+            free = free_bytes(CPU)
+            most_bytes = min(free, max(2 * own_bytes, SHARE_FOR_GAPS * free))
+            if size > most_bytes:
+                raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        target = self._buffer.data_ptr()
+        reading = self._thread.submit(copy_memory, self._pid, address, size, target)
+        try:
+            reading.result(timeout=MAX_READ_SECONDS)
+        except ReadTimeoutError:
+            raise UnreadableError(
+                "a page of it does not come while the process is stopped"
+            ) from None
+        return self._buffer[:size]
+
+    def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
+        """Return `size` bytes of the GPU's memory, from the described place on, without a copy.
+
+        The place must be a multiple of an element's size: a kernel that reads a misaligned address
+        fails, and CUDA then refuses all further work of this process.
+        """
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
+        handle, distance = description.get("handle"), description.get("distance")
+        if not isinstance(handle, str) or type(distance) is not int:
+            raise BadDescriptionError("its memory has no handle")
+        if distance % item_bytes:
+            raise BadDescriptionError("its address is no multiple of an element's size")
+        try:
+            if handle not in self._address_of:
+                self._address_of[handle] = cuda_ipc.open_handle(handle)
+            base = self._address_of[handle]
+            if distance < 0 or distance + size > cuda_ipc.size_of(base):
+                raise BadDescriptionError("it reaches beyond its allocation")
+        except (cuda_ipc.CudaError, ValueError) as error:
+            raise UnreadableError(str(error)) from None
+        return cuda_ipc.bytes_at(base + distance, size, self._device)
+
+
+def as_indexable(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor's bits in a dtype that every torch can index."""
+    return x.view(INDEXABLE_DTYPES[x.itemsize])
+
+
+def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return an element's distance from the first element in memory, counted in elements.
+
+    Example: a tensor of shape [2, 3] with strides [1, 2], as a transposed [3, 2] has. The element
+    with index 4 is in row 4 // 3 = 1 and column 4 % 3 = 1. Its offset is 1 * 1 + 1 * 2 = 3.
+
+    Args:
+        index: the element's index in the flattened tensor.
+        shape: the tensor's shape.
+        strides: the tensor's strides, in elements.
+    """
+    offset = 0
+    rest = index
+    for side, stride in zip(reversed(shape), reversed(strides), strict=True):
+        position = rest % side  # in this dimension
+        offset += position * stride
+        rest //= side
+    return offset

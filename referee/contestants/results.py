@@ -1,0 +1,94 @@
+"""Descriptions of a call's results: their nesting, and the place of each tensor in memory.
+
+Both sides use this module. A process describes its results, and the referee takes the reference's
+results apart by the same function.
+"""
+
+import torch
+
+from referee.contestants import cuda_ipc
+from referee.contestants.shared import dtype_name
+
+MOST_LEAVES = 1000  # values in an output that are no tuples or lists
+
+
+def flatten(value: object) -> tuple[str, list]:
+    """Return the nesting of an output as text, and its leaves in order.
+
+    Tuples and lists are the same: `(a, [b])` gives `"[*, [*]]"` and `[a, b]`.
+
+    Raises:
+        RecursionError: a list contains itself.
+        ValueError: there are more than MOST_LEAVES leaves.
+    """
+    if not isinstance(value, (list, tuple)):
+        return "*", [value]
+    nestings, leaves = [], []
+    for part in value:
+        nesting, part_leaves = flatten(part)
+        nestings.append(nesting)
+        leaves += part_leaves
+        if len(leaves) > MOST_LEAVES:
+            raise ValueError(f"more than {MOST_LEAVES} outputs")
+    return f"[{', '.join(nestings)}]", leaves
+
+
+def plain(x: object) -> torch.Tensor | None:
+    """Return a tensor without autograd's record, and without a pending conjugation or negation.
+
+    The memory of the tensor returned holds its values. For anything but a dense tensor the result
+    is None.
+    """
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return None
+    return x.detach().resolve_conj().resolve_neg()
+
+
+def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
+    """Return the number of bytes from a tensor's first element to its last, both included."""
+    if 0 in shape:
+        return 0
+    steps = sum((side - 1) * stride for side, stride in zip(shape, strides, strict=True))
+    return (steps + 1) * item_bytes
+
+
+def elements_share_memory(shape: list[int], strides: list[int]) -> bool:
+    """Return whether two elements of a tensor may be at the same place.
+
+    Example: of shape [3, 4], strides [4, 1] are apart, and so are [1, 3]; strides [1, 0] repeat
+    elements, and in [2, 1] the rows overlap. Strides that interleave dimensions, which hardly any
+    operator of torch makes, count as shared, too: in [2, 3] of shape [3, 2] no place is used twice.
+    """
+    if 0 in shape:
+        return False
+    reach = 0  # the distance of the last element of the dimensions so far
+    for stride, side in sorted(zip(strides, shape, strict=True)):
+        if side > 1 and stride <= reach:
+            return True
+        reach += (side - 1) * stride
+    return False
+
+
+def describe(x: object) -> dict:
+    """Return what a process tells of a result: its form, and where it is in memory.
+
+    A result that is no dense tensor has only the name of its type, for the message.
+    """
+    if not isinstance(x, torch.Tensor):
+        return {"type": type(x).__name__}
+    if x.layout != torch.strided:
+        return {"type": "sparse tensor"}
+    description = {
+        "type": "Tensor",
+        "shape": list(x.shape),
+        "strides": list(x.stride()),
+        "dtype": dtype_name(x.dtype),
+        "device": str(x.device),
+        "address": x.data_ptr(),
+    }
+    if x.device.type == "cuda" and x.numel():
+        try:
+            description["handle"], description["distance"] = cuda_ipc.export(x.data_ptr())
+        except cuda_ipc.CudaError:
+            description["handle"] = None  # the referee asks for a copy instead
+    return description

@@ -1,0 +1,127 @@
+"""The server: a process that has imported torch and that forks the processes of contestants.
+
+`child.main` is what runs in the server and in the forked processes.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from referee.contestants import processes
+
+PACKAGE = Path(__file__).resolve().parent.parent
+# The program of the server. Its arguments are the folder of the package `referee` and the
+# descriptor of its socket.
+SERVER_PROGRAM = """
+import sys
+
+# Without "", the current folder: a file there could hide one of Python's own modules.
+sys.path = [sys.argv[1], *filter(None, sys.path)]
+from referee.child.main import start
+
+del sys.path[0]  # else graded files could import what is beside the package
+start(int(sys.argv[2]))
+"""
+# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
+# would also take cores from the thread that they wait for.
+OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+class EndedError(Exception):
+    """A contestant's process has ended, or the server has.
+
+    The arguments are its exit status, negative for a signal, and the end of what it printed.
+    """
+
+
+class Server:
+    """A process that has imported torch and that forks the contestants.
+
+    A fork is faster than a new Python. If a solution ends the server, `fork` starts another.
+
+    Args:
+        folder: where graded files build extensions; "" for the user's usual folder.
+
+    Attributes:
+        walls: whether contestants get namespaces of their own, if the system allows that.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self.walls = True
+        self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
+        if folder:
+            self._environment["TORCH_EXTENSIONS_DIR"] = folder
+        self._process, self._socket = _start_server(self._environment)
+
+    def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
+        """Fork a process; the caller must be in a `with processes.subreaper()` block.
+
+        Args:
+            settings: "device" and "most_bytes", see `child.main.start`.
+            descriptors: the process's file descriptors: requests, replies, shared memory, output.
+
+        Returns:
+            The process's id, and the id of its namespace's init process, 0 if it has no namespace
+            of its own.
+
+        Raises:
+            EndedError: the server has ended twice while it forked.
+        """
+        request = json.dumps(settings | {"walls": self.walls}).encode()
+        for _ in range(2):
+            ids = self._send(request, descriptors)
+            if ids:
+                return int(ids[0]), int(ids[1])
+            status = self._process.wait()
+            self.close()
+            self._process, self._socket = _start_server(self._environment)
+        raise EndedError(status, "")
+
+    def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
+        """Send a request to the server; return the two ids of its reply, [] if it has ended."""
+        try:
+            self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
+            socket.send_fds(self._socket, [request], descriptors)
+            return self._socket.recv(64).split()
+        except ConnectionError:
+            return []
+
+    def close(self) -> None:
+        """End the server's process; contestants go on."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        processes.own_pids.discard(self._process.pid)
+
+    def count_as_own(self) -> None:
+        """Count the server's process among the referee's own, see `processes.own_pids`.
+
+        It is counted from its start. A server that outlives the end of a `processes.subreaper()`
+        block, as between tests, must be counted again.
+        """
+        processes.own_pids.add(self._process.pid)
+
+
+def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
+    """Start a server's process; return it and the socket through which it gets requests.
+
+    Args:
+        environment: its environment variables.
+    """
+    referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with servers_end:
+        arguments = [str(PACKAGE.parent), str(servers_end.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER_PROGRAM, *arguments],
+            pass_fds=[servers_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+    processes.own_pids.add(process.pid)
+    return process, referees_end

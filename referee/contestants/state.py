@@ -1,0 +1,226 @@
+"""Parameters and buffers of one contestant, in memory that the referee writes.
+
+Each tensor of the reference's state is matched with one of the contestant's: by its name, or else
+by its shape and by the values that both constructors drew under one seed. The contestant's matched
+tensors move into a region of shared memory, and get new values there before every call. Other
+tensors of a solution, such as a reciprocal or a packed table, are its own.
+
+A description is what the contestant tells of one of its tensors: name, shape, strides, dtype, and
+where it is. It may be false.
+"""
+
+import torch
+
+from referee.contestants.contestant import Contestant
+from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
+from referee.contestants.results import span_of
+from referee.contestants.shared import Pool, Region, dtype_name, pack
+from referee.reference.problem import Problem
+
+# The storages under a solution's state may be larger than its tensors. Together they may take
+# MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
+MOST_TIMES_STATE = 4
+MORE_STATE = 1 << 28
+# Relative and absolute tolerance of values that two constructors compute with different roundings.
+CLOSE = 1e-6
+
+
+class StateError(Exception):
+    """The solution's state is not the reference's; the message says how it differs."""
+
+
+class State:
+    """Parameters and buffers of one contestant: a module's `state_dict()`.
+
+    Args:
+        contestant: the process that has the module.
+        pool: the shared memory.
+
+    Attributes:
+        names: the contestant's names of its matched tensors, by the reference's names.
+    """
+
+    def __init__(self, contestant: Contestant, pool: Pool) -> None:
+        self._contestant = contestant
+        self._region = Region(pool)
+        self.names: dict[str, str] = {}
+
+    def construct(
+        self,
+        problem: Problem,
+        seed: int,
+        module: torch.nn.Module,
+        args: list,
+        compare: bool = False,
+    ) -> None:
+        """Have the contestant construct its module, and move its matched tensors into the region.
+
+        Args:
+            problem: the problem, whose file has a dtype for modules.
+            seed: the seed of the constructor; `module` was constructed under it, too.
+            module: the reference's module.
+            args: the constructor's arguments.
+            compare: whether both constructors must have drawn the same values.
+
+        Raises:
+            StateError: the states do not match.
+        """
+        dtype = problem.file.dtype
+        is_converted = dtype is not None and dtype.is_floating_point
+        reply = self._contestant.ask(
+            "construct",
+            arguments=pack(args),
+            seed=seed,
+            dtype=dtype_name(dtype) if is_converted else "",
+        )
+        by_name = {str(description.get("name")): description for description in reply["state"]}
+        reference_state = module.state_dict()
+        self.names = self._match(by_name, reference_state)
+        if not reference_state:
+            return
+        descriptions = [by_name[self.names[name]] for name in reference_state]
+        _check_repeats(descriptions, reference_state)
+        if compare:
+            self._check_first_values(descriptions, reference_state)
+        reference_bytes = sum(x.nbytes for x in reference_state.values())
+        largest = MOST_TIMES_STATE * reference_bytes + MORE_STATE
+        self._region.arrange(*_arrangement(descriptions, largest))
+        self.write(list(reference_state.values()))
+        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
+
+    def write(self, values: list[torch.Tensor]) -> None:
+        """Write new values, in the order of the reference's state."""
+        if self.names:
+            self._region.write(values)
+
+    def rewrite(self) -> None:
+        """Write the same values once more."""
+        if self.names:
+            self._region.rewrite()
+
+    def changed(self, buffers: set[str]) -> list[str]:
+        """Return the reference's names of the parameters that are not what was written.
+
+        Args:
+            buffers: the names of the state that a forward may change.
+        """
+        if not self.names:
+            return []
+        names = list(self.names)
+        changed_names = [names[i] for i in self._region.changed_values()]
+        return [name for name in changed_names if name not in buffers]
+
+    def close(self) -> None:
+        """Give the memory back to the pool; the contestant has ended."""
+        self._region.close()
+        self.names = {}
+
+    def _check_first_values(
+        self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]
+    ) -> None:
+        """Raise StateError unless the contestant's constructor drew the reference's values."""
+        for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
+            if not self._has_value(description, value):
+                raise StateError(f"its {name} does not start with the values of the reference's")
+
+    def _match(
+        self, by_name: dict[str, dict], reference_state: dict[str, torch.Tensor]
+    ) -> dict[str, str]:
+        """Match the contestant's tensors with the reference's: first by names, then by values.
+
+        Args:
+            by_name: the descriptions of the contestant's tensors.
+            reference_state: the reference's tensors by name.
+
+        Returns:
+            The contestant's names by the reference's, in the reference's order.
+        """
+        unmatched = dict(by_name)
+        names = {}
+        for name, value in reference_state.items():
+            if name in unmatched and _is_alike(unmatched[name], value):
+                names[name] = name
+                del unmatched[name]
+        for name, value in reference_state.items():
+            if name not in names:
+                own_name = self._find(unmatched, value)
+                if own_name is None:
+                    form = f"{list(value.shape)} {dtype_name(value.dtype)}"
+                    reason = f"its state is not the reference's: nothing in it is {name}, {form}"
+                    raise StateError(reason)
+                names[name] = own_name
+                del unmatched[own_name]
+        return {name: names[name] for name in reference_state}
+
+    def _find(self, unmatched: dict[str, dict], value: torch.Tensor) -> str | None:
+        """Return the name of an unmatched tensor that has this value; None if there is none."""
+        for name, description in unmatched.items():
+            if _is_alike(description, value) and self._has_value(description, value):
+                return name
+        return None
+
+    def _has_value(self, description: dict, value: torch.Tensor) -> bool:
+        """Return whether a tensor of the contestant has this value, but for roundings."""
+        try:
+            own_value = self._contestant.reader.whole(description).to(value.device)
+        except (BadDescriptionError, UnreadableError):
+            return False
+        if torch.equal(own_value, value):
+            return True
+        return torch.allclose(own_value.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+
+
+def _is_alike(description: dict, value: torch.Tensor) -> bool:
+    """Return whether a description has a tensor's shape and dtype."""
+    shape, dtype = description.get("shape"), description.get("dtype")
+    return shape == list(value.shape) and dtype == dtype_name(value.dtype)
+
+
+def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Tensor]) -> None:
+    """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
+    for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
+        try:
+            strides = checked(description)["strides"]
+        except BadDescriptionError as error:
+            raise StateError(f"its {name} is no tensor: {error}") from None
+        for side, stride, reference_stride in zip(
+            value.shape, strides, value.stride(), strict=True
+        ):
+            if side > 1 and stride == 0 and reference_stride != 0:
+                raise StateError(f"elements of its {name} share memory")
+
+
+def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], list[dict]]:
+    """Return where a region holds the contestant's tensors.
+
+    Tensors that share memory, as tied weights and the flat weights of a recurrent network do, share
+    it in the region, too.
+
+    Args:
+        descriptions: checked descriptions of the tensors.
+        largest: how many bytes all storages may take together.
+
+    Returns:
+        The storages' sizes in bytes and the tensors' forms, as `Region.arrange` takes them.
+    """
+    sizes: list[int] = []
+    indices: dict[tuple[int, int], int] = {}  # of storages in `sizes`, by their address and size
+    forms = []
+    for description in descriptions:
+        numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise StateError("the memory of its state is described by no numbers")
+        address, size, offset = numbers
+        item_bytes = getattr(torch, description["dtype"]).itemsize
+        span = span_of(description["shape"], description["strides"], item_bytes)
+        if offset * item_bytes + span > size:
+            raise StateError("a tensor of its state reaches beyond its memory")
+        storage = address, size
+        if storage not in indices:
+            indices[storage] = len(sizes)
+            sizes.append(size)
+        if sum(sizes) > largest:
+            raise StateError("its parameters take much more memory than they need")
+        form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
+        forms.append({"storage": indices[storage], **form})
+    return sizes, forms

@@ -1,0 +1,34 @@
+"""Additions to the command by a project that has problems of its own."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from referee.program.records import Subject
+from referee.reference.problem import Problem
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project with problems and a solution of its own.
+
+    Attributes:
+        description: the first line of --help.
+        problems: the names of its problems.
+        sweep_problems: the problems that --sweep can measure.
+        own_solution: the file that is graded if the user names none.
+        choose_subjects: returns what to grade on, for the options and a device.
+        make_problem: makes the problem of a subject.
+        bundle: returns the text of the project's solution of a problem as one file.
+    """
+
+    description: str
+    problems: list[str]
+    sweep_problems: list[str]
+    own_solution: Path
+    choose_subjects: Callable[[argparse.Namespace, torch.device], list[Subject]]
+    make_problem: Callable[[Subject, torch.device], Problem]
+    bundle: Callable[[str], str]

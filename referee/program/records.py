@@ -1,0 +1,203 @@
+"""Makes records: results in the form in which they are printed, drawn and written as JSON.
+
+A document is the content of a JSON file. Its records are nested like this:
+
+    document           a run of the command
+      records          a file on a problem, in one dtype and size
+        runs           a precision setting
+          forward      "summary": a row for each contestant; "seconds": all samples
+          step         the same of a training step, or None
+
+README, "Results", explains all keys.
+"""
+
+import json
+import platform
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from referee.names import COMPILED
+from referee.report import SCALE, SCHEMA
+from referee.times.timing import Names, Step, speed_up, spread
+from referee.verdict import Run, Verdict, compare_times
+
+
+class Subject(NamedTuple):
+    """A problem in a dtype and at a size, on which files are graded.
+
+    Attributes:
+        problem: its name.
+        dtype: of the input, without "torch.".
+        shape: of the input.
+        settings: float32's precision settings to measure; empty for all that the problem has.
+        note: why the shape is not the problem's own; "" if it is.
+        elements: of a call's largest tensor; set in a sweep alone.
+    """
+
+    problem: str
+    dtype: str
+    shape: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+    note: str = ""
+    elements: int = 0
+
+
+def document(command: str, kind: str, environment: dict) -> dict:
+    """Return the JSON file's content, without records yet.
+
+    Args:
+        command: the command line.
+        kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
+        environment: the device and the versions, see the function `environment`.
+    """
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "kind": kind,
+        "environment": environment,
+        "records": [],
+        "complete": True,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def as_json(content: dict) -> str:
+    """Return the text of the JSON file with this content."""
+    return json.dumps(content, indent=1) + "\n"
+
+
+def environment(device: torch.device) -> dict[str, str | int | None]:
+    """Return the device, the versions, and what else the numbers depend on."""
+    is_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if is_gpu else _processor(),
+        "threads": None if is_gpu else torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    """Return the name of the CPU."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(": ")
+            if key.startswith("model name"):
+                return value
+    return platform.processor() or platform.machine()
+
+
+def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
+    """Return the record of a verdict.
+
+    Args:
+        subject: on which the file was graded.
+        verdict: the verdict.
+        file: the file's path; None for the project's own solution.
+    """
+    return {
+        "problem": subject.problem,
+        "shape": list(subject.shape),
+        "dtype": subject.dtype,
+        "file": file,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "accuracy": verdict.accuracy,
+        "cases": verdict.count,
+        "import_seconds": verdict.import_seconds,
+        "walls": verdict.walls,
+        "refused": verdict.refused,
+        "notes": verdict.notes,
+        "errors": verdict.errors,
+        "runs": [make_run_record(run) for run in verdict.runs],
+    }
+
+
+def make_run_record(run: Run) -> dict:
+    """Return the entry of "runs" for one precision setting."""
+    timings = run.timings
+    limit = timings.rate  # the speed that limits the problem
+    rows = _summary(timings.seconds, timings.names, timings.device)
+    milliseconds = {row["name"]: row["median_ms"] for row in rows}
+    for row in rows:
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[limit.unit]
+        # If the yardstick was not timed, each row counts as its own: it has 100%.
+        yardstick_milliseconds = milliseconds.get(limit.yardstick, row["median_ms"])
+        row["percent_of_yardstick"] = 100 * yardstick_milliseconds / row["median_ms"]
+    forward = {
+        "unit": limit.unit,
+        "work": timings.work,
+        "work_unit": limit.work,
+        "moved_bytes": timings.moved,
+        "yardstick": limit.yardstick,
+        "floor_seconds": timings.floor,
+        "roofline_seconds": None,
+        "summary": rows,
+        "seconds": timings.seconds,
+        "wall_seconds": timings.wall,
+        "notes": timings.notes,
+    }
+    step = make_step_record(run.step) if run.step else None
+    return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
+
+
+def make_step_record(step: Step) -> dict:
+    """Return the "step" of a run: the times of a training step and its two halves."""
+    forward, backward = step.forward, step.backward
+    seconds = {"forward": forward.seconds, "backward": backward.seconds}
+    seconds["step"] = {  # the sum of the two in the same round
+        name: [f + b for f, b in zip(times, backward.seconds[name], strict=True)]
+        for name, times in forward.seconds.items()
+    }
+    names, device = forward.names, forward.device
+    return {
+        "summary": {half: _summary(times, names, device) for half, times in seconds.items()},
+        "seconds": seconds,
+        "wall_seconds": {"forward": forward.wall, "backward": backward.wall},
+        "kept_bytes": step.kept,
+        "notes": forward.notes + backward.notes,
+    }
+
+
+def _summary(
+    seconds_of: dict[str, list[float]], names: Names, device: str
+) -> list[dict[str, float | str]]:
+    """Return a row for each contestant: its times in ms, and eager's time in relation to them.
+
+    Args:
+        seconds_of: each contestant's seconds in all rounds.
+        names: which of them are the solution, eager, and eager again (the control).
+        device: "cpu" or "cuda".
+    """
+    roles = {
+        names.solution: "solution",
+        names.eager: "eager",
+        names.again: "control",
+        COMPILED: "compiled",
+    }
+    eager, control = seconds_of[names.eager], seconds_of[names.again]
+    rows = []
+    for name, seconds in seconds_of.items():
+        p10, p90 = spread(seconds)
+        ratio, ratio_low, ratio_high = speed_up(eager, seconds)
+        rows.append(
+            {
+                "name": name,
+                "role": roles.get(name, "yardstick"),
+                "said": compare_times(eager, control, seconds, device),
+                "median_ms": median(seconds) * 1e3,
+                "p10_ms": p10 * 1e3,
+                "p90_ms": p90 * 1e3,
+                "ratio": ratio,
+                "ratio_low": ratio_low,
+                "ratio_high": ratio_high,
+            }
+        )
+    return rows

@@ -1,0 +1,1 @@
+"""The reference: its file, its results and gradients, and inputs for it."""

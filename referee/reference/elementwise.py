@@ -1,0 +1,135 @@
+"""Inputs for an elementwise function: values, shapes and layouts that kernels get wrong."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+
+import torch
+
+from referee.comparison.compare import INTEGERS
+from referee.reference.random_values import random_tensor
+
+# torch.relu takes the last three only from torch 2.15 on; see `dtypes_of_relu`.
+DTYPE_NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES.split()}
+
+# Sizes around the widths of vectors, warps and blocks. The last shapes span several blocks or
+# threads.
+SHAPES = [
+    (), (0,), (3, 0, 5), (1,), (2,), (3,), (7,), (15,), (16,), (17,), (31,), (32,), (33,),
+    (127,), (128,), (129,), (1000,), (4097,), (1, 1), (5, 7), (2, 3, 4, 5, 6), (64, 257),
+    (3, 4097), (300_007,),
+]  # fmt: skip
+
+MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
+# How often the special values are repeated. It is a prime, so that each value comes into each lane
+# and into the tail.
+REPETITIONS = 127
+RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
+RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
+SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
+
+# Layouts: a name, the shape of a dense tensor, and a function that returns a view of it.
+LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
+    ("x[::2]", (257,), lambda x: x[::2]),
+    ("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
+    ("x[:, 1:]", (33, 65), lambda x: x[:, 1:]),
+    ("x[:, 1:], large", (300, 401), lambda x: x[:, 1:]),
+    ("x[:, :1]", (33, 65), lambda x: x[:, :1]),
+    ("x[:, 5:5]", (33, 65), lambda x: x[:, 5:5]),
+    ("x[1]", (3, 129), lambda x: x[1]),
+    ("x[7], 0-d", (9,), lambda x: x[7]),
+    ("transposed", (17, 129), lambda x: x.t()),
+    ("transposed, large", (301, 401), lambda x: x.t()),
+    ("transposed slice", (33, 65), lambda x: x[:, 1:].t()),
+    ("permuted", (5, 6, 7), lambda x: x.permute(2, 0, 1)),
+    ("permuted slice", (5, 6, 7), lambda x: x.permute(1, 2, 0)[1:, ::2]),
+    ("channels_last", (2, 3, 5, 7), lambda x: x.to(memory_format=torch.channels_last)),
+    ("channels_last, one channel", (2, 1, 5, 7),
+     lambda x: x.to(memory_format=torch.channels_last)),
+    ("channels_last_3d", (2, 3, 4, 5, 3), lambda x: x.to(memory_format=torch.channels_last_3d)),
+    ("expanded rows", (1, 33), lambda x: x.expand(5, 33)),
+    ("expanded columns", (33, 1), lambda x: x.expand(33, 5)),
+    ("expanded scalar", (), lambda x: x.expand(3, 4)),
+    ("overlapping", (40,), lambda x: x.unfold(0, 5, 2)),
+    *((f"storage offset {k}", (1024 + k,), lambda x, k=k: x[k:]) for k in (1, 2, 3, 4, 5, 8, 15)),
+    ("storage offset 1, 2-d", (1 + 12 * 33,), lambda x: x[1:].view(12, 33)),
+]  # fmt: skip
+
+
+@cache
+def dtypes_of_relu(device: torch.device) -> dict[str, torch.dtype]:
+    """Return those of DTYPES that torch.relu takes on the device, by name."""
+    dtypes = {}
+    for name, dtype in DTYPES.items():
+        with suppress(NotImplementedError):
+            torch.relu(torch.zeros(1, dtype=dtype, device=device))
+            dtypes[name] = dtype
+    return dtypes
+
+
+def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInput]]:
+    """Yield small inputs of every dtype, shape and layout, for a function of one tensor.
+
+    Args:
+        device: the device of the inputs.
+        seed: the seed of the random inputs.
+
+    Yields:
+        A name, which begins with the dtype's name, and a function that returns the input.
+    """
+    views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
+    for name, dtype in dtypes_of_relu(device).items():
+        for k in range(RANDOM_DRAWS):
+            generator = torch.Generator().manual_seed(seed + k)
+            make = partial(random_tensor, (64, 257), dtype, torch.device("cpu"), generator)
+            yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)
+        values = special_values(dtype).repeat(REPETITIONS)
+        yield f"{name}, special values", partial(values.to, device, copy=True)
+        generator = torch.Generator(device=device).manual_seed(seed)
+        yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
+        for view_name, shape, view in views:
+            make = partial(random_tensor, shape, dtype, device, generator)
+            yield f"{name}, {view_name}", lambda make=make, view=view: view(make())
+
+
+def special_values(dtype: torch.dtype) -> torch.Tensor:
+    """Return the values at the edges of a dtype, each with its negative, on the CPU, `[n]`."""
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        low = [limits.min, limits.min + 1, -1] if limits.min else [limits.max // 2 + 1]
+        return torch.tensor([*low, 0, 1, limits.max - 1, limits.max], dtype=dtype)
+    limits = torch.finfo(dtype)
+    normal = limits.smallest_normal
+    smallest = normal * limits.eps  # the smallest subnormal
+    values = [0.0, smallest, normal - smallest, normal, limits.eps, 1.0, limits.max]
+    values += [torch.inf, torch.nan]
+    return torch.tensor([*values, *(-v for v in values)], dtype=dtype)
+
+
+def bit_patterns(
+    dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Return all bit patterns of an 8- or 16-bit dtype, or many random ones of another.
+
+    NaNs are among them.
+    """
+    integer = INTEGERS[dtype.itemsize]
+    if dtype.itemsize <= 2:
+        limits = torch.iinfo(integer)
+        patterns = torch.arange(limits.min, limits.max + 1, device=device)
+        return patterns.to(integer).view(dtype)
+    return random_tensor((RANDOM_PATTERNS,), integer, device, generator).view(dtype)
+
+
+def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Overwrite random elements of a contiguous x with special values, and return it.
+
+    At most SPRINKLED elements are overwritten.
+    """
+    repetitions = SPRINKLED // 7  # integers have 5 or 7 special values, floats have more
+    values = special_values(x.dtype).to(x.device).repeat(repetitions)[:SPRINKLED]
+    indices = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
+    integer = INTEGERS[x.dtype.itemsize]  # torch cannot assign to elements of some unsigned dtypes
+    x.view(-1).view(integer)[indices] = values.view(integer)
+    return x

@@ -1,0 +1,158 @@
+"""Reference files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from referee.contestants.execute import execute
+from referee.contestants.results import flatten, plain
+from referee.messages import first_error_line
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+NAMES = ("Model", "get_inputs", "get_init_inputs")
+# The types of the arguments of a forward.
+ARGUMENT_TYPES = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
+
+
+class BadReferenceError(Exception):
+    """The file is no reference that can be graded; the message says why, in one line."""
+
+
+class NoRoomError(BadReferenceError):
+    """The file's code needs more memory than there is."""
+
+
+@dataclass(frozen=True)
+class ReferenceFile:
+    """A problem as a file defines it. Methods raise `BadReferenceError` where the file raises.
+
+    Attributes:
+        path: the file.
+        model: the reference's class.
+        get_inputs: returns the arguments of a forward.
+        get_init_inputs: returns the arguments of the constructor.
+        text: the file's content, from which eager's processes import it.
+        solutions: names that a solution's class may have. The first one that the solution's file
+            defines is graded.
+        dtype: the dtype to which modules are converted; None to leave them as they are.
+        covers_all_values: whether `get_inputs` draws values of all kinds and of both signs. A
+            solution must then be right for any inputs. The problem's own small cases cover these,
+            so fewer draws are needed at the timed size.
+        folders: folders from which a solution may import, besides the reference's own.
+    """
+
+    path: Path
+    model: Callable[..., nn.Module]
+    get_inputs: Callable[[], list]
+    get_init_inputs: Callable[[], list]
+    text: bytes = b""
+    solutions: tuple[str, ...] = ("ModelNew",)
+    dtype: torch.dtype | None = None
+    covers_all_values: bool = False
+    folders: list[str] = field(default_factory=list)
+
+    def draw(self, device: torch.device = CPU) -> list:
+        """Return new arguments of a forward.
+
+        Tensors are on the device. They are dense, with neither gaps nor overlaps, unless the file
+        covers all values.
+        """
+        with device:
+            inputs = self._list_from("get_inputs")
+        for value in inputs:
+            if type(value) not in ARGUMENT_TYPES:
+                raise self.bad(f"get_inputs gives a {type(value).__name__}")
+        if self.covers_all_values:
+            return inputs
+        dense = []
+        for x in inputs:
+            if isinstance(x, torch.Tensor):
+                dense.append(torch.empty_like(x, device=device).copy_(x.detach()))
+            else:
+                dense.append(x)
+        return dense
+
+    def arguments(self) -> list:
+        """Return the arguments of the constructor."""
+        return self._list_from("get_init_inputs")
+
+    def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
+        """Construct a module under a seed; return it on the device, in the problem's dtype.
+
+        The generators get their old states back, those of GPUs too: a solution knows the seed, and
+        must not foresee what is drawn later.
+        """
+        gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(seed)
+            module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
+        if not isinstance(module, nn.Module):
+            raise self.bad(f"Model makes a {type(module).__name__}, not a module")
+        if self.dtype is not None and self.dtype.is_floating_point:
+            module.to(self.dtype)
+        return module
+
+    def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return the results of a forward that autograd does not record."""
+        with torch.no_grad():
+            _, outputs = self.call_or_refuse("forward", lambda: flatten(module(*inputs)))
+            return [plain(output) for output in outputs]
+
+    def call_or_refuse(self, name: str, call: Callable[[], T]) -> T:
+        """Call code of the file, and return what it returns.
+
+        Args:
+            name: the code in messages: "{name} raises ...".
+            call: runs the code.
+
+        Raises:
+            BadReferenceError: the code raises.
+            NoRoomError: it raises because memory is short.
+        """
+        return _call_or_refuse(self.path, name, call)
+
+    def bad(self, reason: str) -> BadReferenceError:
+        """Return an error whose message is the file's path and a reason."""
+        return BadReferenceError(f"{self.path}: {reason}")
+
+    def _list_from(self, name: str) -> list:
+        """Call `get_inputs` or `get_init_inputs`, and return the list or tuple as a list."""
+        value = self.call_or_refuse(name, getattr(self, name))
+        if not isinstance(value, (list, tuple)):
+            raise self.bad(f"{name} gives a {type(value).__name__}, not a list")
+        return list(value)
+
+
+def load(path: Path) -> ReferenceFile:
+    """Import a reference file.
+
+    Raises:
+        BadReferenceError: it does not import, or a name is missing.
+    """
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    text = path.read_bytes()
+    module = _call_or_refuse(path, "the import", lambda: execute("reference", str(path), text))
+    missing = [name for name in NAMES if not callable(getattr(module, name, None))]
+    if missing:
+        raise BadReferenceError(f"{path}: defines no {', no '.join(missing)}")
+    return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
+
+
+def _call_or_refuse(path: Path, name: str, call: Callable[[], T]) -> T:
+    """Call code of a file, as `ReferenceFile.call_or_refuse` does."""
+    try:
+        return call()
+    except torch.OutOfMemoryError as error:
+        line = first_error_line(str(error))
+        raise NoRoomError(f"{path}: {name} needs more memory than there is: {line}") from None
+    except (Exception, SystemExit) as error:
+        line = first_error_line(f"{type(error).__name__}: {error}")
+        raise BadReferenceError(f"{path}: {name} raises {line}") from None

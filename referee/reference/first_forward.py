@@ -1,0 +1,114 @@
+"""The reference's first forwards: whether it can be graded, and what a forward is like."""
+
+import random
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
+from referee.contestants.results import flatten, plain
+from referee.contestants.shared import dtype_name
+from referee.reference.file import ReferenceFile
+from referee.reference.float64 import LARGEST_ROUNDING
+from referee.reference.operators import Operators
+
+
+@dataclass(frozen=True)
+class FirstForward:
+    """Findings from the first forwards of the reference.
+
+    Attributes:
+        structure: the nesting of the results, as `results.flatten` says it.
+        output_bytes: the size of all results.
+        operators: the names of the operators that are called.
+        terms: the number of terms of the longest sum that gives one element of a result.
+        shares: whether results may share memory with inputs or with earlier results.
+    """
+
+    structure: str
+    output_bytes: int
+    operators: set[str]
+    terms: int
+    shares: bool
+
+
+def run_first_forward(
+    file: ReferenceFile, device: torch.device, module: nn.Module, inputs: list
+) -> FirstForward:
+    """Run the forward twice, and return what it is like.
+
+    Args:
+        file: the reference.
+        device: the device on which it computes.
+        module: its module.
+        inputs: the arguments of both forwards.
+
+    Raises:
+        BadReferenceError: the forward or its results cannot be graded.
+    """
+    generators_before = _generator_states(device)
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.numel()]
+    copies = [x.clone() for x in tensors]
+    with torch.no_grad(), Operators() as observed:
+        structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
+    if _generator_states(device) != generators_before:
+        raise file.bad("Model draws random numbers in forward: no two runs agree")
+    _check_types(file, returned)
+    outputs = [plain(x) for x in returned]
+    for x, copy in zip(tensors, copies, strict=True):
+        if first_mismatch(x, copy, exact=True):
+            raise file.bad("Model changes its inputs")
+    second_outputs = file.run(module, inputs)
+    for second, output in zip(second_outputs, outputs, strict=True):
+        if relative_difference(second, output) > LARGEST_ROUNDING:
+            reason = "Model gives another result for the same inputs each time: it keeps some state"
+            raise file.bad(reason)
+    return FirstForward(
+        structure=structure,
+        output_bytes=sum(x.nbytes for x in outputs),
+        operators=observed.names,
+        terms=observed.most_terms,
+        shares=_any_shares_memory(outputs, tensors, second_outputs),
+    )
+
+
+def _any_shares_memory(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], second_outputs: list[torch.Tensor]
+) -> bool:
+    """Return whether a result shares memory with an input, or with the second run's result."""
+    pairs = list(zip(outputs, second_outputs, strict=True))
+    pairs += [(output, x) for output in outputs for x in inputs]
+    return any(share_memory(output, other) for output, other in pairs)
+
+
+def _generator_states(device: torch.device) -> list:
+    """Return the states of torch's, Python's and NumPy's generators, for comparison."""
+    states: list = [torch.get_rng_state().tolist(), random.getstate()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).tolist())
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        states.append(str(numpy.random.get_state()))
+    return states
+
+
+def _check_types(file: ReferenceFile, returned: list) -> None:
+    """Raise BadReferenceError unless the forward returned dense tensors of gradable dtypes."""
+    if not returned:
+        raise file.bad("Model returns no tensor")
+    for x in returned:
+        if not isinstance(x, torch.Tensor):
+            raise file.bad(f"Model returns a {type(x).__name__}, not a tensor")
+        if x.layout != torch.strided:
+            raise file.bad("Model returns a sparse tensor")
+        if x.itemsize not in INTEGERS:
+            raise file.bad(f"Model returns a tensor of {dtype_name(x.dtype)}")
+
+
+def check_state(file: ReferenceFile, module: nn.Module) -> None:
+    """Raise BadReferenceError unless all parameters and buffers of the module are plain tensors."""
+    for name, x in module.state_dict().items():
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            raise file.bad(f"Model's state has {name}, which is no plain tensor")

@@ -1,0 +1,353 @@
+"""A reference on a device: its inputs, its results, and how far off a solution's results may be.
+
+`Problem` grades by any reference file. A project that has more to say about its problem, such as
+small cases, error limits or yardsticks, writes a subclass that overrides the methods in the part
+"what a problem may know better".
+"""
+
+import copy
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from referee.comparison.case import Case
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.contestants.memory import LARGEST_SHARE, free_bytes
+from referee.contestants.results import flatten, plain
+from referee.contestants.shared import flat_bytes, forms_of, pack
+from referee.names import COPY
+from referee.reference.file import BadReferenceError, ReferenceFile
+from referee.reference.first_forward import check_state, run_first_forward
+from referee.reference.float64 import run_in_float64, run_in_tf32, why_no_float64
+from referee.reference.random_values import new_seed
+from referee.reference.tf32 import operators_in_tf32
+from referee.times.timing import Names, Rate, Timings
+
+# Memory that forwards need, in multiples of the bytes of inputs, outputs and parameters together.
+# Training steps need up to 5, and are left out if there is less.
+NEEDED_MEMORY = 3
+# A problem is large if its inputs, outputs and parameters take more than this share of a GPU's
+# memory: then not all contestants can keep memory for them at once.
+LARGE_SHARE = 1 / 16
+
+
+class Problem:
+    """A reference on a device.
+
+    Args:
+        name: the problem's name in reports.
+        file: the reference.
+        device: the device on which solutions compute.
+
+    Attributes:
+        names: the contestants' names in reports.
+        rate: the speed that limits the problem.
+        yardsticks: names of the calls that are timed beside eager, by the device's type.
+        slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.
+        yardstick_file: path of a file with the problem's own yardsticks, or None.
+        settings: the precision settings of float32 products under which solutions are graded.
+        some_settings: the settings that a sweep measures; empty for all of `settings`.
+        needs_float64: whether gradients are compared with float64's; False if they must have
+            eager's bits.
+        setting: the one of `settings` that is graded now.
+        args: the constructor's arguments.
+        form: the form of the inputs, as `shared.forms_of` gives it.
+        tensor_indices: the indices of those inputs that are tensors with elements.
+        float_indices: the indices of those tensors that hold floats; float8 does not count.
+        repeats_inputs: whether `get_inputs` draws equal inputs each time, as under a fixed seed.
+        shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
+        dtype: the dtype of the first tensor among the inputs.
+        input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
+            buffers, and of all results.
+        structure, operators, terms, shares: see `first_forward.FirstForward`.
+        why_no_float64: why results are compared with eager's alone, or "".
+        why_no_float64_in_steps: the same for training steps; the first comparison of gradients
+            sets it.
+
+    Raises:
+        BadReferenceError: the reference cannot be graded.
+    """
+
+    names = Names(solution="ModelNew", eager="eager")
+    yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
+    slow_yardsticks: tuple[str, ...] = ()
+    yardstick_file = None
+    rate = Rate(
+        unit="GB/s",
+        work="moved_bytes",
+        yardstick=COPY,
+        floor="writing its outputs as fast as a copy",
+    )
+    settings: tuple[str, ...] = ("",)
+    some_settings: tuple[str, ...] = ()
+    needs_float64 = True
+
+    def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:
+        self.name = name
+        self.file = file
+        self.device = _with_index(device)
+        self.setting = ""
+        self.why_no_float64_in_steps = ""
+        self.args = file.arguments()
+        file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
+        module = self.construct(new_seed())
+        inputs, self._draws_on_device = self._draw_first()
+        self.form = forms_of(inputs)
+        self.repeats_inputs = False
+        if not file.covers_all_values:
+            second_inputs = self.draw()  # raises if they have another form
+            self.repeats_inputs = _are_equal(inputs, second_inputs)
+            del second_inputs
+        self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
+        if not self.tensor_indices:
+            raise file.bad("get_inputs gives no tensor")
+        self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(inputs[i])]
+        shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
+        self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
+        self.dtype = inputs[self.tensor_indices[0]].dtype
+        check_state(file, module)
+        self.input_bytes = sum(inputs[i].nbytes for i in self.tensor_indices)
+        self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
+        forward = run_first_forward(file, self.device, module, inputs)
+        self.structure = forward.structure
+        self.output_bytes = forward.output_bytes
+        self.operators = forward.operators
+        self.terms = forward.terms
+        self.shares = forward.shares
+        if list(module.parameters()):
+            self.copy(module)  # raises if the module cannot be copied, as gradings do
+        self._check_room()
+        self.why_no_float64 = ""
+        if not file.covers_all_values:
+            self.why_no_float64 = why_no_float64(file, module, inputs)
+
+    # ------------------------------------------------------------ what the reference file gives
+
+    def construct(self, seed: int, args: list | None = None) -> nn.Module:
+        """Return a new module of the reference, whose parameters are drawn under the seed.
+
+        Args:
+            seed: the seed of torch's generator.
+            args: the constructor's arguments; None for the problem's own.
+        """
+        return self.file.construct(
+            copy.deepcopy(self.args if args is None else args), seed, self.device
+        )
+
+    def copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module."""
+        return self.file.call_or_refuse("a copy of Model", lambda: copy.deepcopy(module))
+
+    def draw(self) -> list:
+        """Return new arguments of a forward, on the device.
+
+        Raises:
+            BadReferenceError: `get_inputs` raises, or gives another form than before.
+        """
+        inputs = self.file.draw(self.device) if self._draws_on_device else self._draw_on_cpu()
+        if forms_of(inputs) != self.form:
+            raise self.file.bad("get_inputs draws inputs of another form each time")
+        return inputs
+
+    def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
+        """Return eager's results of a forward that autograd does not record."""
+        return self.file.run(module, inputs)
+
+    def run_step(
+        self,
+        module: nn.Module,
+        inputs: list,
+        output_gradients: list[torch.Tensor],
+        parameters: list[str],
+    ) -> list[torch.Tensor | None]:
+        """Return eager's results of a training step: a recorded forward, and its backward.
+
+        Args:
+            module: the reference's.
+            inputs: the arguments of the forward.
+            output_gradients: the gradients of those outputs that hold floats.
+            parameters: the names of the parameters whose gradients are returned.
+
+        Returns:
+            The outputs, the gradients of the inputs, and the gradients of the parameters; None for
+            a gradient that does not exist.
+        """
+        arguments = recorded(inputs)
+        with torch.enable_grad():
+            _, outputs = flatten(module(*arguments))
+            sources = sources_of(arguments, module.state_dict(keep_vars=True), parameters)
+            gradients = differentiate(outputs, sources, output_gradients)
+        return [*map(plain, outputs), *gradients]
+
+    # ------------------------------------------------------------ what a problem may know better
+
+    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
+        """Return eager's results of a forward, each with its error budget."""
+        eager_results = self.run(module, inputs)
+        if self.why_no_float64:
+            return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
+        exact_results = run_in_float64(self.file, module, inputs)
+        tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)
+        operators = self.operators_in_tf32()
+        if operators:
+            tf32_results = run_in_tf32(self.file, module, inputs, operators)
+        tensors = []
+        for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
+            tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
+        if self.is_large:  # float64 results take much memory
+            for tensor in tensors:
+                tensor.forget_exact()
+        return tensors
+
+    def expected_in_step(
+        self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int
+    ) -> ReferenceTensor:
+        """Return a result or gradient of a training step with its error budget.
+
+        Args:
+            eager: the result or gradient.
+            exact: the same in float64; None where there is none.
+            terms: the number of terms of the longest sum.
+        """
+        return ReferenceTensor(eager, exact, terms)
+
+    def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
+        """Return a mask of the output, true where rounding cannot change the gradient.
+
+        Where a sum is near zero, rounding decides whether ReLU passes a gradient: the mask is false
+        there. The base class does not know these places and returns None.
+        """
+        return None
+
+    def cases(self, device_seed: int) -> Iterable[Case]:
+        """Return the problem's own small cases.
+
+        Args:
+            device_seed: the seed of a generator on the device.
+        """
+        return ()
+
+    def backward_inputs(self) -> list[list[list]]:
+        """Return groups of small inputs for which gradients are compared, besides the timed size.
+
+        All inputs of a group have one form. An element of a gradient is wrong only if it is wrong
+        for all inputs of its group.
+        """
+        return []
+
+    def backward_arguments(self) -> list | None:
+        """Return the arguments of the module for `backward_inputs`."""
+        return None
+
+    def guesses(self, module: nn.Module, inputs: list) -> dict[str, torch.Tensor]:
+        """Return results of typical mistakes, by the words that name the mistake in a message."""
+        return {}
+
+    def accuracy(self, relative: float, is_equal: bool, usual: str) -> str:
+        """Return the accuracy class of a solution's results at the timed size.
+
+        Args:
+            relative: the largest relative error of a result.
+            is_equal: whether all results have eager's bits.
+            usual: the class of that error by `accuracy.accuracy_class`.
+        """
+        return "exact" if is_equal else usual
+
+    def least_accuracy(self) -> str:
+        """Return the class that the timed size must reach; "" if the error budget decides."""
+        return ""
+
+    @property
+    def is_large(self) -> bool:
+        """True if contestants give unused memory back to the GPU, for others to take."""
+        if self.device.type == "cpu":
+            return False
+        _, memory = torch.cuda.mem_get_info(self.device)
+        return self.all_bytes > LARGE_SHARE * memory
+
+    @property
+    def work(self) -> int:
+        """The work of one call, in units of the rate."""
+        return self.moved
+
+    @property
+    def moved(self) -> int:
+        """Bytes that a call reads and writes, if it reads all of its inputs."""
+        return self.input_bytes + self.output_bytes
+
+    def floor_seconds(self, timings: Timings) -> float:
+        """Return a lower bound on the seconds of a call; 0 if none is known.
+
+        Here it is the time to write the outputs at the speed of the fastest copy.
+        """
+        copies = timings.seconds.get(COPY)
+        return min(copies) * self.output_bytes / self.moved if copies else 0.0
+
+    @property
+    def precision(self) -> str:
+        """The argument of `torch.set_float32_matmul_precision` for the setting."""
+        return self.setting or "highest"
+
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of inputs, outputs and parameters together."""
+        return self.input_bytes + self.output_bytes + self.parameter_bytes
+
+    # ------------------------------------------------------------ for this package alone
+
+    def operators_in_tf32(self) -> tuple[str, ...]:
+        """Return parts of the names of the reference's operators that torch may compute in TF32."""
+        return operators_in_tf32(self.operators, self.device, self.dtype)
+
+    def _draw_first(self) -> tuple[list, bool]:
+        """Return the first inputs, and whether `get_inputs` draws on the device.
+
+        Some files draw on the CPU only, and their inputs are moved to the GPU.
+        """
+        if self.device.type == "cpu":
+            return self.file.draw(), True
+        with suppress(BadReferenceError):
+            return self.file.draw(self.device), True
+        return self._draw_on_cpu(), False
+
+    def _draw_on_cpu(self) -> list:
+        """Draw inputs on the CPU, and move them to the device."""
+        return [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
+
+    def _check_room(self) -> None:
+        """Raise BadReferenceError if the grading does not fit into the device's memory."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        needed = NEEDED_MEMORY * self.all_bytes
+        usable = LARGEST_SHARE * free_bytes(self.device)
+        if needed > usable:
+            raise self.file.bad(
+                f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "
+                f"{usable / 2**30:,.1f} GiB can be used"
+            )
+
+
+def _is_tensor(x: object) -> bool:
+    """Return whether an argument of a forward is a tensor."""
+    return isinstance(x, torch.Tensor)
+
+
+def _are_equal(first: list, second: list) -> bool:
+    """Return whether all tensors of two lists of inputs of one form have equal values."""
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(flat_bytes(x), flat_bytes(y)) for x, y in pairs if _is_tensor(x))
+
+
+def _is_drawable_float(x: torch.Tensor) -> bool:
+    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
+    return x.is_floating_point() and x.itemsize > 1
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return a device with the index that its tensors have: "cuda" becomes "cuda:0", say."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

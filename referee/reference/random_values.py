@@ -1,0 +1,87 @@
+"""Random values for inputs, parameters and gradients, under seeds that no solution can foresee."""
+
+import secrets
+
+import torch
+from torch import nn
+
+from referee.comparison.compare import INTEGERS
+from referee.contestants.shared import without_repeats
+
+SEEDS = 1 << 30
+# A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
+LARGEST_WITH_NEW_SIGN = 1e4
+
+
+def new_seed() -> int:
+    """Return a seed that no solution can foresee."""
+    return secrets.randbelow(SEEDS)
+
+
+def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Overwrite x with random values, and return it.
+
+    Floats are uniform in -1..1; for floats in 0..1, as KernelBench draws them, ReLU would be the
+    identity. Integers are uniform over their whole range.
+    """
+    if x.is_floating_point():
+        return x.uniform_(-1, 1, generator=generator)
+    bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
+    limits = torch.iinfo(bits.dtype)
+    # The end is exclusive. That of int64, 2**63, is no int64; None stands for it.
+    end = None if bits.dtype == torch.int64 else limits.max + 1
+    bits.random_(limits.min, end, generator=generator)
+    return x
+
+
+def random_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Return a dense tensor of random values, as `refill` draws them."""
+    # `zeros` touches the pages of new memory with all threads. Values are drawn by a single thread,
+    # which takes much longer if it also has to touch the pages.
+    return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
+
+
+def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return other values, each 0.5 to 1.5 times as large, with random signs if signs differ.
+
+    If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
+    and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
+    is added. But if all values are zeros, as in a new bias, they become small random numbers.
+    """
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    if not values.any():
+        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
+    redrawn = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
+    are_positive = (values > 0) & (values < LARGEST_WITH_NEW_SIGN)
+    are_negative = (values < 0) & (values > -LARGEST_WITH_NEW_SIGN)
+    if are_positive.any() and are_negative.any():
+        flips = torch.empty_like(values, dtype=torch.int8).random_(0, 2, generator=generator)
+        flips.mul_(are_positive.logical_or_(are_negative))
+        redrawn.mul_(flips.mul_(-2).add_(1))
+    return redrawn
+
+
+def redraw_module(module: nn.Module) -> None:
+    """Overwrite a module's parameters and buffers with other values."""
+    state = module.state_dict()
+    for name in changing_names(module):
+        x = without_repeats(state[name])
+        x.copy_(redraw(x, new_seed()))
+
+
+def changing_names(module: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers that get new values for every call.
+
+    They hold floats. Where several names share memory, as those of tied weights do, only the first
+    is returned.
+    """
+    known = set()
+    names = []
+    for name, x in module.state_dict().items():
+        memory = x.data_ptr(), x.shape, x.stride()
+        if x.is_floating_point() and x.numel() and memory not in known:
+            known.add(memory)
+            names.append(name)
+    return names

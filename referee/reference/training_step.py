@@ -1,0 +1,142 @@
+"""A training step of the reference, with the error budgets of its results and gradients."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.autograd import is_differentiable
+from referee.reference.float64 import (
+    NO_FLOAT64,
+    NO_ROOM_FOR_FLOAT64,
+    inputs_in_float64,
+    module_in_float64,
+)
+from referee.reference.problem import Problem
+from referee.reference.random_values import refill
+from referee.reference.tf32 import RoundedOperands
+
+# The exceptions that torch raises where a module has no backward.
+NO_BACKWARD = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+class StepArguments(NamedTuple):
+    """The arguments of a training step of the reference; see `Problem.run_step`.
+
+    Attributes:
+        module: the reference's module.
+        inputs: the arguments of the forward.
+        output_gradients: the gradients of those outputs that hold floats.
+        parameters: the names of the parameters that have gradients.
+    """
+
+    module: torch.nn.Module
+    inputs: list
+    output_gradients: list[torch.Tensor]
+    parameters: list[str]
+
+    @property
+    def gradient_count(self) -> int:
+        """The number of gradients of inputs and parameters."""
+        return sum(map(is_differentiable, self.inputs)) + len(self.parameters)
+
+
+class ReferenceStep(NamedTuple):
+    """The reference's results and gradients for a training step.
+
+    Attributes:
+        tensors: results, then gradients, each with its error budget; None for a gradient that does
+            not exist.
+        why_no_float64: why the budgets do not follow from a step in float64; "" if they do, or
+            need none.
+    """
+
+    tensors: list[ReferenceTensor | None]
+    why_no_float64: str
+
+
+class Float64Step(NamedTuple):
+    """Results and gradients of a training step in float64.
+
+    Attributes:
+        exact: results and gradients in float64; None if there are none.
+        in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
+        why_none: why there are none; "" if there are some, or none are needed.
+    """
+
+    exact: list | None
+    in_tf32: list | None
+    why_none: str
+
+
+def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return new gradients for those outputs that hold floats."""
+    floats = [y for y in outputs if y.is_floating_point()]
+    return [refill(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
+
+
+def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:
+    """Return the reference's results of a training step; None if it has no gradients to compare."""
+    gradient_count = step.gradient_count
+    eager = step_or_none(lambda: problem.run_step(*step))
+    if not gradient_count or eager is None or all(x is None for x in eager[-gradient_count:]):
+        return None
+    if any(x is not None and x.layout != torch.strided for x in eager):
+        return None
+    in_float64 = _step_in_float64(problem, step)
+    exact = in_float64.exact or [None] * len(eager)
+    in_tf32 = in_float64.in_tf32 or [None] * len(eager)
+    # A gradient of a parameter sums over as many terms as an output has elements, at most.
+    terms = max(y.numel() for y in eager[:-gradient_count])
+    tensors: list[ReferenceTensor | None] = []
+    for x, exact_x, tf32_x in zip(eager, exact, in_tf32, strict=True):
+        if x is None:
+            tensors.append(None)
+            continue
+        if tf32_x is None:
+            tensor = problem.expected_in_step(x, exact_x, terms)
+        else:
+            tensor = ReferenceTensor(x, exact_x, terms, allowed=tf32_x)
+        if problem.is_large:
+            tensor.forget_exact()
+        tensors.append(tensor)
+    return ReferenceStep(tensors, in_float64.why_none)
+
+
+def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
+    """Run a training step in float64, where the problem needs it and it is possible."""
+    if problem.why_no_float64 or problem.why_no_float64_in_steps or not problem.needs_float64:
+        return Float64Step(None, None, problem.why_no_float64_in_steps)
+
+    def run() -> list:
+        wide_module = module_in_float64(step.module)
+        wide_gradients = [g.double() for g in step.output_gradients]
+        wide_inputs = inputs_in_float64(step.inputs)
+        return problem.run_step(wide_module, wide_inputs, wide_gradients, step.parameters)
+
+    try:
+        exact = step_or_none(run)
+        if exact is None:
+            return Float64Step(None, None, NO_FLOAT64)
+        operators = problem.operators_in_tf32()
+        if not operators:
+            return Float64Step(exact, None, "")
+        with RoundedOperands(operators):
+            return Float64Step(exact, step_or_none(run), "")
+    except torch.OutOfMemoryError:
+        return Float64Step(None, None, NO_ROOM_FOR_FLOAT64)
+
+
+def step_or_none(run: Callable[[], list]) -> list | None:
+    """Return the results of a training step of the reference; None if it has no backward.
+
+    Raises:
+        torch.OutOfMemoryError: there may be a backward, but there is no memory for it.
+    """
+    try:
+        return run()
+    except torch.OutOfMemoryError:  # which is a RuntimeError
+        raise
+    except NO_BACKWARD:
+        return None

@@ -1,0 +1,1 @@
+"""Times: requests with two clocks, rounds in which entrants take turns, ratios."""

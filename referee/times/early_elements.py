@@ -1,0 +1,99 @@
+"""Some elements of a request's results, read before the clock stops."""
+
+import math
+import random
+from contextlib import suppress
+
+import torch
+
+from referee.bench import Bench
+from referee.contestants.contestant import Contestant
+from referee.contestants.reading import (
+    LARGEST_NUMBER,
+    BadDescriptionError,
+    UnreadableError,
+    as_indexable,
+    checked,
+    memory_offset,
+)
+
+READ_ELEMENTS = 32  # of a request's results, in all
+
+
+class EarlyElements:
+    """Elements of results that are read after the reply and before the clock stops.
+
+    A process may queue work on a GPU and reply before that is done. The work runs on while the
+    process is stopped. So some elements are read before the clock stops, chosen when the reply has
+    arrived. They must be the same when the whole results are read: an element that was computed
+    after the clock had stopped is different.
+
+    Where a process copies its results, the elements are those of the copies, which are in the
+    referee's memory. The process runs the copies, so it may queue them as well.
+
+    On a CPU nothing is read in place, because a stopped process computes nothing.
+
+    Args:
+        bench: the bench of the problem that is timed.
+        process: the process whose results are read.
+    """
+
+    def __init__(self, bench: Bench, process: Contestant) -> None:
+        self._bench = bench
+        self._is_on_gpu = bench.problem.device.type == "cuda"
+        self._reader = process.reader
+        # By the index of the call and of the result: flat indices and the elements there.
+        self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def read(self, reply: dict) -> None:
+        """Read some elements of one result of each call, chosen at random."""
+        calls = reply["calls"]
+        count = max(1, READ_ELEMENTS // max(len(calls), 1))
+        if self._bench.are_results_copied:
+            # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
+            for call_index, region in enumerate(self._bench.outputs[: len(calls)]):
+                self._read_copy(call_index, region.tensors, count)
+        elif self._is_on_gpu:
+            for call_index, call in enumerate(calls):
+                with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
+                    self._read_in_place(call_index, call["results"], count)
+
+    def _read_copy(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
+        """Read some elements of the copy of one of a call's results."""
+        readable = [i for i, copy in enumerate(copies) if copy.numel()]
+        if not readable:
+            return
+        result_index = random.choice(readable)
+        copy = copies[result_index]
+        indices = torch.randint(copy.numel(), (count,))
+        offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices.tolist()]
+        # A view of the memory from the first element on: `reshape` might copy the whole tensor.
+        flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
+        values = flat[torch.tensor(offsets, device=copy.device)].cpu()
+        self._elements[call_index, result_index] = indices, values
+
+    def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
+        """Read some elements of one of a call's results in the process's memory."""
+        readable = [i for i, description in enumerate(descriptions) if description.get("handle")]
+        if not readable:
+            return
+        result_index = random.choice(readable)
+        size = math.prod(checked(descriptions[result_index])["shape"])
+        if 0 < size < LARGEST_NUMBER:
+            indices = torch.randint(size, (count,))
+            values = self._reader.elements(descriptions[result_index], indices).cpu()
+            self._elements[call_index, result_index] = indices, values
+
+    def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
+        """Return whether the elements that were read early have other bits in the whole result.
+
+        Args:
+            call_index: the index of the call in the request.
+            result_index: the index of the result in the call.
+            whole: the result as it was read after the clock had stopped.
+        """
+        if (call_index, result_index) not in self._elements:
+            return False
+        indices, early = self._elements[call_index, result_index]
+        late = as_indexable(whole).reshape(-1)[indices.to(whole.device)].cpu()
+        return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))

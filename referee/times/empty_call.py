@@ -1,0 +1,88 @@
+"""Measures the cost of an empty call and its spread: `python -m referee.times.empty_call`.
+
+It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile of three
+times, in microseconds:
+
+    empty     the time of a request whose call does nothing, by the referee's clock
+    own       the time of eager's call, by the process's own clock
+    beyond    the time of the same request by the referee's clock, minus `own`
+
+The referee subtracts the larger of two 90th percentiles, that of `empty` and that of `beyond`, from
+its own times; see "Two clocks" in README.md. For a GPU: `python -m referee.times.empty_call cuda`.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+
+from referee.bench import Bench, write_all
+from referee.engine import referee_at_work
+from referee.names import MODULE
+from referee.reference.file import load
+from referee.reference.problem import Problem
+from referee.times.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
+
+ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
+REQUESTS = 200
+RELU = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.rand(ELEMENTS)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def percentiles(seconds: list[float]) -> str:
+    """Return the 10th, 50th and 90th percentile in microseconds, as columns of text."""
+    tenths = quantiles(seconds, n=10, method="inclusive")
+    return " ".join(f"{tenths[i] * 1e6:8.0f}" for i in (0, 4, 8))
+
+
+def measure(elements: int, device: torch.device) -> str:
+    """Return the line for a size."""
+    with tempfile.TemporaryDirectory() as folder, referee_at_work(own_builds=True) as server:
+        path = Path(folder, "relu.py")
+        path.write_text(RELU.replace("ELEMENTS", str(elements)))
+        bench = Bench(Problem("relu", load(path), device), server)
+        try:
+            bench.start_eager()
+            write_all(bench.inputs, bench.pool, [bench.problem.draw()])
+            bench.prepare_yardsticks(())
+            process = bench.eager[0].contestant
+            flush = make_flush(bench)
+            nothing = empty_entrant(bench)
+            eager = Entrant("eager", process, MODULE)
+            empty = [time_and_free(bench, nothing, 1, flush).wall for _ in range(REQUESTS)]
+            samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
+        finally:
+            bench.close()
+    own = [sample.own[0] for sample in samples]
+    beyond = [sample.wall - sample.own[0] for sample in samples]
+    columns = "  |".join(map(percentiles, (empty, own, beyond)))
+    return f"{elements:>10,} |{columns}"
+
+
+def main() -> None:
+    """Print a line for each size."""
+    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    print("  elements |  empty: p10, p50, p90     |  own                       |  beyond")
+    for elements in ELEMENTS:
+        print(measure(elements, device), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Decides if processes of a large problem keep unused GPU memory between the turns of a round.
+
+A process that gives its memory back has to allocate it again in its next turn, while its clock
+runs. To be fair, either all processes keep their memory, or all give it back.
+"""
+
+from collections.abc import Iterable
+from time import sleep
+
+from referee.bench import Bench
+from referee.contestants.contestant import Contestant
+from referee.contestants.memory import SECONDS_TO_CLEAR, free_bytes
+
+SPARE_BYTES = 1 << 32  # so many bytes stay free for comparisons
+
+
+class RoundMemory:
+    """Decides after the first round, a warm-up, whether there is memory for all processes at once.
+
+    In that round each process gives its memory back at the end of its turn. The referee measures
+    how much memory it had taken.
+
+    Args:
+        bench: the bench of the problem that is timed.
+        processes: the processes that take turns.
+    """
+
+    def __init__(self, bench: Bench, processes: Iterable[Contestant]) -> None:
+        self._bench = bench
+        self._device = bench.problem.device
+        self._all_keep = not bench.problem.is_large
+        self._is_decided = self._all_keep
+        self._free_before_turn = 0
+        self._processes = list(processes)
+        self._taken: dict[int, int] = {}  # the most bytes in a turn, by the process's id
+
+    def begin(self) -> None:
+        """Have all processes give their unused memory back before the first round."""
+        if not self._is_decided:
+            for process in self._processes:
+                self._bench.free_all_unused(process)
+
+    def begin_turn(self) -> None:
+        """Note how much memory is free before a process is asked."""
+        if not self._is_decided:
+            self._free_before_turn = free_bytes(self._device)
+
+    def end_turn(self, process: Contestant) -> None:
+        """Have a process free its results, and its unused memory unless all keep theirs."""
+        process.ask("release")
+        if self._all_keep:
+            return
+        if not self._is_decided:
+            taken = self._free_before_turn - free_bytes(self._device)
+            self._taken[process.pid] = max(taken, self._taken.get(process.pid, 0))
+        self._bench.free_all_unused(process)
+        sleep(SECONDS_TO_CLEAR)
+
+    def end_round(self) -> None:
+        """Decide, at the end of the first round, from what the processes have taken."""
+        if self._is_decided:
+            return
+        needed = sum(self._taken.values()) + SPARE_BYTES
+        self._all_keep = needed <= free_bytes(self._device)
+        self._is_decided = True

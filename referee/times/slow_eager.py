@@ -1,0 +1,98 @@
+"""Finds out whether a solution has slowed eager's processes.
+
+Eager's times beside the solution are compared with its times before any solution started. If they
+are longer, another program may be the reason. To tell, eager's old process, which the solution may
+have harmed, is timed beside a new one.
+"""
+
+from collections.abc import Callable
+from statistics import median
+
+from referee.bench import Bench, Eager, Plan
+from referee.grading import Grading
+from referee.names import MODULE
+from referee.times import timing
+from referee.times.timed_requests import Entrant, make_flush, time_and_free
+from referee.verdict import ERROR, FoundError
+
+SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
+TURNS = 9  # of each process whose times are compared
+
+
+def check_eager_speed(grading: Grading, plan: Plan) -> None:
+    """Check that eager was not slower beside the solution than before any solution started.
+
+    Raises:
+        FoundError: the solution has slowed eager, or a GPU has become slower by itself.
+    """
+    names, timings = grading.problem.names, grading.run.timings
+    beside = timings.seconds[names.eager] + timings.seconds[names.again]
+    has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
+    if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
+        return
+    if _is_harmed(grading.bench, plan.calls) or _is_faster_alone(grading, beside, plan.calls):
+        alone = median(plan.seconds_alone) * 1e3
+        times = f"{median(beside) * 1e3:.3f} ms, {alone:.3f} ms before it started"
+        raise FoundError(ERROR, f"eager was slower beside it: {times}")
+    if grading.device.type == "cuda":
+        reason = "the GPU has become slower since eager was timed alone: grade it again"
+        raise FoundError(ERROR, reason)
+    timings.notes.append("the machine has become slower since eager was timed alone")
+
+
+def _is_slower(seconds: list[float], others: list[float]) -> bool:
+    """Return whether the 10th percentile of times is slow beside the 90th of other times."""
+    fast, _ = timing.spread(seconds)
+    _, slow_other = timing.spread(others)
+    return fast > SLOW * slow_other
+
+
+def _is_harmed(bench: Bench, calls: int) -> bool:
+    """Return whether eager's old process is slower than a new one in every turn.
+
+    If the solution has changed the old process's priority, CPUs or limits, that process stays slow,
+    and the new one is not. Other programs slow both in turn.
+
+    Args:
+        bench: the bench of the problem; its old processes for eager are replaced by new ones.
+        calls: the number of calls of a request.
+    """
+    old = bench.take_eager()
+    try:
+        bench.start_eager()
+        flush = make_flush(bench)
+        is_old_slower = []
+        for _ in range(TURNS):
+            old_seconds = _seconds_of_call(bench, old[0], calls, flush)
+            new_seconds = _seconds_of_call(bench, bench.eager[0], calls, flush)
+            is_old_slower.append(old_seconds > SLOW * new_seconds)
+    finally:
+        for eager in old:
+            eager.close()
+    return all(is_old_slower)
+
+
+def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
+    """Return whether eager on a GPU is faster once the solution's process has ended.
+
+    This ends the process. Work that it has queued on a GPU would run on while it is stopped, and
+    slow eager.
+
+    Args:
+        grading: the file under grading.
+        beside: eager's seconds beside the solution.
+        calls: the number of calls of a request.
+    """
+    if grading.device.type != "cuda":
+        return False
+    bench = grading.bench
+    grading.solution.close()
+    flush = make_flush(bench)
+    after = [_seconds_of_call(bench, bench.eager[0], calls, flush) for _ in range(TURNS)]
+    return _is_slower(beside, after)
+
+
+def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
+    """Time one request of eager's; return the mean seconds of a call by the process's clock."""
+    sample = time_and_free(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
+    return sample.mean

@@ -1,0 +1,180 @@
+"""Timed requests: who is asked, how many calls a request has, and what the two clocks say."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from referee.bench import Bench, Plan, write_all
+from referee.contestants.contestant import Contestant
+from referee.names import MODULE, NOTHING
+from referee.times.early_elements import EarlyElements
+from referee.times.two_clocks import Sample, measure_overhead
+
+# A request has enough calls to last so many seconds: many times the spread of empty requests.
+LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
+MOST_CALLS = 32  # of a request
+LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
+FLUSH_BYTES = 1 << 29  # several times the largest L2
+FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
+LONGEST_CALL = 1e6  # seconds; a reply with a longer one is absurd
+EMPTY_REQUESTS = 12  # before the first round
+REQUESTS_ALONE = 5  # of eager, before any solution starts
+
+
+class Entrant(NamedTuple):
+    """One that takes turns in a round: the solution, eager, a yardstick, or the empty call.
+
+    Several entrants may share a process: eager and the yardsticks do.
+
+    Attributes:
+        name: the entrant's name in reports.
+        process: the process that is asked.
+        call: the name of the call that it is asked for; see `names`.
+    """
+
+    name: str
+    process: Contestant
+    call: str
+
+
+class TimedRequest(NamedTuple):
+    """A request and what came of it.
+
+    Attributes:
+        sample: its times.
+        reply: the process's reply.
+        early: the elements that were read before the clock stopped.
+    """
+
+    sample: Sample
+    reply: dict
+    early: EarlyElements
+
+
+def plan(bench: Bench) -> Plan:
+    """Return the plan for the problem's setting, which follows from eager's times alone.
+
+    The first call makes the plan and has to come before the first solution starts. Later calls
+    return the same plan.
+    """
+    if not is_planned(bench):
+        bench.plans[bench.problem.setting] = _make_plan(bench)
+    return bench.plans[bench.problem.setting]
+
+
+def is_planned(bench: Bench) -> bool:
+    """Return whether eager has been timed alone under the problem's setting."""
+    return bench.problem.setting in bench.plans
+
+
+def _make_plan(bench: Bench) -> Plan:
+    """Time eager alone: two single calls, which say how many a request has; then some requests."""
+    problem = bench.problem
+    bench.start_eager()
+    write_all(bench.inputs, bench.pool, [problem.draw()])
+    bench.prepare_yardsticks(())
+    process = bench.eager[0].contestant
+    eager = Entrant("eager", process, MODULE)
+    flush = make_flush(bench)
+    overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
+    first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
+    calls = _calls_of_a_request(bench, overhead.seconds_of_calls(first_samples)[-1])
+    write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(calls)])
+    overhead = measure_overhead(time_empty(bench, calls, flush), [])
+    samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
+    bench.free_results(process)
+    return Plan(calls, overhead.seconds_of_calls(samples))
+
+
+def _calls_of_a_request(bench: Bench, seconds: float) -> int:
+    """Return how many calls a request has, if each takes so many seconds."""
+    problem = bench.problem
+    device = problem.device.type
+    calls = min(MOST_CALLS, math.ceil(LEAST_SECONDS[device] / seconds))
+    bytes_of_a_call = max(problem.input_bytes + problem.output_bytes, 1)
+    return max(1, min(calls, LARGEST_REQUEST[device] // bytes_of_a_call))
+
+
+def time_and_free(bench: Bench, entrant: Entrant, calls: int, flush: Callable[[], None]) -> Sample:
+    """Time one request, whose results are freed without a comparison."""
+    timed = time_request(bench, entrant, calls, flush)
+    entrant.process.ask("release")
+    return timed.sample
+
+
+def time_empty(
+    bench: Bench, calls: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
+) -> list[Sample]:
+    """Time requests whose calls do nothing."""
+    nothing = empty_entrant(bench)
+    return [time_and_free(bench, nothing, calls, flush) for _ in range(requests)]
+
+
+def empty_entrant(bench: Bench) -> Entrant:
+    """Return the entrant whose calls do nothing, in eager's first process."""
+    return Entrant("nothing", bench.eager[0].contestant, NOTHING)
+
+
+def make_flush(bench: Bench) -> Callable[[], None]:
+    """Return a function that empties a GPU's L2.
+
+    On a CPU it does nothing: the caches hold what was written last, the same for all contestants.
+    """
+    if bench.problem.device.type == "cpu":
+        return lambda: None
+    buffer = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=bench.problem.device)
+
+    def flush() -> None:
+        """Write more than the L2 holds."""
+        buffer.zero_()
+        torch.cuda.synchronize(bench.problem.device)
+
+    return flush
+
+
+def time_request(
+    bench: Bench,
+    entrant: Entrant,
+    calls: int,
+    flush: Callable[[], None],
+    templates: list | None = None,
+) -> TimedRequest:
+    """Time one request of an entrant.
+
+    Args:
+        bench: the bench of the problem that is timed.
+        entrant: who is asked.
+        calls: the number of calls of the request.
+        flush: empties the caches before it.
+        templates: tensors with the shapes and dtypes of one call's results, for which room is made
+            if results are copied within the clock; None where none is needed.
+    """
+    room = None
+    if bench.are_results_copied and templates:
+        room = bench.room_for(templates, calls)
+    flush()
+    process = entrant.process
+    early = EarlyElements(bench, process)
+    reply = process.ask(
+        "call", early.read, name=entrant.call, inputs=bench.forms(calls), outputs=room
+    )
+    own = checked_seconds(reply["seconds"], calls)
+    return TimedRequest(Sample(own, process.seconds), reply, early)
+
+
+def checked_seconds(seconds: object, calls: int) -> list[float]:
+    """Return the seconds of each call by the process's clock.
+
+    If a reply has no such list, or an absurd number in it, the seconds are zeros, and only the
+    referee's clock counts.
+
+    Args:
+        seconds: what the reply has.
+        calls: how many seconds there must be.
+    """
+    is_list = isinstance(seconds, list) and len(seconds) == calls
+    if not is_list or not all(type(s) is float and 0 <= s <= LONGEST_CALL for s in seconds):
+        return [0.0] * calls
+    return seconds

@@ -1,0 +1,206 @@
+"""Times of contestants side by side: rounds, and the ratios of their times."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import quantiles
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from referee.program.console import Progress
+
+WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
+MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
+QUICK_ROUNDS = 5  # of the quick comparison on a GPU
+# With more bytes of parameters than this, the quick comparison on a CPU leaves out gradients at the
+# timed size: those of a weight of 256 MiB take seven seconds to compare.
+QUICK_PARAMETERS = 1 << 26
+# On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
+CPU_SECONDS = 2.5  # for the quick comparison
+FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
+LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
+LEAST_JUDGED = 3  # rounds: fewer do not tell a difference from noise
+RESAMPLES = 2000  # of the bootstrap
+
+
+class Names(NamedTuple):
+    """The names of the contestants that every comparison has."""
+
+    solution: str
+    eager: str
+
+    @property
+    def again(self) -> str:
+        """The A/A control, which is eager timed once more: a difference from eager is noise."""
+        return f"{self.eager} (again)"
+
+
+class Rate(NamedTuple):
+    """The speed that limits a problem.
+
+    Attributes:
+        unit: the unit of the rate, one of `report.SCALE`.
+        work: the key of a call's work in the JSON file.
+        yardstick: the contestant that shows which rate the device reaches.
+        floor: the work whose time is the floor, as part of a sentence: "a product at ...".
+    """
+
+    unit: str
+    work: str
+    yardstick: str
+    floor: str
+
+
+class Rounds(NamedTuple):
+    """How many rounds are timed.
+
+    Attributes:
+        trials: the number of rounds; None for as many as MOST_ROUNDS, or as fit in `cpu_seconds`.
+        cpu_seconds: how long all rounds may take on a CPU; it is ignored if `trials` is a number.
+    """
+
+    trials: int | None = None
+    cpu_seconds: float = CPU_SECONDS
+
+
+@dataclass
+class Timings:
+    """The times of all contestants in the order of the rounds: one time a round for each.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        names: the names of the solution, of eager and of eager again.
+        rate: the speed that limits the problem.
+        work: the work of one call, in the units of the rate.
+        seconds: the seconds of a call in each round, by the contestant's name.
+        wall: the same by the referee's clock, with the overhead.
+        notes: which contestants were left out, and why.
+        moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
+        floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
+    """
+
+    device: str
+    names: Names
+    rate: Rate
+    work: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    wall: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    moved: int = 0
+    floor: float = 0.0
+
+    def start(self, names: Iterable[str]) -> None:
+        """Give these contestants empty lists of times; reports keep the order."""
+        for name in names:
+            self.seconds[name] = []
+            self.wall[name] = []
+
+    def set(self, name: str, seconds: list[float], wall: list[float]) -> None:
+        """Set a contestant's times in all rounds so far."""
+        self.seconds[name] = seconds
+        self.wall[name] = wall
+
+
+@dataclass
+class Step:
+    """The times of training steps.
+
+    Attributes:
+        forward: the times of the forwards, which autograd records.
+        backward: the times of the backwards.
+        kept: the bytes that autograd keeps from a forward to its backward, by contestant.
+    """
+
+    forward: Timings
+    backward: Timings
+    kept: dict[str, int] = field(default_factory=dict)
+
+
+def drop_unfinished_round(*parts: Timings) -> int:
+    """Drop the unfinished round after an interrupt; return how many rounds are left.
+
+    Args:
+        parts: timings of the same rounds: of forwards, or of both halves of training steps.
+    """
+    lists = []
+    for part in parts:
+        lists += [*part.seconds.values(), *part.wall.values()]
+    finished_rounds = min(map(len, lists), default=0)
+    for times in lists:
+        del times[finished_rounds:]
+    return finished_rounds
+
+
+def run_rounds(
+    run_round: Callable, length: Rounds, device: torch.device, name: str, progress: Progress
+) -> Iterator:
+    """Run the warm-up and then the timed rounds; yield what each timed round returns.
+
+    Args:
+        run_round: runs a round.
+        length: how many rounds are timed.
+        device: the device on which solutions compute.
+        name: the name of the timed calls in the progress line: "the forward".
+        progress: shows the progress line.
+    """
+    warm_up = WARM_UP_ROUNDS[device.type]
+    for done in range(warm_up):
+        progress(f"warming up {name}", f"{done + 1} of {warm_up} rounds")
+        run_round()
+    most = length.trials or MOST_ROUNDS[device.type]
+    is_limited = device.type == "cpu" and not length.trials
+    limit = length.cpu_seconds if is_limited else math.inf
+    start = perf_counter()
+    for done in range(most):
+        passed = perf_counter() - start
+        if done >= LEAST_CPU_ROUNDS and passed >= limit:
+            return
+        progress(f"timing {name}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
+        yield run_round()
+
+
+def _time_left(done: int, passed: float, most: int, limit: float) -> str:
+    """Return the number of rounds and the seconds left, for the progress line: " of 50, 3 s left".
+
+    Args:
+        done: how many rounds are done.
+        passed: the seconds that they took.
+        most: how many rounds there are at most.
+        limit: the seconds after which no further round begins, or inf.
+    """
+    total = f" of {most}" if limit == math.inf else ""
+    if not done:
+        return total
+    seconds_of_round = passed / done
+    left = min(seconds_of_round * (most - done), max(limit - passed, seconds_of_round))
+    return f"{total}, {left:.0f} s left"
+
+
+def spread(times: list[float]) -> tuple[float, float]:
+    """Return the 10th and the 90th percentile."""
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
+    return tenths[0], tenths[-1]
+
+
+def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
+    """Return how many times faster some times are than the baseline's.
+
+    Both lists have one time a round. The ratio is taken in each round, where it does not matter
+    what slows the whole round.
+
+    Args:
+        baseline: the seconds of the baseline.
+        times: the seconds of a contestant.
+
+    Returns:
+        The median of the ratios, and both ends of its 95% interval: a percentile bootstrap.
+    """
+    ratios = torch.tensor([b / t for b, t in zip(baseline, times, strict=True)], dtype=torch.double)
+    generator = torch.Generator().manual_seed(0)  # the same times always give the same interval
+    rounds = len(ratios)
+    resampled = ratios[torch.randint(rounds, (RESAMPLES, rounds), generator=generator)]
+    medians = resampled.quantile(0.5, dim=1)
+    low, high = medians.quantile(0.025), medians.quantile(0.975)
+    return ratios.quantile(0.5).item(), low.item(), high.item()
