@@ -58,7 +58,7 @@ def test_static_checkers_accept_the_bundle(problem):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_bundle_has_all_sources_one_load_inline_call_and_one_class(problem):
+def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
     """Each source file is in it once, without includes of ours; two calls return the same text."""
     text = bundle(problem)
     assert text == bundle(problem)
@@ -76,10 +76,9 @@ def test_a_bundle_has_all_sources_one_load_inline_call_and_one_class(problem):
             if path.endswith(suffix):
                 assert set(lines) <= set(source.splitlines())
                 assert source.count(f"// ---- {path}\n") == 1
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    assert [(node.name, ast.unparse(node.bases[0])) for node in classes] == [
-        ("ModelNew", "nn.Module")
-    ]
+    classes = {n.name: ast.unparse(n.bases[0]) for n in tree.body if isinstance(n, ast.ClassDef)}
+    assert classes.pop("ModelNew") == "nn.Module"
+    assert set(classes.values()) <= {"torch.autograd.Function"}  # for DTensors
 
 
 def test_a_bundle_of_other_sources_has_another_name(monkeypatch):

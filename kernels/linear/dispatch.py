@@ -245,6 +245,38 @@ def _local_placements(
     return grad_x_placements, grad_weight_placements, out_placements
 
 
+class _LocalTensor(torch.autograd.Function):
+    """The local tensor of a DTensor, whose gradient can be differentiated again.
+
+    Before torch 2.13, the gradient of `DTensor.to_local` cannot.
+    """
+
+    @staticmethod
+    def forward(ctx: object, x: object, grad_placements: Placements) -> Tensor:
+        """Return the local tensor of x, a DTensor whose gradient will have `grad_placements`."""
+        ctx.mesh = x.device_mesh
+        ctx.grad_placements = grad_placements
+        ctx.shape = x.shape
+        ctx.stride = x.stride()
+        local = x.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[object, None]:
+        """Return the gradient of x as a DTensor, and None for `grad_placements`."""
+        from torch.distributed.tensor import DTensor
+
+        grad_x = DTensor.from_local(
+            grad,
+            ctx.mesh,
+            ctx.grad_placements,
+            run_check=False,
+            shape=ctx.shape,
+            stride=ctx.stride,
+        )
+        return grad_x, None
+
+
 def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own arguments and two more
     x: object,
     weight: object,
@@ -268,10 +300,10 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
     grad_x_placements, grad_weight_placements, out_placements = placements
     local_bias = None
     if bias is not None:
-        local_bias = bias.to_local(grad_placements=grad_weight_placements)
+        local_bias = _LocalTensor.apply(bias, grad_weight_placements)
     local_out = operator(
-        x.to_local(grad_placements=grad_x_placements),
-        weight.to_local(grad_placements=grad_weight_placements),
+        _LocalTensor.apply(x, grad_x_placements),
+        _LocalTensor.apply(weight, grad_weight_placements),
         local_bias,
         divisor,
     )
