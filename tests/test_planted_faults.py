@@ -39,7 +39,7 @@ class Fault:
 
 
 RELU_CPU = "relu/relu_cpu.cpp"
-RELU_GPU = "relu/relu_forward.cuh"
+RELU_GPU = "relu/forward.cuh"
 RELU_GPU_LAUNCH = "relu/relu.cu"
 LINEAR_CPU = "linear/fused_pass/fused_pass_cpu.cpp"
 LINEAR_GPU = "linear/fused_pass/backward.cuh"

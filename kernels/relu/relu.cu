@@ -1,14 +1,13 @@
 // ReLU on CUDA, forward and backward.
 //
-// The three kernels, each in a file of its own:
+// The three kernels:
 //
-//   relu_kernel                    relu_forward.cuh: out = x < 0 ? 0 : x. In training it also packs
-//                                  the mask: one bit an element, which tells backward where the
-//                                  gradient passes.
-//   relu_backward_kernel           relu_backward.cuh: grad_input = grad_output where the mask's bit
-//                                  is 1, else 0.
-//   relu_backward_strided_kernel   relu_backward_strided.cuh: the same for a grad_output that is
-//                                  not dense in memory.
+//   forward.cuh            relu_kernel: out = x < 0 ? 0 : x. In training it also packs the mask:
+//                          one bit an element, which tells backward where the gradient passes.
+//   backward.cuh           relu_backward_kernel: grad_input = grad_output where the mask's bit is
+//                          1, else 0.
+//   backward_strided.cuh   relu_backward_strided_kernel: the same for a grad_output that is not
+//                          dense in memory.
 //
 // This file launches them; relu_op.cpp calls it through launchers.h.
 //
@@ -19,21 +18,21 @@
 // Why this is the limit: ReLU does one comparison an element, which costs nothing beside the memory
 // traffic. Every element of x is read once, and every element of out is written once, so the
 // practical limit is a copy of x. docs/BENCHMARKS.md has the times of both. On large tensors
-// relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in
-// relu_config.cuh). In training, forward also writes the mask, which in float32 is 1/32 of the
-// bytes of x. Backward reads these bits, where torch's backward reads the saved output.
+// relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in config.cuh). In
+// training, forward also writes the mask, which in float32 is 1/32 of the bytes of x. Backward
+// reads these bits, where torch's backward reads the saved output.
 //
 // For large tensors the best form is the simplest: each thread makes one 16-byte access, and each
-// block ends when its elements are done. Loops, more accesses a thread, and bulk copies through
-// shared memory are all slower on an H200.
+// block ends when its elements are done. docs/EXPERIMENTS.md, "ReLU on a GPU", has the forms that
+// are slower.
 
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
-#include "relu/relu_backward.cuh"
-#include "relu/relu_backward_strided.cuh"
-#include "relu/relu_config.cuh"
-#include "relu/relu_forward.cuh"
+#include "relu/backward.cuh"
+#include "relu/backward_strided.cuh"
+#include "relu/config.cuh"
+#include "relu/forward.cuh"
 
 namespace kernels::relu {
 

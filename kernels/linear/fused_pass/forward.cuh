@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   elements.store(out, z);
   if (mask == nullptr) return;
 
-  // The threads of a byte combine their bits (relu/relu_forward.cuh has a picture of that).
+  // The threads of a byte combine their bits (relu/forward.cuh has a picture of that).
   const int place = static_cast<int>(elements.first % MaskLayout::kColumns);
   bits <<= place;
 #pragma unroll

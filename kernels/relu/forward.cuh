@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "common/vectors.cuh"
-#include "relu/relu_config.cuh"
+#include "relu/config.cuh"
 
 namespace kernels::relu {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/vectors.cuh"
-#include "relu/relu_config.cuh"
+#include "relu/config.cuh"
 
 namespace kernels::relu {
 
