@@ -1,4 +1,4 @@
-// The constants and the parameters of skinny_kernel (skinny.cu).
+// The constants and the arguments of skinny_kernel (skinny.cu).
 
 #pragma once
 
@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/launch.cuh"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
 
 namespace kernels::skinny {
@@ -17,10 +19,9 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpColumns = 4;  // columns of a warp
   static constexpr int kTileColumns = kWarps * kWarpColumns;
-  // Elements of K. A batch is what a warp prefetches.
-  static constexpr int kLaneK = 4;            // of a lane in a step: one float4
-  static constexpr int kStepK = 32 * kLaneK;  // of a warp in a step
-  static constexpr int kStepsPerBatch = 2;
+  static constexpr int kLaneK = 4;            // elements of K of a lane in a step: one float4
+  static constexpr int kStepK = 32 * kLaneK;  // elements of K of a warp in a step
+  static constexpr int kStepsPerBatch = 2;    // a batch is what a warp prefetches
   static constexpr int kBatchK = kStepsPerBatch * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
@@ -40,8 +41,8 @@ struct Config {
 template <int kM>
 using Sum = std::conditional_t<(kM > 4), float, double>;
 
-// The parameters of skinny_kernel.
-struct Problem {
+// The arguments of skinny_kernel. The launch sets `batches` when it has chosen the cluster size.
+struct Arguments {
   const float* x;
   const float* weight;
   int64_t x_stride;
@@ -50,7 +51,17 @@ struct Problem {
   int k;
   int x_tiles;       // of kM rows
   int weight_tiles;  // of kTileColumns columns
-  int batches;       // of K, in each block of a cluster
+  int batches = 0;   // of K, in each block of a cluster
+
+  explicit Arguments(const LinearArguments& linear, int tile_rows)
+      : x(static_cast<const float*>(linear.x)),
+        weight(static_cast<const float*>(linear.weight)),
+        x_stride(linear.x_stride),
+        weight_stride(linear.weight_stride),
+        epilogue(linear),
+        k(static_cast<int>(linear.k)),
+        x_tiles(blocks_of(linear.m, tile_rows)),
+        weight_tiles(blocks_of(linear.n, Config::kTileColumns)) {}
 
   // K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }

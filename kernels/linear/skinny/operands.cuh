@@ -64,7 +64,7 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // memory, with zeros past the last row and past whole_k. A warp copies one row of one step at a
 // time, which is number `i`: row i % kM of step i / kM.
 template <int kM>
-__device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int first_k,
+__device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int first_k,
                        int k_range) {
   constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
   const int warp = threadIdx.x / 32;
@@ -75,9 +75,9 @@ __device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int fi
     const int row = first_row + i % kM;
     const int step = i / kM;
     const int k = first_k + step * Config::kStepK + lane * Config::kLaneK;
-    const bool exists = row < problem.epilogue.m && k < problem.whole_k();
+    const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
-        reinterpret_cast<const float4*>(problem.x + row * problem.x_stride + k);
+        reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
     store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
   }
 }
@@ -88,7 +88,7 @@ __device__ void load_x(const Problem& problem, uint8_t* x, int first_row, int fi
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the same
 // step of the next batch. `tile` and `batch` tell which weights are loaded next.
 struct PrefetchedWeights {
-  const Problem& problem;
+  const Arguments& arguments;
   int tile;                       // of columns
   const int first_k;              // this lane's K in the block's first step
   int batch = 0;                  // of the block's range of K
@@ -101,28 +101,28 @@ struct PrefetchedWeights {
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
-    const int column = min(first_column, problem.epilogue.n - 1);
-    source = problem.weight + column * problem.weight_stride + first_k;
-    columns_after = problem.epilogue.n - 1 - column;
+    const int column = min(first_column, arguments.epilogue.n - 1);
+    source = arguments.weight + column * arguments.weight_stride + first_k;
+    columns_after = arguments.epilogue.n - 1 - column;
   }
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
     const int k = batch * Config::kBatchK + step * Config::kStepK;
-    const bool exists = first_k + k < problem.whole_k() && tile < problem.weight_tiles;
+    const bool exists = first_k + k < arguments.whole_k() && tile < arguments.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
-      const float* const address = source + min(i, columns_after) * problem.weight_stride + k;
+      const float* const address = source + min(i, columns_after) * arguments.weight_stride + k;
       v[step][i] = ptx::load_global_four_if(exists, address);
     }
   }
 
   // Goes on to the next batch, or to the first batch of the cluster's next tile.
   __device__ void advance() {
-    if (++batch < problem.batches) return;
+    if (++batch < arguments.batches) return;
     batch = 0;
-    tile += ptx::nclusterid() / problem.x_tiles;
+    tile += ptx::nclusterid() / arguments.x_tiles;
     find_columns();
   }
 };

@@ -6,7 +6,7 @@
 // run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names. The parts of the
 // kernel, which this file puts together and launches:
 //
-//   config.cuh     constants and parameters
+//   config.cuh     constants and arguments
 //   operands.cuh   loads of x and the weight, and the products
 //   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
@@ -83,7 +83,7 @@ namespace kernels::skinny {
 // `wait` waits until all blocks of the cluster have arrived.
 template <int kM>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
-    skinny_kernel(const __grid_constant__ Problem problem) {
+    skinny_kernel(const __grid_constant__ Arguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
   double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileColumns]
@@ -91,18 +91,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kM * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int k_range = problem.batches * Config::kBatchK;
+  const int k_range = arguments.batches * Config::kBatchK;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
-  const int first_row = cluster % problem.x_tiles * kM;
-  int tile = cluster / problem.x_tiles;
+  const int first_row = cluster % arguments.x_tiles * kM;
+  int tile = cluster / arguments.x_tiles;
 
-  PrefetchedWeights weights{problem, tile, first_k + lane * Config::kLaneK};
+  PrefetchedWeights weights{arguments, tile, first_k + lane * Config::kLaneK};
   weights.find_columns();
 #pragma unroll
   for (int step = 0; step < Config::kStepsPerBatch; ++step) weights.load(step);
   weights.advance();
-  load_x<kM>(problem, x, first_row, first_k, k_range);
+  load_x<kM>(arguments, x, first_row, first_k, k_range);
   __syncthreads();
 
   // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kTotals totals. If there are
@@ -112,13 +112,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
   int previous = -1;  // the tile whose sums are in previous_sums, if there is one
-  for (; tile < problem.weight_tiles; tile += ptx::nclusterid() / problem.x_tiles) {
-    if (problem.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(problem.epilogue.bias + tile * Config::kTileColumns);
+  for (; tile < arguments.weight_tiles; tile += ptx::nclusterid() / arguments.x_tiles) {
+    if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
+      ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
     Sum<kM> sum[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
-    for (int batch = 0; batch < problem.batches; ++batch) {
+    for (int batch = 0; batch < arguments.batches; ++batch) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBatch; ++step) {
         multiply_step<kM>(sum, weights, step, x_address);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     // Store the results of the tile before. Its sums have arrived in the meantime.
     if (previous >= 0) {
       ptx::cluster_wait();
-      store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
+      store_results<kM>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
     }
     // Share this tile's sums. The first of the lanes with the same total stores it.
     if (lane % kLanesPerTotal == 0) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(problem, previous_sums, first_row, previous * Config::kTileColumns);
+    store_results<kM>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
   }
   ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif
@@ -170,19 +170,20 @@ int known_active_clusters(int log_size) {
   int device;
   check(cudaGetDevice(&device));
   if (device < kDevices && known[device][log_size] > 0) return known[device][log_size];
-  const int size = 1 << log_size;
-  const cudaStream_t no_stream = nullptr;
-  const Grid one_cluster{size,      Config::kThreads,  Config::kMaxBytes,
-                         no_stream, /*has_pdl=*/false, /*cluster=*/size};
+  Grid one_cluster{};
+  one_cluster.blocks = 1 << log_size;
+  one_cluster.threads = Config::kThreads;
+  one_cluster.bytes = Config::kMaxBytes;
+  one_cluster.cluster = 1 << log_size;
   const int clusters = count_active_clusters(skinny_kernel<kM>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
 }
 
-// How a problem is divided among clusters.
-struct Division {
-  int cluster_size = 0;  // blocks; 0 if the problem fits no cluster size
-  int blocks = 0;        // of all clusters
+// How the work is divided among clusters.
+struct Clusters {
+  int cluster_size = 0;  // blocks of a cluster
+  int blocks = 0;        // of all clusters; 0 if x fits into no cluster
   int batches = 0;       // of each block
 };
 
@@ -194,10 +195,10 @@ struct Division {
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndBatches.)
 template <int kM>
-Division divide(int k, int x_tiles, int weight_tiles) {
+Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;
   const int all_batches = blocks_of(k, Config::kBatchK);
-  Division best;
+  Clusters best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
     const int batches = blocks_of(all_batches, 1 << log_size);
@@ -223,23 +224,20 @@ Division divide(int k, int x_tiles, int weight_tiles) {
 // not fit into shared memory.
 template <int kM>
 void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
-  Problem problem{static_cast<const float*>(linear.x),
-                  static_cast<const float*>(linear.weight),
-                  linear.x_stride,
-                  linear.weight_stride,
-                  Epilogue<float>(linear),
-                  static_cast<int>(linear.k),
-                  blocks_of(linear.m, kM),
-                  blocks_of(linear.n, Config::kTileColumns)};
-  const Division division = divide<kM>(problem.k, problem.x_tiles, problem.weight_tiles);
+  Arguments arguments(linear, /*tile_rows=*/kM);
+  const Clusters clusters =
+      choose_clusters<kM>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
   if constexpr (kM > 1) {
-    if (division.blocks == 0) return launch_tiles<kM / 2>(linear, stream);
+    if (clusters.blocks == 0) return launch_tiles<kM / 2>(linear, stream);
   }
-  problem.batches = division.batches;
-  const size_t bytes = shared_bytes<kM>(division.batches);
-  const Grid grid{division.blocks, Config::kThreads,  bytes,
-                  stream,          /*has_pdl=*/false, division.cluster_size};
-  launch_grid(grid, skinny_kernel<kM>, problem);
+  arguments.batches = clusters.batches;
+  Grid grid{};
+  grid.blocks = clusters.blocks;
+  grid.threads = Config::kThreads;
+  grid.bytes = shared_bytes<kM>(clusters.batches);
+  grid.stream = stream;
+  grid.cluster = clusters.cluster_size;
+  launch_grid(grid, skinny_kernel<kM>, arguments);
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.

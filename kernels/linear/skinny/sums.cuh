@@ -71,12 +71,13 @@ __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
 // products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
 // of the element, in shared memory. The other blocks have theirs at the same place.
 template <int kM>
-__device__ float add_blocks(const Problem& problem, const double* block_sum, int row, int column) {
+__device__ float add_blocks(const Arguments& arguments, const double* block_sum, int row,
+                            int column) {
   double sum = sum_of_blocks(block_sum);
-  const float* const x = problem.x + row * problem.x_stride;
-  const float* const weight = problem.weight + column * problem.weight_stride;
+  const float* const x = arguments.x + row * arguments.x_stride;
+  const float* const weight = arguments.weight + column * arguments.weight_stride;
 #pragma unroll 1
-  for (int k = problem.whole_k(); k < problem.k; ++k) {
+  for (int k = arguments.whole_k(); k < arguments.k; ++k) {
     sum = fma(double{x[k]}, double{weight[k]}, sum);
   }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
@@ -84,11 +85,11 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
   constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
-    for (int k = 0; k < problem.k && !isnan(sum); ++k) {
+    for (int k = 0; k < arguments.k && !isnan(sum); ++k) {
       sum = fma(double{x[k]}, double{weight[k]}, sum);
     }
   }
-  if (problem.epilogue.bias != nullptr) sum += __ldg(problem.epilogue.bias + column);
+  if (arguments.epilogue.bias != nullptr) sum += __ldg(arguments.epilogue.bias + column);
   return static_cast<float>(sum);
 }
 
@@ -105,7 +106,7 @@ __device__ float add_blocks(const Problem& problem, const double* block_sum, int
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
 template <int kM>
-__device__ void store_results(const Problem& problem, const double* sums, int first_row,
+__device__ void store_results(const Arguments& arguments, const double* sums, int first_row,
                               int first_column) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
@@ -114,7 +115,7 @@ __device__ void store_results(const Problem& problem, const double* sums, int fi
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const Epilogue<float>& epilogue = problem.epilogue;
+  const Epilogue<float>& epilogue = arguments.epilogue;
   const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
   // first_byte is the byte of lanes 0 to 7.
   for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
@@ -128,7 +129,7 @@ __device__ void store_results(const Problem& problem, const double* sums, int fi
     float z = 0;
     if (exists) {
       const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
-      z = add_blocks<kM>(problem, sum, row, column);
+      z = add_blocks<kM>(arguments, sum, row, column);
       *epilogue.out_at(row, column) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {
