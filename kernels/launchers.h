@@ -184,26 +184,35 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for the elements whose bits are in the mask's bytes begin <= i < end.
-// A byte has the bits of up to eight neighbouring elements of a row. If mask is null, begin and end
-// count the bytes that a mask would have.
+// As cuda::linear_fused_pass, for a range of the mask's bytes: begin and end count bytes, and each
+// byte stands for its elements, up to eight neighbours in a row. If mask is null, they count the
+// bytes that a mask would have, of which there are m * ((n + 7) / 8).
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, in two steps. The rows of the matrix are divided into runs,
-// and the columns of each run into units (fused_pass_cpu.cpp has a picture).
+// As cuda::linear_fused_pass_backward, in two steps:
 //
-//   1. Threads call linear_fused_pass_backward for ranges begin <= i < end of all runs *
-//      units_of_run units. It writes grad_z, and the sums of the columns of each run to `sums`
-//      [runs, n], which is null if grad_bias is not wanted.
-//   2. After that, one thread calls linear_fused_pass_backward_sum, if grad_bias is wanted.
+//   1. Threads call linear_fused_pass_backward for ranges of units. Together the ranges cover all
+//      units, 0 to linear_fused_pass_backward_units(m, n) - 1.
+//   2. If grad_bias is wanted, one thread then calls linear_fused_pass_backward_sum.
+//
+// The caller allocates `sums`, which takes the column sums from step 1 to step 2:
+// [linear_fused_pass_backward_runs(m, n), n], or null if grad_bias is not wanted.
+
+// Returns the number of units. A unit is the part of the matrix that a thread handles at a time:
+// some columns of a run, which is some adjacent rows (fused_pass_cpu.cpp has a picture).
+int64_t linear_fused_pass_backward_units(int64_t m, int64_t n);
+
+// Returns the number of runs.
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
-int64_t linear_fused_pass_backward_units_of_run(int64_t n);
+
+// Step 1, for the units begin <= i < end: writes grad_z and, unless sums is null, the sums of each
+// run's columns of grad_z to the run's row of sums.
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end);
 
-// grad_bias[j] = the sum over all runs of sums[run][j]. It overwrites `sums`.
+// Step 2: grad_bias[j] = the sum over all runs of sums[run][j]. It overwrites `sums`.
 void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
                                     int64_t n);
 

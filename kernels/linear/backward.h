@@ -89,9 +89,9 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
                                             workspace.mutable_data_ptr(), m, n, stream);
   };
   const auto run_on_cpu = [&] {
-    const int64_t runs = cpu::linear_fused_pass_backward_runs(m, n);
-    const int64_t units = runs * cpu::linear_fused_pass_backward_units_of_run(n);
-    const Tensor sums = allocate(grad_output, {inputs.wants_bias ? runs * n : 0}, at::kDouble);
+    const int64_t units = cpu::linear_fused_pass_backward_units(m, n);
+    const int64_t runs = inputs.wants_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
+    const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
     double* const run_sums = inputs.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
     // A thread gets at least so many units that they have about kGrain elements.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
@@ -107,15 +107,16 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return {grad_z, grad_bias};
 }
 
-// Returns true if run_gemm may be able to compute a [I, J] times b [J, K]. Operands that no kernel
-// reads in place are copied by run_gemm in float32, and left to torch in half types.
+// Returns true if run_gemm may be able to compute a [I, J] times b [J, K]. If no kernel reads an
+// operand in place, run_gemm copies it in float32, and torch multiplies in half types.
 inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
   if (!is_cuda || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
-    const bool demands_other_path = demanded_path && demanded_path != Path::kSm90;
-    return float32_precision() == Precision::kHighest || !demands_other_path;
+    const bool is_highest = float32_precision() == Precision::kHighest;
+    const bool may_choose_sm90 = !demanded_path || demanded_path == Path::kSm90;
+    return is_highest || may_choose_sm90;
   }
   if (a.element_size() != 2) return false;
   const auto is_readable = [](const Tensor& t) {

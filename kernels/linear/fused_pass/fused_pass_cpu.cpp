@@ -58,7 +58,8 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// A strip of forward: `rows` rows from `row` on, and `columns` columns from `column` on.
+// A strip of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
+// several rows, they are whole.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
@@ -82,6 +83,7 @@ struct ForwardStrip {
     }
   }
 
+  // Returns how many bytes of the mask the strip has.
   int64_t bytes() const { return rows * bytes_of_bits(columns); }
 };
 
@@ -131,6 +133,8 @@ int64_t run_rows(int64_t n) {
   return std::max(Config::kRunRows, Config::kStripsAdded * strip_rows(n));
 }
 
+int64_t units_of_run(int64_t n) { return divide_up(n, kStrip); }
+
 // The part of the matrix that one thread handles at a time in backward: the rows of a run, and as
 // many columns as a strip has. Units are numbered along the rows:
 //
@@ -152,11 +156,10 @@ struct Unit {
   int64_t rows_of_strip;  // of each strip; the last strip of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
-    const int64_t units_of_run = linear_fused_pass_backward_units_of_run(n);
-    run = index / units_of_run;
+    run = index / units_of_run(n);
     first_row = run * run_rows(n);
     rows = std::min(run_rows(n), m - first_row);
-    first_column = index % units_of_run * kStrip;
+    first_column = index % units_of_run(n) * kStrip;
     columns = std::min(kStrip, n - first_column);
     rows_of_strip = std::min(strip_rows(n), rows);
   }
@@ -249,7 +252,9 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
 
 int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n) { return divide_up(m, run_rows(n)); }
 
-int64_t linear_fused_pass_backward_units_of_run(int64_t n) { return divide_up(n, kStrip); }
+int64_t linear_fused_pass_backward_units(int64_t m, int64_t n) {
+  return linear_fused_pass_backward_runs(m, n) * units_of_run(n);
+}
 
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
