@@ -140,22 +140,22 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //
 // M * N, the size of the result, has to outgrow three costs, which are counted in elements of it:
 // one for each row of x, one for each feature, and one for the call. The call's cost is kCallCost /
-// (K - kFreeK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about 546,000
-// elements.
+// (K - kUncountedK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about
+// 546,000 elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
   constexpr int kLeastWeight = 1 << 17;        // elements of the weight, N * K
   constexpr int kRowCost = 150;                // elements of out per row of x
   constexpr int kFeatureCost = 100;            // elements of out per feature
-  constexpr int kCallCost = 1 << 29;  // multiplications: elements of out times elements of K
-  constexpr int kFreeK =
-      40;  // elements of K; below kLeastKOfFp16x3Gradient, so K - kFreeK is positive
+  constexpr int kCallCost = 1 << 29;           // elements of out times elements of K
+  constexpr int kUncountedK = 40;              // elements of K
+  static_assert(kUncountedK < kLeastKOfFp16x3Gradient, "K - kUncountedK is positive");
 
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastKOfFp16x3Gradient || n * k < kLeastWeight) return false;
-  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kFreeK);
+  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kUncountedK);
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
@@ -175,17 +175,18 @@ inline bool fp16x3_forward_wins(const Product& product) {
 
   // Two measures of the size have to be large enough:
   //
-  //   features_squared_k = N^2 K        A least N^2 K excludes few features with a short K: with
-  //                                     2^24, 128 features need K >= 1024, and 1024 need K >= 16.
-  //   work = (M N + kFreeElements) K    A least work excludes small products. It counts
-  //                                     multiplications, as if out had 2^17 elements more. From
-  //                                     K = 2^11 on, these alone are kLeastWork.
-  constexpr int kFreeElements = 1 << 17;  // elements of out
+  //   features_squared_k = N^2 K         A least N^2 K excludes few features with a short K: with
+  //                                      2^24, 128 features need K >= 1024, and 1024 need K >= 16.
+  //   work = (M N + kExtraElements) K    A least work excludes small products. It counts
+  //                                      multiplications, as if out had 2^17 elements more. With
+  //                                      2^28, it excludes none from K = 2^11 on, because those
+  //                                      2^17 elements alone are 2^28 multiplications then.
+  constexpr int kExtraElements = 1 << 17;  // elements of out
   const double features_squared_k = n * n * k;
-  const double work = (m * n + kFreeElements) * k;
+  const double work = (m * n + kExtraElements) * k;
 
-  // If K is short and the rows of out are not aligned to 16 bytes, storing these rows takes as long
-  // as computing the sums.
+  // If K is short and the rows of out are not aligned to 16 bytes, storing the results takes as
+  // long as computing them, unless there are many features.
   constexpr int kLongSum = 64;                                // elements of K
   constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
