@@ -41,7 +41,7 @@ struct Native {
 using Float64 = Native<double, uint64_t>;
 using Float32 = Native<float, uint32_t>;
 
-// The upper half of a float32.
+// bfloat16 is the upper half of a float32.
 struct BFloat16 {
   using Bits = uint16_t;
   using Compute = float;

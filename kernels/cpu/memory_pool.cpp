@@ -44,7 +44,8 @@ void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kHeader
 
 void unmap(Header* header) { munmap(header, kHeaderBytes + header->bytes); }
 
-// The memory limit of the container, by control groups of version 2 or 1.
+// The memory limit of the container, by control groups of version 2 or 1. Without a limit it is
+// larger than any memory: version 1 has such a number in its file.
 size_t cgroup_limit() {
   constexpr const char* kPaths[] = {"/sys/fs/cgroup/memory.max",
                                     "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -52,7 +53,7 @@ size_t cgroup_limit() {
     FILE* const file = fopen(path, "r");
     if (file == nullptr) continue;
     unsigned long long limit;
-    const bool is_limited = fscanf(file, "%llu", &limit) == 1;  // without a limit, it reads "max"
+    const bool is_limited = fscanf(file, "%llu", &limit) == 1;  // version 2 may say "max"
     fclose(file);
     if (is_limited) return limit;
   }

@@ -76,7 +76,7 @@ struct LinearReluDivideBackward : Node {
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
-  // Returns the gradients of x, weight and bias; undefined tensors for those that nobody wants.
+  // Returns the gradients of x, weight and bias; undefined tensors for those that are not wanted.
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return variable_list(3);

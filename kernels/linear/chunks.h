@@ -135,8 +135,8 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   return best_chunk_tiles * tiling.rows_of_tile;
 }
 
-// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is the same
-// problem with its own rows of x, out and mask. A transposed x must be one chunk.
+// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `linear` with
+// its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
 void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
   const int64_t element_size = linear.dtype == DType::kFloat32 ? 4 : 2;

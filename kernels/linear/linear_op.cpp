@@ -13,7 +13,8 @@
 //   set_linear_path(name), float32_precision()
 //       For tests.
 //
-// The headers of these operators, from the outside in:
+// The headers of these operators, from the outside in. They are not .cpp files because torch's own
+// headers are slow to compile: one translation unit compiles them once.
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients

@@ -89,11 +89,11 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
   const bool is_gemm_single = path == Path::kSm90 && !is_highest;
-  // A pass before the fp16x3 products splits x, and on sm80 the weight; it reads rows at any
-  // address. TMA copies and skinny.cu's vector loads read all other operands, and need aligned
-  // rows.
-  const bool splits_weight = path == Path::kSm80;
+  // In fp16x3, a pass before the product splits x, and on sm80 the weight too.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
+  const bool splits_weight = path == Path::kSm80;
+  // That pass reads rows at any address. All other operands are read by TMA copies or by vector
+  // loads, which need aligned rows.
   constexpr int64_t kVectorBytes = 16;
 
   OperandRules rules{};
@@ -219,7 +219,8 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
       fail(std::string("the path ") + name_of(path) +
            ", which set_linear_path chose, does not support x " + describe(x.tensor) +
            " times weight " + describe(weight.tensor) + " on compute capability " +
-           std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10));
+           std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10) +
+           ": launchers.h says what each path supports");
     }
     return {};
   }

@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   // than 8 elements, has a thread of its own. With a mask, `whole` is a multiple of 8: the rest
   // then shares no byte of the mask with a vector. Threads without elements take part in the
   // exchange of bits, with zeros.
-  constexpr int kDivisorOfWhole = kMask ? 8 : kSize;
-  const Index whole = n - n % kDivisorOfWhole;
+  constexpr int kMultiple = kMask ? 8 : kSize;  // `whole` is a multiple of this
+  const Index whole = n - n % kMultiple;
   const Index rest_index = whole + threadIdx.x;
   T rest_value;
   if constexpr (kMask) {
