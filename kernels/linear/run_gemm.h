@@ -92,7 +92,7 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   // In fp16x3, a pass before the product splits x, and on sm80 the weight too.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
-  // That pass reads rows at any address. All other operands are read by TMA copies or by vector
+  // The pass reads rows at any address. All other operands are read by TMA copies or by vector
   // loads, which need aligned rows.
   constexpr int64_t kVectorBytes = 16;
 
