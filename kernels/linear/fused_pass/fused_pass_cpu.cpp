@@ -28,15 +28,16 @@
 namespace kernels::cpu {
 namespace {
 
-struct Config {
-  // Backward adds the strips of grad_z to their sums four at a time (add_four_strips): each sum is
-  // then loaded and stored once for four terms.
+// The constants of the backward.
+struct BackwardConfig {
+  // The strips of grad_z are added to their sums four at a time (add_four_strips): each sum is then
+  // loaded and stored once for four terms.
   static constexpr int64_t kStripsAdded = 4;
-  // Backward first sums the columns of each run of rows, and then the sums of the runs. A run has
-  // 64 rows, or more if they are short: run_rows, below.
+  // First the columns of each run of rows are summed, and then the sums of the runs. A run has 64
+  // rows, or more if they are short: run_rows, below.
   static constexpr int64_t kRunRows = 64;
 };
-static_assert(Config::kStripsAdded == 4, "add_four_strips adds four");
+static_assert(BackwardConfig::kStripsAdded == 4, "add_four_strips adds four");
 
 // ------------------------------------------------------------------------------------- forward
 
@@ -130,7 +131,7 @@ int64_t strip_rows(int64_t n) {
 // The rows of a run: 64, or those of four strips if they are more. Runs do not depend on the number
 // of threads, and so neither does the order of the additions.
 int64_t run_rows(int64_t n) {
-  return std::max(Config::kRunRows, Config::kStripsAdded * strip_rows(n));
+  return std::max(BackwardConfig::kRunRows, BackwardConfig::kStripsAdded * strip_rows(n));
 }
 
 int64_t units_of_run(int64_t n) { return divide_up(n, kStrip); }
@@ -199,7 +200,7 @@ struct Backward {
     double strip_sums[kStrip];
     if (sums != nullptr) std::fill_n(strip_sums, unit.rows_of_strip * unit.columns, 0.0);
     // Four strips of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_at_once = Config::kStripsAdded * unit.rows_of_strip;
+    const int64_t rows_at_once = BackwardConfig::kStripsAdded * unit.rows_of_strip;
     const int64_t unit_end = unit.first_row + unit.rows;
     for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
       const int64_t end = std::min(begin + rows_at_once, unit_end);
@@ -218,7 +219,7 @@ struct Backward {
   void add_strips(const Unit& unit, int64_t begin, int64_t end, double* strip_sums) const {
     const Bits* strip = grad_z + begin * n + unit.first_column;
     const int64_t stride = unit.rows_of_strip * n;
-    const bool has_four = end - begin == Config::kStripsAdded * unit.rows_of_strip;
+    const bool has_four = end - begin == BackwardConfig::kStripsAdded * unit.rows_of_strip;
     if (has_four) {
       add_four_strips<E>(strip, stride, strip_sums, unit.rows_of_strip * unit.columns);
       return;
