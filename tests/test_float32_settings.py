@@ -72,8 +72,8 @@ def check_products():
     for names in combinations(settings(), 3):
         setting = torch._C._get_fp32_precision_getter("cuda", "matmul")
         is_tf32 = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
-        expected = "high" if is_tf32 else "highest"
-        assert OPERATORS.float32_precision() == expected, (names, setting)
+        want = "high" if is_tf32 else "highest"
+        assert OPERATORS.float32_precision() == want, (names, setting)
         try:
             torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         except RuntimeError:
@@ -126,13 +126,13 @@ def result_or_error_type(run, *arguments):
         return type(error)
 
 
-def assert_same_arithmetic(ours, eager, context):
-    """Assert that our arithmetic is eager's.
+def assert_same_arithmetic(got, want, context):
+    """Assert that our arithmetic is torch's.
 
     Ours may be float32 where torch raises, as it does for "bfx9" on some GPUs.
     """
-    is_error = isinstance(eager, type)
-    assert ours == eager or (is_error and ours == "float32"), (context, ours, eager)
+    is_error = isinstance(want, type)
+    assert got == want or (is_error and got == "float32"), (context, got, want)
 
 
 def draw_forward():
@@ -185,8 +185,8 @@ def check_backward():
             apply_settings(calls, first)
             found = result_or_error_type(kinds, module, calls[second])
             results.append([found, found] if isinstance(found, type) else found)
-        for name, ours, eager in zip(("x", "weight"), *results, strict=True):
-            assert_same_arithmetic(ours, eager, (first, second, name))
+        for name, got, want in zip(("x", "weight"), *results, strict=True):
+            assert_same_arithmetic(got, want, (first, second, name))
 
 
 @pytest.mark.gpu
@@ -202,9 +202,9 @@ def check_autocast():
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.no_grad(), torch.autocast("cuda", dtype):
-                ours, eager = (module(x) for module in modules)
-            assert ours.dtype == eager.dtype == dtype
-            errors = [(out.double() - exact).abs().mean().item() for out in (ours, eager)]
+                got, torchs = (module(x) for module in modules)
+            assert got.dtype == torchs.dtype == dtype
+            errors = [(out.double() - exact).abs().mean().item() for out in (got, torchs)]
             assert errors[0] <= 1.01 * errors[1], (names, dtype, errors)
 
 

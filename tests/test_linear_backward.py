@@ -35,13 +35,13 @@ def assert_right(ours, reference, x, grad_output):
     if x.is_cuda:
         leaf = x.detach().requires_grad_()
         weight = ours.linear.weight
-        own = torch.autograd.grad(linear(leaf, weight), [leaf, weight], grad_z)
+        torchs = torch.autograd.grad(linear(leaf, weight), [leaf, weight], grad_z)
     else:
         assert torch.equal(keep, want[0] != 0)
-        own = want[1:]
+        torchs = want[1:]
     exact = exact_gradients(x, ours.linear.weight, grad_z)
-    for gradient, torchs, right in zip(got[1:3], own[:2], exact[:2], strict=True):
-        assert_as_accurate(gradient, torchs.detach(), right.detach())
+    for gradients in zip(got[1:3], torchs[:2], exact[:2], strict=True):
+        assert_as_accurate(*(gradient.detach() for gradient in gradients))
     if ours.linear.bias is not None:
         assert_sum(got[3], as_matrix(grad_z))
 

@@ -55,9 +55,9 @@ def test_promise_of_the_forward(path, precision, shape):
     ours, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in ours.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
-    trusted = forward_summed_at_once(x, weight, bias)
+    torchs = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, trusted, reference, slack(precision)) == []
+    assert broken_promises(out, torchs, reference, slack(precision)) == []
 
     assert_mask_of(out, mask)
     with torch.no_grad():
@@ -241,10 +241,10 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
     out, *grads, _ = step(ours, x, grad_output)
     # As in torch, the gradient passes where the output is NaN.
     grad_z = torch.where(out <= 0, 0.0, grad_output / DIVISOR)
-    own = reference(x).detach(), grad_z @ ours.linear.weight.detach(), grad_z.t() @ x
-    for got, want in zip((out, *grads), own, strict=True):
+    torchs = reference(x).detach(), grad_z @ ours.linear.weight.detach(), grad_z.t() @ x
+    for got, want in zip((out, *grads), torchs, strict=True):
         assert_special_values(got, want)
-    assert any(not want.isfinite().all() for want in own)
+    assert any(not want.isfinite().all() for want in torchs)
 
 
 def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):

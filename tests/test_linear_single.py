@@ -76,9 +76,9 @@ def test_wide_rows_are_as_accurate_as_tf32(sm90_at_high, side, name, rows):
     x, weight, bias = draw_wide(side, name, rows)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
     assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR), out)
-    trusted = forward_summed_at_once(x, weight, bias)
+    torchs = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, trusted, reference, ONE_PRODUCT_SLACK) == []
+    assert broken_promises(out, torchs, reference, ONE_PRODUCT_SLACK) == []
     assert_mask_of(torch.where(out.isnan(), 1.0, out), mask)  # the gradient of NaN passes
 
 
@@ -118,10 +118,10 @@ def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     weight = torch.randint(-8, 9, (8960, 136), device="cuda").float()
     weight[:, 3] = 0
     linear_relu_divide = OPERATORS.linear_relu_divide
-    expected = linear_relu_divide(x, weight, None, 2.0)
+    want = linear_relu_divide(x, weight, None, 2.0)
     for tile in tiles:
         x[tile * 256 + 9 : tile * 256 + 10, 3] = 2.0**100
-    assert_same_bits(linear_relu_divide(x, weight, None, 2.0), expected)
+    assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
 
 
 @pytest.mark.sanitize("sm90")
@@ -130,6 +130,6 @@ def test_the_layout_changes_no_bit_of_the_result(sm90_at_high, layout):
     """Strided, transposed and misaligned operands give the bits that contiguous ones give."""
     for k in (1028, 1031):
         x, weight, bias = draw_wide("x", "graded", [3, 299], 300, 130, k)
-        expected = OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR)
+        want = OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR)
         for operands in ((layout(x), weight), (x, layout(weight)), (layout(x), layout(weight))):
-            assert_same_bits(OPERATORS.linear_relu_divide(*operands, bias, DIVISOR), expected)
+            assert_same_bits(OPERATORS.linear_relu_divide(*operands, bias, DIVISOR), want)

@@ -137,7 +137,7 @@ def measure_outputs(results, x, module, setting):
     return [measure(out, *exact, x.shape[-1], setting) for out in results]
 
 
-def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
+def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
     """Assert that a result is as accurate as the reference's.
 
     One of three conditions is enough:
@@ -148,21 +148,19 @@ def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
       because in some of thousands of cases the reference's order of summation is luckier.
 
     Args:
-        ours: what `measure` returns for our result.
-        eager: what it returns for the reference's.
+        got: what `measure` returns for our result.
+        torchs: what `measure` returns for the reference's.
         dtype: the dtype of the results. Half types are summed in float32, and rounded after
             product, bias and division.
         terms: the number of terms of each sum.
         is_expanded: whether an operand is expanded. A sum may then have equal terms, whose
             roundings all have one sign.
     """
-    wrong_elements, errors_of_ours = ours
-    _, errors_of_eager = eager
+    wrong_elements, errors = got
+    _, torchs_errors = torchs
     is_alike = all(
-        our_error < math.inf and our_error <= factor * eagers_error
-        for our_error, eagers_error, factor in zip(
-            errors_of_ours, errors_of_eager, NOISE, strict=True
-        )
+        error < math.inf and error <= factor * torchs_error
+        for error, torchs_error, factor in zip(errors, torchs_errors, NOISE, strict=True)
     )
     if dtype.itemsize == 2:
         roundings = 4
@@ -170,10 +168,10 @@ def assert_accurate(ours, eager, dtype, terms, is_expanded=False):
         roundings = 4 + terms / 2
     else:
         roundings = 4 + math.sqrt(terms)
-    largest_relative = errors_of_ours[-1]
+    largest_relative = errors[-1]
     is_rounding = largest_relative <= roundings * torch.finfo(dtype).eps / 2
     assert not wrong_elements or is_alike or is_rounding, (
-        f"{errors_of_ours}, the reference's {errors_of_eager}; {wrong_elements} elements beyond"
+        f"{errors}, the reference's {torchs_errors}; {wrong_elements} elements beyond"
     )
 
 
@@ -316,10 +314,11 @@ def test_gradients(device, data):
         )
         measured.append([of_output, *of_gradients])
     most_terms = max(n, k, z.numel() // n)
-    for got, want, of_ours, of_eager in zip(our_results, torchs_results, *measured, strict=True):
+    both = zip(our_results, torchs_results, *measured, strict=True)
+    for got, want, our_errors, torchs_errors in both:
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
-            assert_accurate(of_ours, of_eager, x.dtype, most_terms, is_expanded)
+            assert_accurate(our_errors, torchs_errors, x.dtype, most_terms, is_expanded)
 
 
 @given(st.data())

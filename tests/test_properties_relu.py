@@ -24,9 +24,9 @@ def check_forward(x):
     The bits, NaN payloads included, are those of x < 0 ? 0 : x or torch's.
     """
     got = checked_call(lambda: ModelNew()(x), [x], x.nbytes)
-    torchs = Model()(x)
-    assert_same(got, torchs)
-    got, *allowed = (t.view(BITS[x.element_size()]) for t in (got, torchs, relu_by_definition(x)))
+    want = Model()(x)
+    assert_same(got, want)
+    got, *allowed = (t.view(BITS[x.element_size()]) for t in (got, want, relu_by_definition(x)))
     assert any(torch.equal(got, bits) for bits in allowed)
 
 
@@ -55,9 +55,9 @@ def differentiated(draw, **limits):
 def check_gradients(x, grad_output):
     """Assert that the output, its gradient and the second gradient are torch's."""
     pair = x, grad_output
-    got = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
-    for ours, torchs in zip(got, step(Model(), *pair, direction=grad_output), strict=True):
-        assert_same(ours, torchs)
+    results = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
+    for got, want in zip(results, step(Model(), *pair, direction=grad_output), strict=True):
+        assert_same(got, want)
 
 
 @given(differentiated())

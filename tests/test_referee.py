@@ -83,16 +83,16 @@ def test_zeros_of_any_sign_and_any_nan_are_equal_and_other_values_are_not(dtype)
     if not dtype.is_floating_point:
         return
 
-    def differ(got: float, expected: float) -> object:
-        return compare.first_mismatch(*(torch.tensor([v], dtype=dtype) for v in (got, expected)))
+    def differ(got: float, want: float) -> object:
+        return compare.first_mismatch(*(torch.tensor([v], dtype=dtype) for v in (got, want)))
 
     largest = torch.finfo(dtype).max
     smallest = torch.finfo(dtype).smallest_normal / 4
-    for got, expected in [(0.0, -0.0), (NAN, -NAN), (INF, INF)]:
-        assert differ(got, expected) is None
-    for got, expected in [(NAN, INF), (0.0, NAN), (INF, -INF), (largest, INF), (smallest, 0.0)]:
-        assert differ(got, expected)
-        assert differ(expected, got)
+    for got, want in [(0.0, -0.0), (NAN, -NAN), (INF, INF)]:
+        assert differ(got, want) is None
+    for got, want in [(NAN, INF), (0.0, NAN), (INF, -INF), (largest, INF), (smallest, 0.0)]:
+        assert differ(got, want)
+        assert differ(want, got)
 
 
 @pytest.mark.parametrize("shape", [(7, 101), (7 * 101,)])
@@ -144,10 +144,10 @@ def test_the_first_line_with_an_error_is_found(text, line):
     assert first_error_line(text) == line
 
 
-def errors(actual, exact, dtype=torch.float32):
+def errors(got, exact, dtype=torch.float32):
     """Return the errors of numbers that are computed in a dtype."""
     exact = torch.tensor(exact, dtype=torch.float64)
-    return accuracy.errors(torch.tensor(actual, dtype=dtype), exact.to(dtype), exact).tolist()
+    return accuracy.errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
 
 
 # Pairs of a wrong result and the exact one, of which at least one is not finite or overflows.

@@ -203,11 +203,14 @@ def assert_as_accurate(got, torchs, exact, slack=1.0, allowance=0.0):
         return
     special = ~exact.to(got.dtype).isfinite()
     assert_same_bits(got[special], exact.to(got.dtype)[special])
-    error, allowed = (
-        (t.double() - exact).masked_fill(special, 0).abs().max().item() for t in (got, torchs)
-    )
+
+    def largest(values):
+        return values.masked_fill(special, 0).abs().max().item()
+
+    error = largest(got.double() - exact)
+    torchs_error = largest(torchs.double() - exact)
     if got.dtype in (torch.float16, torch.bfloat16):
-        largest = exact.masked_fill(special, 0).abs().max().item()
-        allowed += max(torch.finfo(got.dtype).eps * largest, torch.finfo(got.dtype).tiny) / 2
-    allowed = slack * allowed + allowance
+        info = torch.finfo(got.dtype)
+        torchs_error += max(info.eps * largest(exact), info.tiny) / 2
+    allowed = slack * torchs_error + allowance
     assert error <= allowed, f"error {error:.3e}, allowed {allowed:.3e}"

@@ -141,21 +141,21 @@ class Reference:
         return Errors(error.max().item(), error.mean().item(), relative.max().item())
 
 
-def has_right_kind(out: Tensor, trusted: Tensor, reference: Tensor) -> Tensor:
-    """Return for each element whether out is finite, inf, -inf or NaN where torch's result is.
+def has_right_kind(got: Tensor, torchs: Tensor, reference: Tensor) -> Tensor:
+    """Return for each element whether our result is finite, inf, -inf or NaN as torch's is.
 
-    Where torch's result overflowed, but the exact result is a finite float32, out may also be
+    Where torch's result overflowed, but the exact result is a finite float32, ours may also be
     finite.
 
     Args:
-        out: our result.
-        trusted: torch's result.
+        got: our result.
+        torchs: torch's result.
         reference: the exact result in float64.
     """
-    same = (out == trusted) | (out.isnan() & trusted.isnan())
-    overflowed = ~torch.isfinite(trusted) & torch.isfinite(reference.float())
-    should_be_finite = torch.isfinite(trusted) | overflowed
-    is_right = torch.where(should_be_finite, torch.isfinite(out), same)
+    same = (got == torchs) | (got.isnan() & torchs.isnan())
+    overflowed = ~torch.isfinite(torchs) & torch.isfinite(reference.float())
+    should_be_finite = torch.isfinite(torchs) | overflowed
+    is_right = torch.where(should_be_finite, torch.isfinite(got), same)
     return is_right | (overflowed & same)
 
 
@@ -167,7 +167,7 @@ def bound_ratio(out: Tensor, reference: Reference) -> Tensor:
 
 
 def broken_promises(
-    out: Tensor, trusted: Tensor, reference: Reference, slack: float = 1.0, allowance: float = 0.0
+    got: Tensor, torchs: Tensor, reference: Reference, slack: float = 1.0, allowance: float = 0.0
 ) -> list[str]:
     """Return a message for each promise that our result breaks; empty if it keeps all of them.
 
@@ -175,27 +175,27 @@ def broken_promises(
     relative errors are at most `slack` times torch's, or the relative error is at most `allowance`.
 
     Args:
-        out: our result.
-        trusted: torch's result.
+        got: our result.
+        torchs: torch's result.
         reference: the exact result.
         slack: a factor.
         allowance: a relative error.
     """
     broken = []
-    wrong = ~has_right_kind(out, trusted, reference.out)
+    wrong = ~has_right_kind(got, torchs, reference.out)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         broken.append(
             f"{int(wrong.sum())} results misplaced, first at {at}: "
-            f"{out[at].item()}, expected {trusted[at].item()}"
+            f"{got[at].item()}, expected {torchs[at].item()}"
         )
-    got = reference.errors(out)
-    allowed = reference.errors(trusted)
-    if got.relative <= allowance:
+    errors = reference.errors(got)
+    torchs_errors = reference.errors(torchs)
+    if errors.relative <= allowance:
         return broken
     for name in ("max", "mean", "relative"):
-        error = getattr(got, name)
-        bound = slack * getattr(allowed, name)
-        if not error <= bound:
-            broken.append(f"{name} error {error:.2e}, allowed {bound:.2e}")
+        error = getattr(errors, name)
+        allowed = slack * getattr(torchs_errors, name)
+        if not error <= allowed:
+            broken.append(f"{name} error {error:.2e}, allowed {allowed:.2e}")
     return broken

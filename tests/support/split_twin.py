@@ -376,14 +376,14 @@ def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
     for name in CASES:
         x, weight, bias = draw_case(name, m, k, n)
         reference = Reference(x, weight, bias, 2.0)
-        trusted = cublas(x, weight, bias, 2.0)
-        allowed = reference.errors(trusted)
+        torchs = cublas(x, weight, bias, 2.0)
+        allowed = reference.errors(torchs)
         line = f"{name:37} {allowed.relative * 2**24:7.1f}"
         for kernel in (SM80, SM90):
             out = linear(x, weight, bias, 2.0, kernel)
             errors = reference.errors(out)
             pairs = zip(astuple(errors), astuple(allowed), strict=True)
-            mark = "!" if broken_promises(out, trusted, reference, SLACK, FEW_TERMS_ERROR) else " "
+            mark = "!" if broken_promises(out, torchs, reference, SLACK, FEW_TERMS_ERROR) else " "
             line += " | " + " ".join(f"{ratio(*pair):5.2f}" for pair in pairs)
             line += f" {errors.relative * 2**24:6.1f}{mark}"
         print(line)
