@@ -92,7 +92,7 @@ def load_reference() -> ModuleType:
     our_spec = PathFinder.find_spec("model", [project])
     if our_spec is None:
         raise ImportError(f"expected model.py beside the package 'kernels', in {project}")
-    if _is_same_file(_origin_of_model(), our_spec.origin):
+    if _file_of_model() == os.path.realpath(our_spec.origin):
         return importlib.import_module("model")
     if "kernels.model" not in sys.modules:
         module = importlib.util.module_from_spec(our_spec)
@@ -101,14 +101,11 @@ def load_reference() -> ModuleType:
     return sys.modules["kernels.model"]
 
 
-def _origin_of_model() -> str | None:
-    """Return the file from which `import model` would import, or has imported."""
+def _file_of_model() -> str | None:
+    """Return the file from which `import model` would import, or has imported; None without one."""
     if "model" in sys.modules:
-        return getattr(sys.modules["model"], "__file__", None)
-    spec = importlib.util.find_spec("model")
-    return None if spec is None else spec.origin
-
-
-def _is_same_file(a: str | None, b: str | None) -> bool:
-    """Return whether both are paths, and lead to the same file."""
-    return a is not None and b is not None and os.path.realpath(a) == os.path.realpath(b)
+        file = getattr(sys.modules["model"], "__file__", None)
+    else:
+        spec = importlib.util.find_spec("model")
+        file = spec.origin if spec else None
+    return os.path.realpath(file) if file else None

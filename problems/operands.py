@@ -181,7 +181,7 @@ def selection(draw: Draw, rows: int, k: int) -> Tensor:
 
 
 def sparse(draw: Draw, rows: int, k: int, *, share: float) -> Tensor:
-    """Return normal values, of which all but this share are zeros."""
+    """Return normal values at this share of the places, and zeros elsewhere."""
     return draw.normal(rows, k) * draw.mask(share, rows, k)
 
 

@@ -81,16 +81,10 @@ def precision(request):
     """Set torch's float32 precision for the test, and return it."""
     from tensors import float32_precision
 
+    if request.param != "highest" and request.node.callspec.params.get("path") == "sm80":
+        pytest.skip("sm80 supports `highest` alone")
     with float32_precision(request.param):
         yield request.param
-
-
-@pytest.fixture(autouse=True)
-def skip_unsupported_precision(request):
-    """Skip tests of sm80 at other precisions than `highest`, which it does not support."""
-    params = getattr(getattr(request.node, "callspec", None), "params", {})
-    if params.get("path") == "sm80" and params.get("precision", "highest") != "highest":
-        pytest.skip("sm80 supports `highest` alone")
 
 
 @cache
@@ -174,8 +168,8 @@ def small(monkeypatch, request):
 
     linear = replace(model.PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
     monkeypatch.setitem(model.PROBLEMS, "linear_relu_divide", linear)
-    params = getattr(getattr(request.node, "callspec", None), "params", {})
-    if params.get("device") != "cuda":
+    is_on_gpu = "device" in request.fixturenames and request.getfixturevalue("device") == "cuda"
+    if not is_on_gpu:
         monkeypatch.setattr(model, "dim", 1 << 17)
 
 

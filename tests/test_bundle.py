@@ -31,8 +31,8 @@ REJECTED = [
     r"with\s+torch\.cuda\.stream",
     r"\.(wait|record)_stream\s*\(",
 ]
-# It warns of these if a problem is float32. The bundle of Linear has them because its kernel for
-# `highest` splits float32 into fp16.
+# If a problem is float32, the checker also warns of these. The bundle of Linear has them because
+# its kernel for `highest` splits float32 into fp16.
 DOWNGRADES = [
     r"__float2half(_rn)?\s*\(",
     r"\(\s*__half\s*\)\s*[\w\->.]+",

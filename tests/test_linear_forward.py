@@ -39,9 +39,9 @@ def case(request):
     Our kernels compute float32 products on a GPU, unless the path is torch's.
     """
     device, path, dtype = request.param
-    is_ours = device == "cuda" and path != "torch" and dtype == torch.float32
+    may_be_ours = device == "cuda" and path != "torch" and dtype == torch.float32
     with linear_path(path):
-        yield device, dtype, is_ours
+        yield device, dtype, may_be_ours
 
 
 def odd_shapes(count):
@@ -77,11 +77,11 @@ def torchs_own(module, x):
     return module(x)
 
 
-def assert_right(ours, reference, x, is_ours=False, slack=1.0):
+def assert_right(ours, reference, x, may_be_ours=False, slack=1.0):
     """Assert that ours(x) is contiguous, has the right values, and leaves x unchanged.
 
     On a CPU the bits are the reference's. On a GPU the error is at most `slack` times torch's, and
-    a few roundings more if our kernels may compute the product (`is_ours`).
+    a few roundings more if our kernels may compute the product (`may_be_ours`).
     """
     before = x.clone()
     with torch.no_grad():
@@ -91,7 +91,7 @@ def assert_right(ours, reference, x, is_ours=False, slack=1.0):
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
         allowance = 0.0
-        if is_ours:
+        if may_be_ours:
             allowance = rounding_errors(x, *ours.linear.parameters()) / abs(ours.divisor)
         assert_as_accurate(got, want, exact_result(ours, x), slack, allowance)
     else:
@@ -102,9 +102,9 @@ def assert_right(ours, reference, x, is_ours=False, slack=1.0):
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_shapes(case):
     """Results are right for any sizes and dimensions, empty tensors, and for several threads."""
-    device, dtype, is_ours = case
+    device, dtype, may_be_ours = case
     shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
-    if not is_ours:
+    if not may_be_ours:
         shapes += [((7,), 9), ((2, 3, 7), 9), ((2, 1, 3, 7), 9), ((1, 1, 1, 1, 7), 9)]
         shapes += [((0, 7), 9), ((3, 0, 7), 9), ((0,), 9), ((5, 0), 9), ((0, 0), 9), ((5, 7), 0)]
         shapes += [((1, 3), 70_007), ((70_001, 3), 5), ((513, 3), 1024), ((40_001, 3), 8)]
@@ -113,7 +113,7 @@ def test_shapes(case):
         has_bias = (sum(shape) + n) % 4 > 0
         ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
         x = draw(shape, dtype, device)
-        assert_right(ours, reference, x, is_ours)
+        assert_right(ours, reference, x, may_be_ours)
         assert ours(x).shape == (*shape[:-1], n)
 
 
@@ -122,19 +122,19 @@ def test_shapes(case):
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_strides(case, view, size):
     """Results are right if x, weight or bias is a view of any strides."""
-    device, dtype, is_ours = case
+    device, dtype, may_be_ours = case
     x = view(draw(size, dtype, device))
     ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
-    assert_right(ours, reference, x, is_ours)
+    assert_right(ours, reference, x, may_be_ours)
     weight = view(draw(size, dtype, device)).flatten(0, -2)
     n, k = weight.shape
     if not weight.is_contiguous() or n != size[0]:
         ours, reference = linear_modules(k, n, 3.0, dtype, device, bias=False)
         ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
-        assert_right(ours, reference, draw((17, k), dtype, device), is_ours)
+        assert_right(ours, reference, draw((17, k), dtype, device), may_be_ours)
     ours, reference = linear_modules(16, 6, 3.0, dtype, device)
     ours.linear.bias = reference.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
-    assert_right(ours, reference, draw((5, 16), dtype, device), is_ours)
+    assert_right(ours, reference, draw((5, 16), dtype, device), may_be_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)

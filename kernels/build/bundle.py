@@ -230,8 +230,9 @@ def _imports_and_definitions(
     for text in files:
         definitions |= _definitions(text)
         imports |= _imports(text)
-    needed = _needed_names(class_text, definitions, imports, defined_elsewhere)
-    import_lines = sorted({imports[name] for name in needed if name in imports}, key=_import_order)
+    available = (definitions.keys() | imports.keys()) - defined_elsewhere
+    needed = _needed_names(class_text, definitions, available)
+    import_lines = sorted({imports[name] for name in needed & imports.keys()}, key=_import_order)
     bodies = [_needed_definitions(text, needed) for text in files]
     body = "\n\n\n".join(body for body in bodies if body)
     # The bundle does not import the package `kernels`.
@@ -239,28 +240,20 @@ def _imports_and_definitions(
     return "\n".join(import_lines), body
 
 
-def _needed_names(
-    class_text: str,
-    definitions: dict[str, str],
-    imports: dict[str, str],
-    defined_elsewhere: set[str],
-) -> set[str]:
+def _needed_names(class_text: str, definitions: dict[str, str], available: set[str]) -> set[str]:
     """Return the names used by the template, by a class, and by the definitions that these need.
 
     Args:
         class_text: the text of the class.
         definitions: the text of each definition, by its name.
-        imports: the import line of each imported name.
-        defined_elsewhere: names that the template defines.
+        available: the names that the bundle can define or import. Others are Python's own.
     """
     needed = {"load_inline", "torch"}  # the template uses these
     unread_texts = [class_text]
     while unread_texts:
-        for name in _names(unread_texts.pop()) - needed - defined_elsewhere:
-            if name in definitions:
-                unread_texts.append(definitions[name])
-            if name in definitions or name in imports:
-                needed.add(name)
+        new_names = (_names(unread_texts.pop()) & available) - needed
+        needed |= new_names
+        unread_texts += [definitions[name] for name in new_names & definitions.keys()]
     return needed
 
 
@@ -275,11 +268,11 @@ def _needed_definitions(text: str, needed: set[str]) -> str:
         if name not in needed:
             continue
         last_line = definition.rpartition("\n")[2]
-        is_variable = not last_line.startswith(" ")  # not the body of a function or class
-        if body and was_variable and is_variable:
-            body += "\n"
-        elif body:
-            body += "\n\n\n"
+        is_variable = not last_line.startswith(
+            " "
+        )  # a function or class ends with an indented line
+        if body:
+            body += "\n" if was_variable and is_variable else "\n\n\n"
         body += definition
         was_variable = is_variable
     return body

@@ -111,9 +111,9 @@ def _make_private_folder(folder: Path) -> str | None:
     return None
 
 
-def _remove_at_exit(folder: Path, process: int) -> None:
-    # A forked process inherits this exit handler, but must not remove its parent's folder.
-    if os.getpid() == process:
+def _remove_at_exit(folder: Path, owner_id: int) -> None:
+    """Remove a folder if this is the process that made it, not one forked from that process."""
+    if os.getpid() == owner_id:
         shutil.rmtree(folder, ignore_errors=True)
 
 

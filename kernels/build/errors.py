@@ -89,10 +89,9 @@ def _silent_failure(error: Exception) -> str:
     printed = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
     status = int(printed[1]) if printed else getattr(error.__cause__, "returncode", 0)
     # If signal N kills a compiler, ninja prints 128 + N. If it kills ninja, torch gets -N.
-    number = -status if status < 0 else status - 128
-    was_killed = number in set(signal.Signals)
-    if was_killed:
-        return _killed_by(signal.Signals(number))
+    signal_number = -status if status < 0 else status - 128
+    if signal_number in set(signal.Signals):
+        return _killed_by(signal.Signals(signal_number))
     return f"FAILED: a build tool ended with exit status {status}" if printed else ""
 
 

@@ -112,18 +112,6 @@ def _is_loaded(extension: Extension) -> bool:
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
 
-def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bool:
-    """Load a finished build that fits this machine. Return whether there is one."""
-    for build in cache.finished_builds(folder, extension.name):
-        if _fits(build, tools):
-            # Loading fails if a host that shares the folder has linked the library to a newer glibc
-            # than this machine has.
-            with contextlib.suppress(OSError):
-                torch.ops.load_library(str(build.library))
-                return True
-    return False
-
-
 def _load_or_build(
     extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
 ) -> None:
@@ -134,6 +122,18 @@ def _load_or_build(
             not_in_cache.append(extension)
     if not_in_cache:
         _build_all(not_in_cache, folder, tools, load_inline)
+
+
+def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bool:
+    """Load a finished build that fits this machine. Return whether there is one."""
+    for build in cache.finished_builds(folder, extension.name):
+        if _fits(build, tools):
+            # Loading fails if a host that shares the folder has linked the library to a newer glibc
+            # than this machine has.
+            with contextlib.suppress(OSError):
+                torch.ops.load_library(str(build.library))
+                return True
+    return False
 
 
 def _fits(build: cache.Build, tools: Toolchain) -> bool:
@@ -231,15 +231,12 @@ def _include_all(extension: Extension, suffix: str) -> str:
 def _announce_slow_build(extensions: list[Extension], folder: Path) -> Iterator[None]:
     """If the build takes more than `QUIET_S`, say what it does, and at the end how long it took."""
     problems = " and ".join(extension.problem for extension in extensions)
-    start = time.monotonic()
-    timer = threading.Timer(
-        QUIET_S,
-        say,
-        [
-            f"compiling {problems}. This happens once, and usually takes less than a minute. The "
-            f"result is kept in {folder}"
-        ],
+    announcement = (
+        f"compiling {problems}. This happens once, and usually takes less than a minute. The "
+        f"result is kept in {folder}"
     )
+    start = time.monotonic()
+    timer = threading.Timer(QUIET_S, say, [announcement])
     timer.daemon = True
     timer.start()
     try:

@@ -52,12 +52,13 @@ def hunt(
         kept = best.topk(count // 4).indices
         x = x[kept]
         weight = weight[partner[kept]]
-        x_changed = _changed(draw, x, weight)
-        weight_changed = _changed(draw, weight, x)[::-1]
-        both_changed = _changed(draw, *weight_changed)
-        pairs = [(x, weight), x_changed, weight_changed, both_changed]
-        x = torch.cat([pair[0] for pair in pairs])
-        weight = torch.cat([pair[1] for pair in pairs])
+        # The second copy changes x, the third one weight, and the fourth one both. The parameters
+        # of `_changed` are exchanged for weight, because most ways change the first one.
+        x2, weight2 = _changed(draw, x, weight)
+        weight3, x3 = _changed(draw, weight, x)
+        x4, weight4 = _changed(draw, x3, weight3)
+        x = torch.cat([x, x2, x3, x4])
+        weight = torch.cat([weight, weight2, weight3, weight4])
     return largest
 
 

@@ -273,4 +273,3 @@ ON_GPU = {
     "14_persisting_l2": correct(L2 + PLAIN),
     "06_switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),
 }
-HOST: set[str] = set()  # cheats that make no sense on a GPU

@@ -2,17 +2,14 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from graded import check
+from texts import IMPORTS, Table, module
 
 import model
 import run
-
-sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "referee" / "tests"))
-from graded import check
-from texts import IMPORTS, Table, module
 
 ONLY = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
@@ -47,11 +44,11 @@ def grade(
         The record of each file.
     """
     if problem in model.PROBLEMS:
-        what = [problem, "--rows", "3"]
+        against = [problem, "--rows", "3"]
     else:
         reference = folder / "reference.py"
         reference.write_text(IMPORTS + problem)
-        what = ["--reference", str(reference)]
+        against = ["--reference", str(reference)]
     files = []
     for name, (text_or_path, *_) in table.items():
         if isinstance(text_or_path, Path):
@@ -62,7 +59,7 @@ def grade(
         files.append(str(file))
     verdicts = folder / "verdicts.json"
     options = ["--trials", "3", "--device", device, *options, "--json", str(verdicts)]
-    status = run.main([*what, *options, "--solution", *files])
+    status = run.main([*against, *options, "--solution", *files])
     records = dict(zip(table, json.loads(verdicts.read_text())["records"], strict=True))
     check(table, records)
     assert status == any(record["verdict"] != "correct" for record in records.values())

@@ -110,7 +110,7 @@ class Run:
         return self
 
 
-def pytest(files: str, *options: str) -> list[str]:
+def pytest_command(files: str, *options: str) -> list[str]:
     """Return the command that runs this interpreter's pytest on files of tests."""
     paths = [f"tests/test_{file}.py" for file in files.split()]
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
@@ -129,7 +129,7 @@ def gpu_runs(tools: list[str]) -> list[Run]:
             "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
         )
     # The kernels are built before the runs so that the tools do not check the compilers.
-    build = pytest("relu_forward", "-k", "in_place")
+    build = pytest_command("relu_forward", "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
     if any(statuses):
@@ -138,7 +138,8 @@ def gpu_runs(tools: list[str]) -> list[Run]:
     for subset, files in SUBSETS.items():
         for tool in tools:
             checked = [] if tool == "initcheck" else OUR_KERNELS
-            tests = pytest(files, "-m", f"gpu and sanitized(subset='{subset}', tool='{tool}')")
+            selection = f"gpu and sanitized(subset='{subset}', tool='{tool}')"
+            tests = pytest_command(files, "-m", selection)
             command = [sanitizer, "--tool", tool, *OPTIONS, *checked, *tests]
             runs.append(Run(tool, subset, command, TOOLS[tool]))
     return runs
@@ -177,7 +178,8 @@ def cpu_runs(folder: Path) -> list[Run]:
         "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",
         "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={ERROR_STATUS}",
     }
-    return [Run("address, undefined", "cpu", pytest(CPU_SUBSET, "-m", CPU_MARKERS), environment)]
+    tests = pytest_command(CPU_SUBSET, "-m", CPU_MARKERS)
+    return [Run("address, undefined", "cpu", tests, environment)]
 
 
 def shortened(output: str) -> str:

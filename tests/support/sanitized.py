@@ -21,11 +21,11 @@ ONE_OF_A_WIDTH = [torch.float32, torch.float64, torch.float16]
 def is_left_out(tool, subset, dtype):
     """Return whether a tool runs no tests of a subset in this dtype; it may be None.
 
-    racecheck (2025.3) ends in an internal error at cuBLAS's kernels for half types. It does not if
-    it checks them, but that takes minutes. Our own kernels for half types are in the subset "sm90".
+    racecheck (2025.3) ends in an internal error when it skips cuBLAS's kernels for half types;
+    checking them takes minutes. Our own kernels for half types are in the subset "sm90".
 
-    initcheck does not see that TMA stores results of half types. To save time, it tests neither
-    them nor float64 in any subset.
+    initcheck does not see the stores of TMA, by which our kernels write results of half types. It
+    runs no tests of half types in any subset, and to save time none of float64.
     """
     if tool == "racecheck":
         return subset == "linear" and dtype == torch.float16
@@ -68,12 +68,19 @@ def mark_sanitized(items):
     return [f"{path}::{test}: sanitize({values})" for path, test, _, values in markers - used]
 
 
+def dtype_of(parameters):
+    """Return the dtype of a test's case; None if it has none.
+
+    It is the parameter `dtype`, or an element of the parameter `case` (test_linear_forward.py).
+    """
+    values = [parameters.get("dtype"), *parameters.get("case", ())]
+    return next((value for value in values if isinstance(value, torch.dtype)), None)
+
+
 def add_markers_of_tools(item, marker):
     """Add a marker `sanitized` to a test, which `marker` selects, for each tool that runs it."""
     [subset] = marker.args
-    dtype = item.callspec.params.get("dtype")
-    if "case" in item.callspec.params:  # of test_linear_forward.py
-        _, _, dtype = item.callspec.params["case"]
+    dtype = dtype_of(item.callspec.params)
     for tool in TOOLS:
         is_without = tool in marker.kwargs.get("without", ())
         if not is_without and not is_left_out(tool, subset, dtype):

@@ -1,0 +1,121 @@
+# The jobs of .ci/run that compile the sources without running them, and that check their format.
+# .ci/run includes this file.
+
+folders=(kernels tests/third_problem/kernels)
+problems=(kernels/relu kernels/linear tests/third_problem/kernels/gelu)
+include_flags=(-I. "${folders[@]/#/-I}")
+
+PATH+=:$work/tools/bin
+install_tools() {
+  python3 -m venv "$work/tools"
+  "$work/tools/bin/pip" install -r .ci/requirements.txt
+  if ! type clang++ && [ "$(id -u)" -eq 0 ] && type apt-get; then
+    { apt-get update && apt-get install -y clang libomp-dev; } || true  # has_clang will tell
+  fi &>"$work/apt"
+}
+
+has_clang() {
+  echo '#include <omp.h>' | clang++ -fopenmp -fsyntax-only -xc++ - 2>/dev/null
+}
+
+check_format() {
+  ruff check .
+  ruff format --check .
+  find "${folders[@]}" tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp' |
+    xargs clang-format --dry-run --Werror
+}
+
+# Print a file that includes all sources with a suffix in some folders. Users' builds compile a
+# problem as such a file.
+one_file() {  # suffix, folders
+  local suffix=$1
+  shift
+  find "$@" -name "*.$suffix" -printf '#include "%p"\n' | sort
+}
+
+# Every kernel for every architecture. Each file is also compiled alone, for it must include what it
+# needs.
+check_cuda() {
+  local source problem
+  for source in $(find "${folders[@]}" -name '*.cu' | sort); do
+    compile_kernels 80 "$source" -c -DKERNELS_ALL_PATHS
+  done
+  for problem in "${problems[@]}"; do
+    source=$work/${problem##*/}.cu
+    one_file cu "$problem" >"$source"
+    compile_kernels 100 "$source" -cubin -DKERNELS_ALL_PATHS
+    compile_kernels 120 "$source" -cubin -DKERNELS_ALL_PATHS
+    compile_kernels 90a "$source" -c
+    # Code for Hopper must not have the kernel of the namespace sm80, which is mangled to 4sm80.
+    if grep "4sm80.*gemm_fp16x3_kernel" "$work/kernel.o"; then exit 1; fi
+  done
+}
+
+# Compile without warnings, and require that no kernel spills registers.
+compile_kernels() {  # architecture, source, options of nvcc
+  local architecture=$1 source=$2 log
+  shift 2
+  log=$(nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
+    "-gencode=arch=compute_$architecture,code=sm_$architecture" "$@" "$source" \
+    -o "$work/kernel.o" 2>&1) || { echo "$log"; exit 1; }
+  if grep 'spill' <<<"$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads'; then
+    echo "$source spills on sm_$architecture"
+    exit 1
+  fi
+  # With this warning, ptxas makes each wgmma instruction wait for the one before.
+  if grep 'Potential Performance Loss' <<<"$log"; then exit 1; fi
+  echo "$source sm_$architecture: $(grep -c 'Used' <<<"$log") kernels, no spills"
+}
+
+# The CPU's kernels and the bindings, with and without CUDA, give no warnings. Torch's headers take
+# most of the time. So each problem is compiled alone once, as in users' builds, and all other
+# compilations have the problems in one file.
+check_bindings() {
+  local problem compiler compilers=() source toolkit
+  toolkit=$(nvcc --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p')
+  find_system_includes "$toolkit"
+  for problem in "${problems[@]}"; do
+    one_file cpp kernels/cpu "$problem" >"$work/main.cpp"
+    check_warnings c++ 17 -DKERNELS_WITH_CUDA
+  done
+  one_file cpp kernels/cpu "${problems[@]}" >"$work/main.cpp"
+  check_warnings c++ 20
+  if type g++-11 &>/dev/null; then compilers+=(g++-11); fi
+  if has_clang; then compilers+=(clang++); fi
+  for compiler in "${compilers[@]}"; do
+    check_warnings "$compiler" 17
+    check_warnings "$compiler" 17 -DKERNELS_WITH_CUDA
+  done
+  # The emulator compiles CUDA kernels as C++, so clang can check these too.
+  if has_clang; then
+    for source in tests/emulator/*.cpp; do
+      clang++ -std=c++17 -Itests/emulator -Ikernels "-isystem$toolkit/include" -fsyntax-only \
+        -Werror -Wcomma -Wno-attributes "$source"
+    done
+  fi
+}
+
+# Set `system_includes`: flags with the folders of torch's and CUDA's headers.
+find_system_includes() {  # the toolkit's folder
+  # A torch for the CPU has all its headers but this one, which its CUDA build generates.
+  mkdir -p "$work/stub/c10/cuda/impl"
+  echo '#define C10_CUDA_BUILD_SHARED_LIBS' >"$work/stub/c10/cuda/impl/cuda_cmake_macros.h"
+  mapfile -t system_includes < <(python - <<'PYTHON'
+import logging
+logging.disable()
+from torch.utils.cpp_extension import include_paths
+for path in include_paths("cpu"):
+    print(f"-isystem{path}")
+PYTHON
+  )
+  system_includes+=("-isystem$work/stub" "-isystem$1/include")
+}
+
+# Check $work/main.cpp for warnings.
+check_warnings() {  # compiler, C++ standard, options
+  local compiler=$1 standard=$2 comma=()
+  shift 2
+  if [ "$compiler" = clang++ ]; then comma=(-Wcomma); fi  # rejects the comma operator
+  "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp -Wall -Wextra \
+    -Werror "${comma[@]}" -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
+}
