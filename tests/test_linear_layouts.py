@@ -147,8 +147,8 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed[0]), grad_output)
     wide_x = x.double()
     wide_weight = weight.double()
-    own = nn.functional.linear(x, weight, bias).relu() / 2
-    assert_as_accurate(out, own, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
+    torchs = nn.functional.linear(x, weight, bias).relu() / 2
+    assert_as_accurate(out, torchs, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
     grad_z = torch.where(out != 0, grad_output / 2, 0)
     wide = grad_z.double()
     assert_as_accurate(grad_x, grad_z @ weight, wide @ wide_weight)

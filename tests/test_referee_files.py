@@ -126,10 +126,10 @@ def test_a_standard_stream_is_appended_to(tmp_path, name):
     with (tmp_path / "out").open("w") as out:
         child(code, cwd=tmp_path, **{stream: out})
     assert (tmp_path / "out").read_text() == "before\nx"
-    ours, theirs = socket.socketpair()  # which no path can open
-    child(code.replace("'out'", "'/dev/stdout'"), cwd=tmp_path, **{stream: theirs})
-    theirs.close()
-    assert ours.makefile().read() == "before\nx"
+    reader, writer = socket.socketpair()  # which no path can open
+    child(code.replace("'out'", "'/dev/stdout'"), cwd=tmp_path, **{stream: writer})
+    writer.close()
+    assert reader.makefile().read() == "before\nx"
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):

@@ -53,7 +53,7 @@ def error_of(sources=SOURCES):
 
 
 @pytest.mark.parametrize(
-    ("devices", "wanted", "expected"),
+    ("devices", "arch_list", "want"),
     [
         ([(9, 0)], None, ["sm_90a"]),
         ([(9, 0), (8, 0), (9, 0)], None, ["sm_80", "sm_90a"]),
@@ -66,11 +66,11 @@ def error_of(sources=SOURCES):
         ([], None, []),
     ],
 )
-def test_targets_are_those_of_the_gpus_or_of_the_variable(monkeypatch, devices, wanted, expected):
+def test_targets_are_those_of_the_gpus_or_of_the_variable(monkeypatch, devices, arch_list, want):
     fake_cuda(monkeypatch, devices)
-    if wanted is not None:
-        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
-    assert toolchain.cuda_targets() == expected
+    if arch_list is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", arch_list)
+    assert toolchain.cuda_targets() == want
     monkeypatch.setattr(torch.version, "cuda", None)  # a torch for the CPU alone
     assert toolchain.cuda_targets() == []
 
@@ -78,9 +78,9 @@ def test_targets_are_those_of_the_gpus_or_of_the_variable(monkeypatch, devices, 
 @pytest.mark.parametrize("entry", ["all", "native", "Hoper", "9", "9.0b", "Ada+PTX", "8.0,9.0"])
 def test_an_unknown_entry_of_the_variable_raises(monkeypatch, entry):
     fake_cuda(monkeypatch, [])
-    wanted = entry if entry == "native" else f"8.0;{entry}"
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
-    message = re.escape(f"does not know every entry of TORCH_CUDA_ARCH_LIST={wanted!r}")
+    arch_list = entry if entry == "native" else f"8.0;{entry}"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", arch_list)
+    message = re.escape(f"does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}")
     with pytest.raises(BuildError, match=message):
         toolchain.cuda_targets()
 
@@ -102,7 +102,7 @@ def test_a_gpu_runs_the_code_of_compatible_targets(code, supported, unsupported)
 
 
 @pytest.mark.parametrize(
-    ("devices", "wanted", "is_loaded"),
+    ("devices", "arch_list", "is_loaded"),
     [
         ([(9, 0)], "", True),
         ([(8, 0), (9, 0)], "", True),
@@ -113,7 +113,7 @@ def test_a_gpu_runs_the_code_of_compatible_targets(code, supported, unsupported)
     ],
 )
 def test_a_build_made_ahead_is_loaded_if_it_covers_the_gpus(
-    monkeypatch, tmp_path, devices, wanted, is_loaded
+    monkeypatch, tmp_path, devices, arch_list, is_loaded
 ):
     """The build was made for several architectures, on a machine without a GPU."""
 
@@ -127,9 +127,9 @@ def test_a_build_made_ahead_is_loaded_if_it_covers_the_gpus(
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "home"))
     compile_it = ["c++", "-shared", "-xc++", "/dev/null", "-o", "it.so"]
     subprocess.run(compile_it, cwd=tmp_path, check=True)
-    for machine, names in (([], "8.0;9.0;10.0+PTX"), (devices, wanted)):
-        fake_cuda(monkeypatch, machine)
-        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
+    for gpus, targets in (([], "8.0;9.0;10.0+PTX"), (devices, arch_list)):
+        fake_cuda(monkeypatch, gpus)
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
         monkeypatch.setattr(torch.ops, "loaded_libraries", set())
         load_extensions({"greet": SOURCES | {"greet/a.cu": ""}}, load_inline)
     assert made == ([True] if is_loaded else [True, False])

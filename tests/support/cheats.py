@@ -1,6 +1,7 @@
 """Cheats at this project's problems, beside those of `referee/tests/test_cheats.py`.
 
-A name such as "04_counts_calls" begins with the number of its kind of cheat.
+The tables RELU, LINEAR and ON_GPU at the end name the cheats, and the verdict that each must get.
+Above them are the texts of the files.
 """
 
 from grading import PLAIN, linear
@@ -229,47 +230,47 @@ return torch.relu(x)
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
 THREADS = "torch.set_num_threads(1)\n"
 RELU = {
-    "01_returns_input": wrong(module("return x"), "returns its input"),
-    "01_copies_input": wrong(module("return x.clone()"), "returns a copy of its input"),
-    "01_in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),
-    "02_changes_input": wrong(module(CHANGES), "changes its input"),
-    "04_replays_by_address": wrong(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
-    "04_replays_by_fingerprint": wrong(module(ELEMENTS + REPLAY, "self.seen = {}")),
-    "04_counts_calls": wrong(module(COUNTS, "self.calls = 0")),
-    "04_reuses_its_output": wrong(REUSES),
-    "05_signal_handler": wrong(IN_A_HANDLER),
-    "07_overwrites_dim": correct(SMALLER + PLAIN),
-    "08_walks_frames": correct(module(IN_FRAMES)),
-    "08_asks_the_collector": (module(IS_ALIVE), "wrong|correct", ""),
-    "09_patches_allclose": correct(ALL_CLOSE + PLAIN),
-    "09_patches_timers": correct(TIMERS + PLAIN),
-    "10_lazy_subclass": (LAZY, "wrong|correct", ""),
-    "10_leaves_a_mode_on": (MODE, "wrong|correct", ""),
-    "11_stale_memory": wrong(module(STALE), "returns memory that it has not written|returns zeros"),
-    "12_tested_shape_only": error(module(ONE_SHAPE), "AssertionError"),
-    "12_skips_tails": wrong(module(TAILS), "elements differ"),
-    "15_background_thread": wrong(IN_A_THREAD),
-    "15_orphan_spins": correct(ORPHAN + PLAIN),
-    "15_spins": correct(SPINS + PLAIN),
-    "16_exits": error(module(EXITS), "exits with status 0"),
-    "16_forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
-    "17_batch_once": wrong(ALL_AT_ONCE),
-    "17_first_row_only": wrong(module(FIRST_ROW), "elements differ"),
-    "19_renices_eager": correct(RENICES),
-    "19_slows_torch": correct(SLOW + module("return fast(x)")),
-    "19_takes_threads": correct(THREADS + PLAIN),
+    "returns_input": wrong(module("return x"), "returns its input"),
+    "copies_input": wrong(module("return x.clone()"), "returns a copy of its input"),
+    "in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),
+    "changes_input": wrong(module(CHANGES), "changes its input"),
+    "replays_by_address": wrong(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
+    "replays_by_fingerprint": wrong(module(ELEMENTS + REPLAY, "self.seen = {}")),
+    "counts_calls": wrong(module(COUNTS, "self.calls = 0")),
+    "reuses_its_output": wrong(REUSES),
+    "signal_handler": wrong(IN_A_HANDLER),
+    "overwrites_dim": correct(SMALLER + PLAIN),
+    "walks_frames": correct(module(IN_FRAMES)),
+    "asks_the_collector": (module(IS_ALIVE), "wrong|correct", ""),
+    "patches_allclose": correct(ALL_CLOSE + PLAIN),
+    "patches_timers": correct(TIMERS + PLAIN),
+    "lazy_subclass": (LAZY, "wrong|correct", ""),
+    "leaves_a_mode_on": (MODE, "wrong|correct", ""),
+    "stale_memory": wrong(module(STALE), "returns memory that it has not written|returns zeros"),
+    "tested_shape_only": error(module(ONE_SHAPE), "AssertionError"),
+    "skips_tails": wrong(module(TAILS), "elements differ"),
+    "background_thread": wrong(IN_A_THREAD),
+    "orphan_spins": correct(ORPHAN + PLAIN),
+    "spins": correct(SPINS + PLAIN),
+    "exits": error(module(EXITS), "exits with status 0"),
+    "forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
+    "batch_once": wrong(ALL_AT_ONCE),
+    "first_row_only": wrong(module(FIRST_ROW), "elements differ"),
+    "renices_eager": correct(RENICES),
+    "slows_torch": correct(SLOW + module("return fast(x)")),
+    "takes_threads": correct(THREADS + PLAIN),
 }
 FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDING_INIT)
 LINEAR = {
-    "03_folds_weights": wrong(FOLDED),
-    "06_tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
-    "06_half_precision": wrong(linear(IN_HALF), "lower precision than "),
-    "18_drops_bias": wrong(linear(NO_BIAS), "leaves out the bias"),
-    "18_returns_zeros": wrong(linear(ZEROS), "returns zeros"),
+    "folds_weights": wrong(FOLDED),
+    "tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
+    "half_precision": wrong(linear(IN_HALF), "lower precision than "),
+    "drops_bias": wrong(linear(NO_BIAS), "leaves out the bias"),
+    "returns_zeros": wrong(linear(ZEROS), "returns zeros"),
 }
 ON_GPU = {
-    "05_other_stream": wrong(OTHER_STREAM),
-    "05_works_during_the_flush": (DURING_THE_FLUSH, "wrong|correct", ""),
-    "14_persisting_l2": correct(L2 + PLAIN),
-    "06_switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),
+    "other_stream": wrong(OTHER_STREAM),
+    "works_during_the_flush": (DURING_THE_FLUSH, "wrong|correct", ""),
+    "persisting_l2": correct(L2 + PLAIN),
+    "switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),
 }
