@@ -10,7 +10,7 @@ from referee.contestants import memory
 CPU = torch.device("cpu")
 
 
-def test_rows_that_fit(monkeypatch):
+def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2000)
     assert memory.choose_rows(None, 4, 10, CPU) == (4, "")
     rows, note = memory.choose_rows(None, 4096, 10, CPU)

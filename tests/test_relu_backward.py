@@ -79,6 +79,7 @@ def test_several_threads_and_huge_pages(three_threads):
 
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements():
+    """Gradients are torch's where an index does not fit into 32 bits."""
     if torch.cuda.mem_get_info()[0] < 50 << 30:
         pytest.skip("needs 50 GiB of GPU memory")
     n = 2**31 + 12345

@@ -78,7 +78,7 @@ BAD_COMMANDS = [
 
 
 @pytest.mark.parametrize("words", BAD_COMMANDS)
-def test_bad_input(words, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
     (tmp_path / "plain.py").write_text(f"import model\n{RELU}x\n")
@@ -98,7 +98,9 @@ def test_bad_input(words, capsys, tmp_path, monkeypatch):
         ("0 * x.abs()", "wrong", "returns zeros: float32, random, seed "),
     ],
 )
-def test_wrong_solution(forward, word, reason, place, small, capsys, tmp_path):
+def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
+    forward, word, reason, place, small, capsys, tmp_path
+):
     place(f"{RELU}{forward}\n\n\n__getattr__ = None")  # another problem's class is not asked for
     path = tmp_path / "result.json"
     assert run.main(["relu", *CPU, "--json", str(path)]) == 1
@@ -118,7 +120,7 @@ def test_wrong_solution(forward, word, reason, place, small, capsys, tmp_path):
         ("raise SystemExit(3)", "SystemExit: 3, line 6"),
     ],
 )
-def test_solution_that_cannot_be_imported(text, reason, place, small, capsys):
+def test_a_failed_import_is_told(text, reason, place, small, capsys):
     place(text)
     assert run.main(["relu", *CPU]) == 1
     output = capsys.readouterr()
@@ -134,12 +136,12 @@ def why_not_imported(**options) -> str:
     return line
 
 
-def test_solution_that_does_not_build(tmp_path):
+def test_a_failed_build_names_the_compiler(tmp_path):
     line = why_not_imported(CXX="no-such-compiler", TORCH_EXTENSIONS_DIR=str(tmp_path))
     assert ": BuildError: " in line and "no-such-compiler" in line
 
 
-def test_torch_that_is_missing():
+def test_a_missing_torch_gives_the_command_that_installs_it():
     """With -S and -E, Python sees its own library alone."""
     line = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "--help"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -148,7 +150,7 @@ def test_torch_that_is_missing():
     assert message.startswith("torch is not installed: pip install torch ninja")
 
 
-def test_solution_that_is_missing(tmp_path):
+def test_a_missing_solution_is_named(tmp_path):
     copy_project(tmp_path)
     (tmp_path / "model_new.py").unlink()
     assert "model_new" in why_not_imported(folder=tmp_path)
@@ -156,7 +158,7 @@ def test_solution_that_is_missing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_a_user_without_home():
+def test_a_user_without_home_can_run_it():
     """The build is then in a temporary folder. The user is not in the list of users either."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
@@ -170,7 +172,7 @@ def test_a_user_without_home():
     assert "relu: cpu" in done.stdout
 
 
-def test_bundle(monkeypatch, capsys, tmp_path):
+def test_a_bundle_is_written_or_the_error_is_told(monkeypatch, capsys, tmp_path):
     bundles = SimpleNamespace(bundle=lambda problem: f"# {problem}\n")
     monkeypatch.setattr(run.importlib, "import_module", {"kernels.build.bundle": bundles}.get)
     path = tmp_path / "solution.py"
@@ -181,7 +183,7 @@ def test_bundle(monkeypatch, capsys, tmp_path):
     assert said(capsys.readouterr().err) == [f"cannot write /dev/full: {FULL}"]
 
 
-def test_a_path_that_stdout_cannot_print(tmp_path):
+def test_a_path_that_stdout_cannot_print_is_escaped(tmp_path):
     path = tmp_path / "é\udcff.py"
     done = run_it("relu", "--bundle", str(path), PYTHONIOENCODING="ascii", LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,7 +194,7 @@ def test_a_path_that_stdout_cannot_print(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [["--help"], ["relu", "--bundle", "/dev/null"]])
-def test_stdout_that_takes_nothing(options, unbuffered):
+def test_a_stdout_that_takes_nothing_gives_one_line(options, unbuffered):
     reader, pipe = os.pipe()
     os.close(reader)
     for number, out in ((errno.ENOSPC, os.open("/dev/full", os.O_WRONLY)), (errno.EPIPE, pipe)):
@@ -207,14 +209,14 @@ def test_stdout_that_takes_nothing(options, unbuffered):
     ("streams", "options", "status"),
     [(">&- 2>&-", "--help", 0), ("2>&-", "--rows 0", 2), ("2>/dev/full", "--rows 0", 2)],
 )
-def test_streams_that_are_not_there(streams, options, status):
+def test_missing_streams_change_no_exit_status(streams, options, status):
     line = f'"{sys.executable}" "{ROOT / "run.py"}" {options} {streams}'
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 @pytest.mark.slow
-def test_interrupts(tmp_path):
+def test_an_interrupt_ends_it_at_any_time_in_one_line(tmp_path):
     """The program may be importing torch, or waiting for a compiler."""
     interrupted(" torch._C\n", *CPU, flags=["-X", "importtime"])
     interrupted("building the kernels", *CPU, wait=2.0, TORCH_EXTENSIONS_DIR=str(tmp_path))
@@ -238,7 +240,7 @@ def test_interrupts_keep_what_was_measured(moment, tmp_path):
 
 
 @pytest.mark.slow
-def test_interrupts_that_were_switched_off():
+def test_interrupts_that_were_switched_off_do_nothing():
     """Both nohup and `&` in a script switch them off; the program then runs to its end."""
     process = start("relu", "--bundle", "/dev/null", sigint=signal.SIG_IGN)
     while process.poll() is None:
@@ -249,7 +251,7 @@ def test_interrupts_that_were_switched_off():
 
 
 @pytest.mark.parametrize("optimize", ["", pytest.param("2", marks=pytest.mark.slow)])
-def test_from_end_to_end(optimize, tmp_path):
+def test_our_relu_passes_from_end_to_end(optimize, tmp_path):
     """At level 2 of its optimizations, Python drops assertions and docstrings."""
     options = ["relu", "--device", "cpu", "--rows", "1", "--trials", "3", "--json", "result.json"]
     (tmp_path / "random.py").write_text('raise ImportError("not Python\'s own")')
@@ -308,7 +310,7 @@ def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, 
     assert verdicts == [("correct", 0), ("wrong", 0)]
 
 
-def test_the_quick_check(place, small, monkeypatch, capsys, tmp_path):
+def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, capsys, tmp_path):
     """It prints about how long it takes, and what only --full does."""
     place("LinearReluDivideNew = model.LinearReluDivide")
     monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
@@ -332,7 +334,7 @@ def test_the_quick_check(place, small, monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_linear_in_other_dtypes(dtype, place, small, capsys):
+def test_linear_is_compared_in_other_dtypes(dtype, place, small, capsys):
     place("ModelNew = model.LinearReluDivide")
     assert run.main(["linear_relu_divide", *CPU, "--dtype", dtype]) == 0
     output = capsys.readouterr().out
@@ -341,7 +343,7 @@ def test_linear_in_other_dtypes(dtype, place, small, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_integers(dtype, place, small, capsys):
+def test_integer_dtypes_are_those_of_torchs_relu(dtype, place, small, capsys):
     """Newer versions of torch support more of these dtypes; others are refused."""
     place("ModelNew = model.Model")
     if dtype in elementwise.dtypes_of_relu(torch.device("cpu")):
@@ -355,7 +357,7 @@ def test_integers(dtype, place, small, capsys):
     assert said(capsys.readouterr().err) == [message]
 
 
-def test_why_there_is_no_gpu(monkeypatch, place, small, capsys):
+def test_the_output_says_why_there_is_no_gpu(monkeypatch, place, small, capsys):
     def init() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system. Please check that")
 

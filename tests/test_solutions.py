@@ -69,7 +69,7 @@ def busy_loops():
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files(device, problem, tmp_path, capsys, small):
+def test_honest_files_are_correct(device, problem, tmp_path, capsys, small):
     records = grade_clean(device, problem, tmp_path)
     output = capsys.readouterr().out
     assert "fast_1 " in output
@@ -82,7 +82,7 @@ def test_honest_files(device, problem, tmp_path, capsys, small):
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files_beside_busy_loops(device, problem, tmp_path, small, busy_loops):
+def test_honest_files_are_correct_beside_busy_loops(device, problem, tmp_path, small, busy_loops):
     for _ in range(max(RUNS, 1)):
         grade_clean(device, problem, tmp_path, some=True)
 
@@ -173,7 +173,7 @@ HOSTILE = {
 }
 
 
-def test_hostile_files(tmp_path, monkeypatch, capfd):
+def test_hostile_files_get_their_verdicts(tmp_path, monkeypatch, capfd):
     """Each gets its verdict and reason, prints nothing of its own, and leaves no process behind."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     grade("relu", ENDLESS, tmp_path, "--rows", "1", "--timeout", "3")

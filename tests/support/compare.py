@@ -143,9 +143,10 @@ def unpack_mask(mask):
 
 def assert_mask_of(out, mask):
     """Assert that the mask's bits are `out > 0`, and that each row ends with bits of zero."""
-    bits = unpack_mask(mask)
-    assert torch.equal(bits[:, : out.shape[1]], out > 0)
-    assert not bits[:, out.shape[1] :].any()
+    unpacked = unpack_mask(mask)
+    columns = out.shape[1]
+    assert torch.equal(unpacked[:, :columns], out > 0)
+    assert not unpacked[:, columns:].any()
 
 
 def as_matrix(x):

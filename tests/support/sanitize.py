@@ -61,7 +61,7 @@ class Run:
     Attributes:
         tool: the sanitizer.
         subset: the name of the tests.
-        command: the command, with the sanitizer's.
+        command: the command of the process.
         environment: variables to set.
         tests: how many tests passed, as pytest prints it; "none" if pytest printed no number.
         errors: how many errors the sanitizer found.
