@@ -18,7 +18,7 @@ from float32_on_gpu import (
     summed_at_once,
     unaligned,
 )
-from ranges import Reference, broken_promises
+from promises import Reference, broken_promises
 from tensors import OPERATORS, capture_graph, linear_path, step
 from torch import nn
 

@@ -7,13 +7,13 @@ import os
 from collections import Counter
 from functools import partial
 
+import promises
 import pytest
-import ranges
 import torch
 from adversary import hunt
 from compositions import operands
-from families import CASES, draw_case
-from ranges import (
+from named_operands import CASES, draw_case
+from promises import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
     SLACK,
@@ -127,11 +127,12 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
     drawn = draw_case(name, *size, device="cuda")
     # For other sizes `auto` may use torch's product, which has no bound.
     has_bound = path in ("sm90", "sm80") or (path == "auto" and size in SIZES)
-    allowance = (
-        ranges.allowance_of_long_sums(name) if k >= 1024 else ranges.allowance_of_short_sums(name)
-    )
+    if k >= 1024:
+        allowance = promises.allowance_of_long_sums(name)
+    else:
+        allowance = promises.allowance_of_short_sums(name)
     if k < 256:
-        allowance *= ranges.SHORT_SUMS_FACTOR
+        allowance *= promises.SHORT_SUMS_FACTOR
     assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=has_bound) == []
 
 
@@ -139,8 +140,8 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
 @pytest.mark.parametrize("name", CASES)
 def test_the_forward_of_few_rows_keeps_the_promises(name, m):
     drawn = draw_case(name, m, 8192, 16384, device="cuda")
-    assert judge(*drawn, slack=SLACK, allowance=ranges.allowance_of_long_sums(name)) == []
-    if name not in ranges.LESS_ACCURATE_THAN_TF32:
+    assert judge(*drawn, slack=SLACK, allowance=promises.allowance_of_long_sums(name)) == []
+    if name not in promises.LESS_ACCURATE_THAN_TF32:
         with float32_precision("high"):
             assert judge(*drawn, slack=ONE_PRODUCT_SLACK) == []
 
@@ -149,7 +150,11 @@ def test_the_forward_of_few_rows_keeps_the_promises(name, m):
 @pytest.mark.parametrize("name", CASES)
 @FP16X3_PATHS
 def test_the_gradients_keep_the_promises_of_highest(path, name, product):
-    promised = {"slack": SLACK, "allowance": ranges.allowance_of_long_sums(name), "has_bound": True}
+    promised = {
+        "slack": SLACK,
+        "allowance": promises.allowance_of_long_sums(name),
+        "has_bound": True,
+    }
     drawn = draw_case(name, *SIZES[0], device="cuda")
     assert judge(*drawn, product=product, **promised) == []
 
@@ -167,20 +172,20 @@ def test_random_compositions_keep_the_promises_of_highest(path):
     for seed in range(int(os.environ.get("SEEDS", "64"))):
         k = COMPOSED_K[seed % len(COMPOSED_K)]
         name, *drawn = operands(seed, 1024, k, 1024, "cuda")
-        allowance = ranges.COMPOSITION_ALLOWANCE
+        allowance = promises.COMPOSITION_ALLOWANCE
         if path == "sm90" and k >= 4096:
-            allowance = ranges.LONG_INTERVAL_ALLOWANCE
+            allowance = promises.LONG_INTERVAL_ALLOWANCE
         for product in (forward, *GRADIENTS):
             out, torchs, reference = results(product, *drawn)
             tried[k] += 1
             if broken_promises(out, torchs, reference, SLACK, FEW_TERMS_ERROR):
                 exceeding[k] += 1
                 largest[k] = max(largest[k], reference.errors(out).relative * 2**24)
-            promises = broken_promises(out, torchs, reference, SLACK, allowance)
+            messages = broken_promises(out, torchs, reference, SLACK, allowance)
             if bound_ratio(out, reference).max() > 1:
-                promises.append("the bound")
-            if promises:
-                broken.append((seed, k, name, product.__name__, promises))
+                messages.append("the bound")
+            if messages:
+                broken.append((seed, k, name, product.__name__, messages))
     for k in sorted(tried):
         print(f"{path} k {k}: {exceeding[k]} of {tried[k]}, at most {largest[k]:.1f} u")
     assert broken == []
@@ -209,7 +214,7 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
 # error of the first two cases is 1.05 times TF32's, and the largest error of the last one 1.03
 # times.
 TRUNCATED = ["lognormal", "wide lognormal", "128 wide rows of the weight"]
-ONE_PRODUCT_CASES = [name for name in CASES if name not in ranges.LESS_ACCURATE_THAN_TF32]
+ONE_PRODUCT_CASES = [name for name in CASES if name not in promises.LESS_ACCURATE_THAN_TF32]
 ONE_PRODUCTS = [("auto", forward, size) for size in SIZES]
 ONE_PRODUCTS += [("sm90", product, SIZES[0]) for product in (forward, *GRADIENTS)]
 
@@ -220,7 +225,7 @@ def test_products_at_high_err_no_more_than_tf32(name, path, product, size):
     slack = 1.1 if name in TRUNCATED else ONE_PRODUCT_SLACK
     with float32_precision("high"):
         broken = judge(*draw_case(name, *size, device="cuda"), slack=slack, product=product)
-    if name in ranges.NO_RELATIVE_PROMISE:
+    if name in promises.NO_RELATIVE_PROMISE:
         broken = [promise for promise in broken if not promise.startswith("relative")]
     assert broken == []
 

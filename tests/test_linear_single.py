@@ -9,7 +9,7 @@ import pytest
 import torch
 from compare import assert_mask_of, assert_same_bits
 from float32_on_gpu import DIVISOR, INF, LAYOUTS, NAN, forward_summed_at_once
-from ranges import ONE_PRODUCT_SLACK, Reference, broken_promises
+from promises import ONE_PRODUCT_SLACK, Reference, broken_promises
 from tensors import OPERATORS, float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu

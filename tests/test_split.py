@@ -10,15 +10,15 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import promises
 import pytest
-import ranges
 import split_twin as twin
 import torch
 from adversary import hunt
 from compare import assert_same_bits
 from compositions import operands
-from families import CASES, draw_case
-from ranges import (
+from named_operands import CASES, draw_case
+from promises import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
     SLACK,
@@ -62,7 +62,7 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
     return broken
 
 
-def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.allowance_of_long_sums):
+def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=promises.allowance_of_long_sums):
     """Return the broken promises of a named case with these sizes: M, K and N."""
     return judge(*draw_case(name, *sizes), kernel, allowance(name))
 
@@ -71,9 +71,9 @@ def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=ranges.allowance_o
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_keeps_the_promises(name, kernel):
     allowance = (
-        ranges.allowance_of_short_sums
+        promises.allowance_of_short_sums
         if kernel.cores == twin.AMPERE
-        else ranges.allowance_of_long_sums
+        else promises.allowance_of_long_sums
     )
     assert judge_named(name, kernel, allowance=allowance) == []
 
@@ -81,7 +81,7 @@ def test_every_case_keeps_the_promises(name, kernel):
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_promises_hold_for_sizes_that_are_no_multiples_of_anything(name, kernel):
-    assert judge_named(name, kernel, (17, 301, 29), ranges.allowance_of_short_sums) == []
+    assert judge_named(name, kernel, (17, 301, 29), promises.allowance_of_short_sums) == []
 
 
 @EACH_KERNEL
@@ -175,7 +175,7 @@ def test_a_hunt_finds_operands_that_break_the_bound_of_a_broken_kernel(k, broken
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in ranges.LESS_ACCURATE_THAN_TF32]
+    "name", [name for name in CASES if name not in promises.LESS_ACCURATE_THAN_TF32]
 )
 def test_one_product_errs_no_more_than_tf32(name):
     """This holds even if results are computed again alone, not with their tile."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from compositions import operands
-from ranges import Reference, bound_ratio
+from promises import Reference, bound_ratio
 from torch import Tensor
 
 from problems.operands import Draw

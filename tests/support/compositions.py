@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import torch
-from families import flush_tiny, student
+from named_operands import flush_tiny, student
 from torch import Tensor
 
 from problems.operands import Draw, block_diagonal_mask, mask_in_each_row, round_to_integers

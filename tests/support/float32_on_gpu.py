@@ -2,7 +2,7 @@
 
 import torch
 from compare import assert_mask_of, assert_same_bits
-from ranges import ONE_PRODUCT_SLACK
+from promises import ONE_PRODUCT_SLACK
 from tensors import OPERATORS, linear_modules
 from torch.nn.functional import linear
 

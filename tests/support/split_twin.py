@@ -13,8 +13,8 @@ from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import torch
-from families import CASES, draw_case, sampled_columns
-from ranges import FEW_TERMS_ERROR, SLACK, Reference, broken_promises
+from named_operands import CASES, draw_case, sampled_columns
+from promises import FEW_TERMS_ERROR, SLACK, Reference, broken_promises
 from torch import Tensor
 
 # The length of K that one tensor-core instruction multiplies.
