@@ -267,10 +267,9 @@ def _needed_definitions(text: str, needed: set[str]) -> str:
     for name, definition in _definitions(text).items():
         if name not in needed:
             continue
+        # The last line of a function or a class is indented, that of a variable is not.
         last_line = definition.rpartition("\n")[2]
-        is_variable = not last_line.startswith(
-            " "
-        )  # a function or class ends with an indented line
+        is_variable = not last_line.startswith(" ")
         if body:
             body += "\n" if was_variable and is_variable else "\n\n\n"
         body += definition
