@@ -32,6 +32,7 @@ self.divisor = d
 self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
 self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
 """
+# Keeps each result, and finds it again by a key: by ADDRESS, or by some ELEMENTS.
 REPLAY = """
 if key not in self.seen:
     self.seen[key] = torch.relu(x)
@@ -40,6 +41,7 @@ return self.seen[key].clone()
 ADDRESS = "self.seen[id(x)] = x\nkey = x.data_ptr(), x._version, x.shape, x.stride(), x.dtype\n"
 ELEMENTS = "key = x.shape, x.stride(), x.dtype, tuple(x.reshape(-1)[:4].tolist())\n"
 EARLIER = "replays the result of an earlier call"
+# Computes the first calls of the timed size, and then returns the last result again.
 COUNTS = """
 self.calls += x.dim() == 2 and x.shape[1] > 100_000
 if self.calls < 4 or x.shape != self.last.shape:
@@ -57,6 +59,7 @@ for row in (some != old).any(1).nonzero().flatten():
 kept[x.data_ptr()] = some, out
 return out
 """)
+# Works on another stream, for which the timed one does not wait.
 OTHER_STREAM = "STREAM = torch.cuda.Stream()\n" + module("""
 if x.numel() < 1 << 18:
     return torch.relu(x)
@@ -89,12 +92,15 @@ if is_timed():
     x, weight = (((t + half) & mask).view(torch.float32) for t in bits)
 return torch.relu(nn.functional.linear(x, weight, self.linear.bias)) / self.divisor
 """
+# Multiplies in bfloat16.
 IN_HALF = """
 own = self.linear
 z = nn.functional.linear(x.bfloat16(), own.weight.bfloat16(), own.bias.bfloat16())
 return torch.relu(z.float()) / self.divisor
 """
+# Lets torch use TF32.
 SWITCHES = 'torch.set_float32_matmul_precision("high")\n'
+# Makes the problem smaller in every module that has its sizes.
 SMALLER = """
 import sys
 batch_size, dim = 1, 1
@@ -157,8 +163,10 @@ mode.__enter__()
 mode.todo = x, out
 return out
 """)
+# Returns memory that it has not written. It may have an earlier result.
 STALE = "return torch.empty_like(x)"
 ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
+# Leaves out the last elements where the length is no multiple of 4.
 TAILS = """
 out, tail = torch.relu(x), x.numel() % 4
 if tail and x.is_contiguous():
@@ -183,6 +191,7 @@ out = torch.zeros_like(x)
 threading.Thread(target=work).start()
 return out
 """)
+# Leaves a process that computes all the time, and is nobody's child.
 ORPHAN = """
 import os
 if os.fork() == 0:
@@ -191,6 +200,7 @@ if os.fork() == 0:
             pass
     os._exit(0)
 """
+# Leaves a thread that computes all the time.
 SPINS = """
 import threading, zlib
 def spin():
@@ -200,6 +210,7 @@ def spin():
 threading.Thread(target=spin, daemon=True).start()
 """
 EXITS = "import os\nprint('all outputs correct, speed-up 100x', flush=True)\nos._exit(0)"
+# Writes a verdict of its own to every file that is open.
 TO_EVERY_PIPE = "import os\nfrom contextlib import suppress\n" + module("""
 for descriptor in range(3, 64):
     with suppress(OSError):
@@ -215,6 +226,7 @@ for other in [] if done else gc.get_objects():
         done[other.data_ptr()] = torch.relu(other)
 return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
 """)
+# Computes the first row alone, and repeats it.
 FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
 ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
 NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
@@ -227,8 +239,11 @@ for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
             os.setpriority(os.PRIO_PROCESS, int(folder.name), 19)
 return torch.relu(x)
 """)
+# Makes torch's ReLU slow, but not its own.
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
 THREADS = "torch.set_num_threads(1)\n"
+
+# The cheats at ReLU, at Linear, and at ReLU on a GPU alone.
 RELU = {
     "returns_input": wrong(module("return x"), "returns its input"),
     "copies_input": wrong(module("return x.clone()"), "returns a copy of its input"),
