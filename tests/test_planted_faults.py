@@ -14,7 +14,8 @@ from processes import copy_finished_builds, copy_project, printed
 pytestmark = pytest.mark.slow  # each fault needs a build
 
 # With so many rows, kernels work as at the headline's size. A GPU then needs milliseconds for ReLU:
-# the process is stopped before the work that a fault leaves on another stream is done.
+# the process is stopped before the work that a fault leaves on another stream is done. The grading
+# needs 60 GiB of the GPU's memory, so on a GPU this file has to run alone, in one process.
 ROWS = {"cpu": "24", "cuda": "4096"}
 BUNDLE = "solution.py"  # the name of each copy's bundle
 
