@@ -8,8 +8,9 @@ The steps are functions in the files of `referee/steps`. They take a `Grading` a
 import base64
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -17,19 +18,26 @@ import torch
 from torch import nn
 
 from referee.bench import Bench, write_all
+from referee.comparison.accuracy import typical_error
+from referee.comparison.compare import flat_reals
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.reference_tensor import ReferenceTensor, SecondLook
 from referee.contestants.contestant import Contestant
 from referee.contestants.reading import can_read
 from referee.contestants.shared import without_repeats
 from referee.contestants.state import State, StateError
+from referee.reference.file import BadReferenceError
+from referee.reference.other_roundings import OtherRoundings
 from referee.reference.random_values import changing_names, new_seed, redraw
+from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
 from referee.verdict import WRONG, FoundError, Run, Verdict
 
 # Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
 # that answers with previous parameters.
 LARGEST_PREVIOUS_MODULE = 1 << 30
+OTHER_ROUNDINGS = 16  # results of the reference in a second look
+OTHER_ROUNDINGS_OF_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -270,6 +278,54 @@ class Grading:
         """Return the reference's results for inputs, without error budgets."""
         with restored_buffers(self.module):
             return self.problem.run(self.module, inputs)
+
+    def second_look(self, inputs: list, result_index: int) -> SecondLook:
+        """Return a function that computes one of the reference's results with other roundings.
+
+        It yields several results; fewer or none if memory is short. There is no second look, but
+        None, if the problem covers all values: its own limits then say what is right.
+
+        Args:
+            inputs: the arguments of the forward.
+            result_index: which of its results is computed.
+        """
+        if self.problem.file.covers_all_values:
+            return None
+        return partial(self._results_with_other_roundings, inputs, result_index)
+
+    def _results_with_other_roundings(
+        self, inputs: list, result_index: int
+    ) -> Iterator[torch.Tensor]:
+        """Yield one result of the reference with other roundings, several times."""
+        with suppress(BadReferenceError, torch.OutOfMemoryError):
+            for _ in range(OTHER_ROUNDINGS):
+                with restored_buffers(self.module), OtherRoundings(self.problem):
+                    results = self.problem.run(self.module, inputs)
+                yield results[result_index]
+
+    def errors_of_other_roundings(self, step: StepArguments, eager: list) -> list[float]:
+        """Return the typical errors of a training step's results with other roundings.
+
+        Args:
+            step: the step's arguments.
+            eager: eager's results and gradients.
+
+        Returns:
+            The largest of several typical errors, for each result and gradient; infinity if there
+            is no memory for the steps.
+        """
+        largest = [0.0] * len(eager)
+        try:
+            for _ in range(OTHER_ROUNDINGS_OF_STEPS):
+                with restored_buffers(self.module), OtherRoundings(self.problem):
+                    others = step_or_none(lambda: self.problem.run_step(*step)) or []
+                for i, (other, x) in enumerate(zip(others, eager, strict=False)):
+                    if other is not None and x is not None and other.shape == x.shape:
+                        error = typical_error(flat_reals(other), flat_reals(x))
+                        largest[i] = max(largest[i], error)
+        except (BadReferenceError, torch.OutOfMemoryError):
+            return [math.inf] * len(eager)
+        return largest
 
     def _buffer_names(self) -> set[str]:
         """Return all names of buffers; those of a module that is used twice have two names each."""

@@ -1,6 +1,7 @@
 """How far off a result is: the errors of its elements, and its accuracy class."""
 
 import math
+import random
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ GROSS = 2.0**-6
 # 1.2 for the roundings of a sum, and sqrt(R / k) if k of R equal parts are wrong, and nothing else.
 # So errors that are not sparse are in more than a fifth of the parts.
 SPARSE = 2.2
+# The typical error of a result is exceeded in a tenth of its elements.
+TYPICAL_QUANTILE = 0.9
+MOST_SAMPLED = 1 << 18  # elements from which the typical error is taken
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,25 @@ def accuracy_class(relative_error: float) -> str:
         if relative_error <= largest:
             return name
     return WORST
+
+
+def typical_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return how far off most elements of a flat result are, relative to their typical size.
+
+    Both are the 90th percentile over those sampled elements whose expected value is not zero. So
+    the error does not depend on a few elements that are far off.
+    """
+    step = max(1, len(expected) // MOST_SAMPLED)
+    sampled = slice(random.randrange(step), None, step)
+    expected = expected[sampled].double()
+    is_compared = expected.isfinite() & (expected != 0)
+    size = expected[is_compared].abs()
+    if len(size) == 0:
+        return 0.0
+    error = (got[sampled].double()[is_compared] - expected[is_compared]).abs_()
+    rank = math.ceil(TYPICAL_QUANTILE * len(size))
+    error_there = error.nan_to_num_(math.inf).kthvalue(rank).values.item()
+    return error_there / size.kthvalue(rank).values.item()
 
 
 def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:

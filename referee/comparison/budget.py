@@ -116,6 +116,20 @@ def mean_slack_in_other_draw(budget: Budget, eager: Errors, count: int) -> float
     return mean_slack + eager.mean + FREE_ELEMENTS * budget.slack / max(count, 1)
 
 
+def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int) -> float:
+    """Return the largest typical error of a result, relative to its elements' typical size.
+
+    Args:
+        typical: eager's typical error; see `accuracy.typical_error`.
+        eager: the errors of eager's result.
+        dtype: the dtype of the result.
+        terms: the number of terms of the longest sum.
+    """
+    typical_errors = replace(eager, largest=typical, root_mean_square=1.0)
+    budget = budget_from_errors(typical_errors, dtype, terms)
+    return budget.slack + budget.relative_slack
+
+
 def budget_without_float64(dtype: torch.dtype) -> Budget:
     """Return the error budget of a result that is compared with eager's alone."""
     tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)

@@ -1,6 +1,7 @@
 """A result or gradient of the reference, with which a solution's is compared."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +12,14 @@ from referee.comparison.accuracy import (
     count_true,
     errors,
     mean_and_root_mean_square,
+    typical_error,
 )
 from referee.comparison.budget import (
     Budget,
     budget_from_errors,
     budget_without_float64,
     mean_slack_in_other_draw,
+    typical_slack,
 )
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 
@@ -25,7 +28,16 @@ from referee.comparison.compare import blocks, first_mismatch, flat_reals
 CHANCE_OF_MAX = 1.15
 CHANCE_OF_MEAN = 1.02
 
+# In a second look, so many elements may be excused, and so many may other roundings move far: a
+# share of the elements, but at least a few.
+LARGEST_UNSTABLE_SHARE = 0.01
+LEAST_UNSTABLE_COUNT = 4
+# An element is moved far if it moves by this multiple of what the budget allows.
+FAR = 16
+
 OptionalTensor = torch.Tensor | None
+# Returns the reference's results for the same inputs, rounded otherwise; see `other_roundings`.
+SecondLook = Callable[[], Iterator[torch.Tensor]] | None
 
 
 @dataclass
@@ -37,8 +49,7 @@ class Comparison:
         errors: how far off the result is.
         has_eagers_bits: whether the result equals eager's.
         is_gross: whether it is another result, and not a less accurate one.
-        wrong: a flat mask of the elements that are off by too much. If only eager's values are
-            right, blocks that equal eager's are left out of the mask.
+        wrong: a flat mask of the elements that are off by too much.
     """
 
     mistake: str | None
@@ -71,6 +82,10 @@ class ReferenceTensor:
     of which only eager's result is known. Of complex numbers, the real and the imaginary parts are
     compared.
 
+    Where the reference is discontinuous, an honest result differs from eager's in a few elements.
+    So if few elements are wrong, both methods take a second look, which excuses those that the
+    reference itself moves that far when it rounds otherwise.
+
     Args:
         eager: the result as the reference computes it.
         exact: the result in float64; None where there is none.
@@ -86,6 +101,8 @@ class ReferenceTensor:
             zeros where there is no exact result.
         budget: the error budget.
         budget_in_other_draw: that of the distance from eager's result in another draw.
+        typical_slack: the largest typical error, see `accuracy.typical_error`, in any draw;
+            infinity where there is no exact result.
     """
 
     def __init__(  # noqa: PLR0913 - two results, and how far off they may be
@@ -110,8 +127,13 @@ class ReferenceTensor:
         self.exact = None if self.is_exact or real_dtype == torch.float64 else _flat(exact)
         self.eager_errors = Errors()
         self.budget = Budget()
+        self.typical_slack = math.inf
         if self.exact is not None:
             self.eager_errors = self._measure_eager(_flat(allowed))
+            typical = typical_error(self.eager, self.exact)
+            if allowed is not None:
+                typical = max(typical, typical_error(_flat(allowed), self.exact))
+            self.typical_slack = typical_slack(typical, self.eager_errors, real_dtype, terms)
             self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
         elif not self.is_exact:
             self.budget = budget_without_float64(real_dtype)
@@ -125,9 +147,18 @@ class ReferenceTensor:
         """Free the results; the budget stays."""
         self.eager = self.exact = self.limit = None
 
-    def compare(self, got: torch.Tensor) -> Comparison:
+    def compare(self, got: torch.Tensor, second_look: SecondLook = None) -> Comparison:
         """Compare a result with the reference's."""
         got = flat_reals(got)
+        comparison = self._compare(got, None)
+        if comparison.mistake and second_look:
+            excused = self._excused(comparison.wrong, got, self.eager, self.budget, second_look)
+            if excused is not None:
+                return self._compare(got, excused)
+        return comparison
+
+    def _compare(self, got: torch.Tensor, excused: OptionalTensor) -> Comparison:
+        """Compare a flat result with the reference's, without the elements of a mask."""
         sums = ErrorSums()
         wrong_parts = []
         first_wrong = ""
@@ -137,9 +168,12 @@ class ReferenceTensor:
             is_same = first_mismatch(got_part, eager_part) is None
             has_eagers_bits = has_eagers_bits and is_same
             if is_same and self.is_exact:
+                wrong_parts.append(torch.zeros_like(got_part, dtype=torch.bool))
                 continue
             expected = self._expected(block)
             error = errors(got_part, eager_part, expected)
+            if excused is not None:
+                error.masked_fill_(excused[block], 0)
             wrong = error > self._allowed(block, expected)
             wrong_parts.append(wrong)
             first_wrong = first_wrong or _describe_first(wrong, got_part, expected)
@@ -160,19 +194,29 @@ class ReferenceTensor:
         is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
         return is_alike and self.mistake_in_other_draw(got, eager) is None
 
-    def mistake_in_other_draw(self, got: torch.Tensor, eager: torch.Tensor) -> str | None:
+    def mistake_in_other_draw(
+        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook = None
+    ) -> str | None:
         """Return what is wrong with a result for other inputs, in words; None if nothing is.
 
         Args:
             got: the result.
             eager: eager's result for the same inputs.
+            second_look: returns the reference's results for these inputs, rounded otherwise.
         """
         got, eager = flat_reals(got), flat_reals(eager)
-        if self.is_exact:
-            return first_mismatch(got, eager)
+        if self.is_exact and first_mismatch(got, eager) is None:
+            return None
         if self._is_surely_near(got, eager, 0.5 * self.budget_in_other_draw.mean_slack):
             return None
         distance = self._measure_distance(got, eager)
+        if second_look:
+            budget = self._budget_for(eager)
+            excused = self._excused(distance.wrong, got, eager, budget, second_look)
+            if excused is not None:
+                distance = self._measure_distance(got, eager, excused)
+        if self.is_exact:
+            return first_mismatch(got, eager) if distance.wrong.any() else None
         if mistake := describe_wrong(distance.wrong, got, eager):
             return mistake
         if distance.mean > distance.mean_slack:
@@ -226,18 +270,68 @@ class ReferenceTensor:
         growth_of_mean = max(growth, mean_magnitude / own.mean_magnitude)
         return self.budget_in_other_draw.grown(growth, growth_of_mean)
 
-    def _measure_distance(self, got: torch.Tensor, eager: torch.Tensor) -> Distance:
-        """Measure how far a flat result is from eager's for the same inputs."""
+    def _measure_distance(
+        self, got: torch.Tensor, eager: torch.Tensor, excused: OptionalTensor = None
+    ) -> Distance:
+        """Measure how far a flat result is from eager's, without the elements of a mask."""
         budget = self._budget_for(eager)
         wrong_parts = []
         sum_of_errors = 0.0
         for block in blocks(len(got)):
             expected = eager[block].double()
             error = errors(got[block], eager[block], expected)
+            if excused is not None:
+                error.masked_fill_(excused[block], 0)
             wrong_parts.append(error > budget.allowed(expected))
             sum_of_errors += error.sum().item()
         mean = sum_of_errors / max(len(got), 1)
         return Distance(_join_masks(wrong_parts), mean, budget.mean_slack)
+
+    def _excused(
+        self,
+        wrong: torch.Tensor,
+        got: torch.Tensor,
+        eager: torch.Tensor,
+        budget: Budget,
+        second_look: Callable[[], Iterator[torch.Tensor]],
+    ) -> OptionalTensor:
+        """Return a mask of the wrong elements that another rounding explains; None if none is.
+
+        Rounding explains an element if results of the reference that are rounded otherwise reach
+        the solution's value there, or lie on both sides of it. If one of these results is far from
+        eager's in many elements, rounding says too little, and nothing is excused.
+
+        Args:
+            wrong: a flat mask of the wrong elements.
+            got: the solution's flat result.
+            eager: eager's flat result for the same inputs.
+            budget: how far off an element may be.
+            second_look: returns the reference's results, rounded otherwise.
+        """
+        most = max(LARGEST_UNSTABLE_SHARE * len(got), LEAST_UNSTABLE_COUNT)
+        if not 0 < count_true(wrong) <= most:
+            return None
+        indices = wrong.nonzero().view(-1)
+        low, high = eager[indices], eager[indices]
+        got_there = got[indices]
+        is_reached = torch.zeros_like(indices, dtype=torch.bool)
+        for result in second_look():
+            other = flat_reals(result)
+            if other.shape != eager.shape or _count_far(other, eager, budget) > most:
+                return None
+            values = other[indices]
+            expected = values.double()
+            is_reached |= errors(got_there, values, expected) <= budget.allowed(expected)
+            if got.is_floating_point():
+                low, high = low.minimum(values), high.maximum(values)
+                is_reached |= (low <= got_there) & (got_there <= high)
+            if is_reached.all():
+                break
+        if not is_reached.any():
+            return None
+        excused = torch.zeros_like(wrong)
+        excused[indices] = is_reached
+        return excused
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element of a block may be."""
@@ -300,6 +394,16 @@ class ReferenceTensor:
             return eager
         exact = self.exact[block]
         return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
+
+
+def _count_far(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:
+    """Return how many elements of a flat result are far from eager's; see FAR."""
+    count = 0
+    for block in blocks(len(eager)):
+        expected = eager[block].double()
+        error = errors(other[block], eager[block], expected)
+        count += int((error > FAR * budget.allowed(expected)).sum())
+    return count
 
 
 def _flat(x: OptionalTensor) -> OptionalTensor:

@@ -12,11 +12,11 @@ Short calls share a request: each has inputs and a result of its own.
 """
 
 from time import sleep
+from typing import NamedTuple
 
 import torch
 
 from referee.comparison.forward import check_eager_intact, check_intact, check_results, read_result
-from referee.comparison.reference_tensor import ReferenceTensor
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
@@ -100,6 +100,18 @@ def _start_timings(grading: Grading, entrants: list[Entrant]) -> Timings:
     return timings
 
 
+class DrawnRound(NamedTuple):
+    """The calls of a round.
+
+    Attributes:
+        inputs: the arguments of each call.
+        expected: the reference's results of each call.
+    """
+
+    inputs: list[list]
+    expected: list[list[torch.Tensor]]
+
+
 class _ForwardRounds:
     """Runs the rounds of forwards.
 
@@ -127,31 +139,27 @@ class _ForwardRounds:
 
     def run(self) -> dict[str, Sample]:
         """Run a round; return the entrants' samples by name."""
-        expected_calls = _draw_round(self._grading, self._calls)
+        drawn = _draw_round(self._grading, self._calls)
         samples = {}
         for entrant in in_random_order(self._entrants):
-            samples[entrant.name] = self._take_turn(entrant, expected_calls)
+            samples[entrant.name] = self._take_turn(entrant, drawn)
         self.samples.empties.append(samples.pop("nothing"))
         return samples
 
-    def _take_turn(self, entrant: Entrant, expected_calls: list[list[torch.Tensor]]) -> Sample:
+    def _take_turn(self, entrant: Entrant, drawn: DrawnRound) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
         templates = grading.result_templates if entrant.call == MODULE else None
         timed = time_request(grading.bench, entrant, self._calls, self._flush, templates)
         if entrant.process is grading.solution:
-            _compare_calls(grading, timed.reply["calls"], expected_calls, timed.early)
+            _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
         entrant.process.ask("release")
         return timed.sample
 
 
-def _draw_round(grading: Grading, calls: int) -> list[list[torch.Tensor]]:
-    """Draw inputs and parameters and write them.
-
-    Returns:
-        The reference's results, a list for each call.
-    """
+def _draw_round(grading: Grading, calls: int) -> DrawnRound:
+    """Draw inputs and parameters and write them; run the reference for them."""
     problem = grading.problem
     grading.forget_round()
     grading.redraw_state()
@@ -161,7 +169,7 @@ def _draw_round(grading: Grading, calls: int) -> list[list[torch.Tensor]]:
     grading.result_templates = expected_calls[0]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
-    return expected_calls
+    return DrawnRound(inputs_of_calls, expected_calls)
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
@@ -175,7 +183,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
 def _compare_calls(
     grading: Grading,
     calls: list[dict],
-    expected_calls: list[list[torch.Tensor]],
+    drawn: DrawnRound,
     early: EarlyElements,
 ) -> None:
     """Compare the whole results of a timed request and its inputs and parameters.
@@ -183,36 +191,40 @@ def _compare_calls(
     Args:
         grading: the file under grading.
         calls: the reply's descriptions of each call's results.
-        expected_calls: the reference's results of each call.
+        drawn: the calls' inputs and the reference's results.
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
     for call_index, call in enumerate(calls):
-        descriptions = check_results(grading, "a timed call", call, expected_calls[call_index])
+        descriptions = check_results(grading, "a timed call", call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):
             got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
-            expected_of_calls = [results[result_index] for results in expected_calls]
-            _compare_result(grading.budgets[result_index], got, expected_of_calls, call_index)
+            _compare_result(grading, got, drawn, (call_index, result_index))
 
 
 def _compare_result(
-    budget: ReferenceTensor, got: torch.Tensor, expected_of_calls: list[torch.Tensor], index: int
+    grading: Grading, got: torch.Tensor, drawn: DrawnRound, indices: tuple[int, int]
 ) -> None:
     """Compare one result of a timed call.
 
     Args:
-        budget: the error budget of the result.
+        grading: the file under grading.
         got: the solution's result.
-        expected_of_calls: the reference's result of each call of the request.
-        index: the index of the call.
+        drawn: the calls' inputs and the reference's results.
+        indices: the index of the call in the request, and of the result in the call.
     """
-    mistake = budget.mistake_in_other_draw(got, expected_of_calls[index])
+    call_index, result_index = indices
+    budget = grading.budgets[result_index]
+    second_look = grading.second_look(drawn.inputs[call_index], result_index)
+    expected = drawn.expected[call_index][result_index]
+    mistake = budget.mistake_in_other_draw(got, expected, second_look)
     if not mistake:
         return
-    others = expected_of_calls[:index] + expected_of_calls[index + 1 :]
-    if any(budget.mistake_in_other_draw(got, other) is None for other in others):
-        raise FoundError(WRONG, "a timed call's result is that of another call")
+    for other_index, others in enumerate(drawn.expected):
+        is_other = other_index != call_index
+        if is_other and budget.mistake_in_other_draw(got, others[result_index]) is None:
+            raise FoundError(WRONG, "a timed call's result is that of another call")
     raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

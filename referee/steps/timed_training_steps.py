@@ -6,6 +6,7 @@ and all results and gradients are compared.
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from referee.contestants.contestant import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
+from referee.reference.training_step import StepArguments
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
 from referee.times.early_elements import EarlyElements
 from referee.times.round_memory import RoundMemory
@@ -50,6 +52,18 @@ from referee.times.two_clocks import Sample
 from referee.verdict import WRONG, FoundError
 
 FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
+
+
+class DrawnStep(NamedTuple):
+    """The arguments of a training step and what the reference makes of them.
+
+    Attributes:
+        arguments: the module, the inputs and the outputs' gradients.
+        expected: the reference's results and gradients.
+    """
+
+    arguments: StepArguments
+    expected: list[torch.Tensor | None]
 
 
 class StepSample(NamedTuple):
@@ -163,10 +177,10 @@ class _StepRounds:
 
     def run(self) -> dict[str, StepSample]:
         """Run a round; return the entrants' times by name."""
-        expected_steps = _draw_round(self._grading, self._calls)
+        drawn_steps = _draw_round(self._grading, self._calls)
         times = {}
         for entrant in in_random_order(self._entrants):
-            times[entrant.name] = self._take_turn(entrant, expected_steps)
+            times[entrant.name] = self._take_turn(entrant, drawn_steps)
         self._memory.end_round()
         self.samples.empties.append(times.pop("nothing").sample)
         return times
@@ -177,7 +191,7 @@ class _StepRounds:
         for name, its_times in times.items():
             self.shares_of_forwards[name].append(its_times.share_of_forwards)
 
-    def _take_turn(self, entrant: Entrant, expected_steps: list[list]) -> StepSample:
+    def _take_turn(self, entrant: Entrant, drawn_steps: list[DrawnStep]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
@@ -186,38 +200,34 @@ class _StepRounds:
         timed = _time_steps(grading, entrant, self._calls)
         if entrant.process is grading.solution:
             calls = timed.reply["calls"]
-            _compare_steps(grading, self.quantities, calls, expected_steps, timed.early)
+            _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
         self._memory.end_turn(entrant.process)
         return timed.times
 
 
-def _draw_round(grading: Grading, calls: int) -> list[list]:
-    """Draw inputs, outputs' gradients and parameters, and write them.
-
-    Returns:
-        The reference's results and gradients, a list for each step.
-    """
+def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
+    """Draw inputs, outputs' gradients and parameters, and write them."""
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
     grading.redraw_state()
     inputs_of_steps = [problem.draw() for _ in range(calls)]
     grading.inputs = inputs_of_steps[0]
     parameters = grading.parameter_names()
-    expected_steps, gradients_of_steps = [], []
+    drawn_steps, gradients_of_steps = [], []
     for inputs in inputs_of_steps:
         output_gradients = draw_output_gradients(grading, inputs).gradients
         gradients_of_steps.append(output_gradients)
+        arguments = StepArguments(grading.module, inputs, output_gradients, parameters)
         with restored_buffers(grading.module):
-            expected_steps.append(
-                problem.run_step(grading.module, inputs, output_gradients, parameters)
-            )
+            drawn_steps.append(DrawnStep(arguments, problem.run_step(*arguments)))
     grading.write_inputs(inputs_of_steps)
     write_all(bench.output_gradients, bench.pool, gradients_of_steps)
     write_state_for_all(grading)
     if bench.are_results_copied:
         no_gradient = torch.empty(0)
-        grading.result_templates = [no_gradient if x is None else x for x in expected_steps[0]]
-    return expected_steps
+        expected = drawn_steps[0].expected
+        grading.result_templates = [no_gradient if x is None else x for x in expected]
+    return drawn_steps
 
 
 def _time_steps(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
@@ -290,7 +300,7 @@ def _compare_steps(
     grading: Grading,
     quantities: list[Quantity],
     calls: list[dict],
-    expected_steps: list[list],
+    drawn_steps: list[DrawnStep],
     early: EarlyElements,
 ) -> None:
     """Compare all results and gradients of a timed request.
@@ -299,17 +309,18 @@ def _compare_steps(
         grading: the file under grading.
         quantities: results and gradients of a step; they take in how far off the solution's are.
         calls: the reply's descriptions of each step's results.
-        expected_steps: the reference's results and gradients of each step.
+        drawn_steps: the steps' arguments, and the reference's results and gradients.
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
-    for call_index, call in enumerate(calls):
+    for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
+        other_roundings = _OtherRoundings(grading, drawn)
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
         for result_index, quantity in enumerate(quantities):
-            expected = expected_steps[call_index][result_index]
+            expected = drawn.expected[result_index]
             if not quantity.expected or expected is None:
                 continue
             description = descriptions[result_index]
@@ -320,10 +331,36 @@ def _compare_steps(
             got = read_result(grading, description, quantity.name, (call_index, result_index))
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(got, expected)
+            quantity.compare_timed(
+                got,
+                expected,
+                second_look=grading.second_look(drawn.arguments.inputs, result_index),
+                error_of_other_roundings=partial(other_roundings.error_of, result_index),
+            )
     for quantity in quantities:
         if quantity.is_wrong_at_once:
             raise FoundError(WRONG, f"a timed step's {quantity.mistake()}")
+
+
+class _OtherRoundings:
+    """Computes how far other roundings move the gradients of one training step, when asked.
+
+    Args:
+        grading: the file under grading.
+        drawn: the step.
+    """
+
+    def __init__(self, grading: Grading, drawn: DrawnStep) -> None:
+        self._grading = grading
+        self._drawn = drawn
+        self._errors: list[float] = []
+
+    def error_of(self, result_index: int) -> float:
+        """Return the largest typical error of a result or gradient with other roundings."""
+        if not self._errors:
+            arguments, expected = self._drawn
+            self._errors = self._grading.errors_of_other_roundings(arguments, expected)
+        return self._errors[result_index]
 
 
 def _note_kept_bytes(grading: Grading) -> None:

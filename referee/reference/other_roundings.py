@@ -1,0 +1,117 @@
+"""A mode in which the reference rounds otherwise, as another correct program would.
+
+Another order of sums moves a sum by a few roundings. Where a reference is discontinuous, as `sign`
+is at 0, that changes an element entirely. Results under this mode show which elements these are.
+"""
+
+import math
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from referee.reference.problem import Problem
+from referee.reference.random_values import new_seed
+from referee.reference.tf32 import TF32_BITS
+
+ROUNDINGS = 4  # of each operand and result, in units of eps
+# A plain sum of n terms gets sqrt(n) eps more, but at most this.
+LARGEST_NOISE_OF_SUMS = 5e-5
+ELEMENTS_AT_A_TIME = 1 << 22  # that get noise, to save memory
+# Operators that do not round: those that choose, compare or copy elements. Views are not listed.
+EXACT_NAMES = (
+    "relu threshold hardtanh clamp clamp_min clamp_max abs neg sign sgn floor ceil round "
+    "trunc eq ne lt le gt ge isnan isinf isfinite signbit logical_not logical_and logical_or "
+    "any all max min amax amin maximum minimum fmax fmin argmax argmin aminmax cummax cummin "
+    "where masked_fill masked_select masked_scatter nonzero gather scatter index index_put "
+    "index_select index_fill index_copy take embedding sort argsort topk kthvalue median "
+    "nanmedian mode unique bucketize searchsorted clone copy _to_copy lift_fresh "
+    "lift_fresh_copy cat stack flip roll repeat constant_pad_nd reflection_pad1d "
+    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+    "tril triu diag_embed fill zero zeros_like ones_like full_like empty_like _unsafe_view "
+    "_reshape_copy max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d "
+    "adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "pixel_shuffle pixel_unshuffle channel_shuffle"
+)
+EXACT_OPERATORS = frozenset(EXACT_NAMES.split())
+
+
+class OtherRoundings(TorchDispatchMode):
+    """Adds random noise, as large as roundings, to operands and results while the mode is on.
+
+    Operators that do not round get none. So a function of the inputs that has no roundings, such as
+    `sign(x)`, stays the same.
+
+    Args:
+        problem: says how many terms sums have, and whether products may be in TF32.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self._terms = problem.terms
+        self._is_in_tf32 = bool(problem.operators_in_tf32())
+        self._generator = torch.Generator(device=problem.device).manual_seed(new_seed())
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, for the reason that `operators.Operators` gives."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        """Call the operator, with noise in its operands and in its result if it rounds."""
+        kwargs = kwargs or {}
+        schema = func._schema
+        name = schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
+        aliases = [x.alias_info for x in schema.returns if x.alias_info is not None]
+        is_view = any(not alias.is_write for alias in aliases)
+        if is_view or name in EXACT_OPERATORS or not any(map(_has_floats, args)):
+            return func(*args, **kwargs)
+        if aliases:  # it writes its result into an operand
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor) and _is_noisy(result):
+                self._add_noise(result)
+            return result
+        return self._with_noise(func(*self._with_noise(args), **kwargs))
+
+    def _with_noise(self, value: object) -> object:
+        """Return a copy of a tensor of floats with noise; so for those in a list or tuple.
+
+        Any other value is returned unchanged.
+        """
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._with_noise(part) for part in value)
+        if not isinstance(value, torch.Tensor) or not _is_noisy(value):
+            return value
+        return self._add_noise(value.clone())
+
+    def _add_noise(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply each element by a random factor near 1, in place; return the tensor."""
+        largest = self._relative_noise(x.dtype)
+        flat = x.reshape(-1)  # a copy if the elements are not in the order of memory
+        for part in flat.split(ELEMENTS_AT_A_TIME):
+            noise = torch.empty_like(part).uniform_(-largest, largest, generator=self._generator)
+            part.addcmul_(part, noise)
+        return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
+
+    def _relative_noise(self, dtype: torch.dtype) -> float:
+        """Return by how much noise changes an element at most, relative to its size."""
+        eps = torch.finfo(dtype).eps
+        noise = ROUNDINGS * eps
+        if dtype == torch.float32:
+            noise += min(math.sqrt(self._terms) * eps, LARGEST_NOISE_OF_SUMS)
+            if self._is_in_tf32:
+                noise += 2.0**-TF32_BITS
+        return noise
+
+
+def _is_noisy(x: torch.Tensor) -> bool:
+    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
+    return x.is_floating_point() and x.itemsize > 1 and x.numel() > 0
+
+
+def _has_floats(value: object) -> bool:
+    """Return whether an argument is a tensor of floats, or a list or tuple that has one."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_floats, value))
+    return isinstance(value, torch.Tensor) and _is_noisy(value)

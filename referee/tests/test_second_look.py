@@ -1,0 +1,236 @@
+"""Tests of the second look: which wrong elements other roundings of the reference explain."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from graded import grade
+from texts import correct, module, reference, wrong
+
+from referee.comparison.quantity import Quantity
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.reference.other_roundings import OtherRoundings
+
+CPU = torch.device("cpu")
+TERMS = 512
+PROBLEM = SimpleNamespace(terms=TERMS, device=CPU, operators_in_tf32=lambda: ())
+# Discontinuous functions of a sum.
+STEPS = {
+    "sign": torch.sign,
+    "round": lambda y: torch.round(y + 0.5),
+    "floor": torch.floor,
+    "remainder": lambda y: torch.remainder(y, 1),
+    "comparison": lambda y: y > 0,
+    "argmax": lambda y: torch.stack([y, -y]).argmax(0),
+}
+
+
+def draw():
+    """Return operands whose first product is near 0 in one element, where rounding decides."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(128, TERMS, generator=generator)
+    w = torch.randn(TERMS, 64, generator=generator)
+    y = x[0].double() @ w[:, 0].double()
+    x[0, 0] -= (y / w[0, 0]).float()
+    x[5], w[:, 1] = x[0], w[:, 0]
+    return x, w
+
+
+def looks(function):
+    """Return a function that yields results with other roundings."""
+
+    def second_look():
+        for _ in range(16):
+            with OtherRoundings(PROBLEM):
+                result = function()
+            yield result
+
+    return second_look
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_elements_that_rounding_decides_are_excused(name):
+    x, w = draw()
+    step = STEPS[name]
+    eager = step(x @ w)
+    output = ReferenceTensor(eager, None, TERMS)
+    second_look = looks(lambda: step(x @ w))
+    near_zero = torch.zeros(128, 64)
+    near_zero[0, :2] = near_zero[5, :2] = 1e-5
+    honest = [step(x @ w + sign * near_zero) for sign in (-1, 1)]
+    assert any(output.compare(got).mistake for got in honest)
+    for got in honest:
+        assert output.compare(got, second_look).mistake is None
+        assert output.mistake_in_other_draw(got, eager, second_look) is None
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_elements_that_rounding_does_not_decide_stay_wrong(name):
+    x, w = draw()
+    step = STEPS[name]
+    eager = step(x @ w)
+    output = ReferenceTensor(eager, None, TERMS)
+    second_look = looks(lambda: step(x @ w))
+    one_wrong = eager.clone()
+    one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
+    for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
+        assert output.compare(got, second_look).mistake
+        assert output.mistake_in_other_draw(got, eager, second_look)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x == 1).float(),  # has no roundings
+        lambda x: torch.floor(x / 2),  # other roundings move half of the elements
+    ],
+)
+def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
+    x = torch.arange(1024.0) % 4
+    eager = function(x)
+    got = eager.clone()
+    got[6] += 1
+    output = ReferenceTensor(eager, None)
+    assert output.compare(got, looks(lambda: function(x))).mistake
+
+
+# The sum of each element is near 256. Rounding decides where it lies.
+COMPARES = reference(
+    "return x @ self.w > 256.0",
+    "[torch.rand(256, 1024)]",
+    "self.w = nn.Parameter(torch.rand(1024, 256).abs())",
+)
+W = "self.w = nn.Parameter(torch.rand(1024, 256).abs())"
+IN_FLOAT64 = "y = (x.double() @ self.w.double() > 256.0)\n"
+ONE_IN_MANY = (
+    IN_FLOAT64
+    + """
+y.view(-1)[int(torch.randint(y.numel(), ()))] ^= True
+return y
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_comparison_of_a_sum(device, tmp_path):
+    table = {
+        "same": correct(module("return x @ self.w > 256.0", W)),
+        "in_float64": correct(module(IN_FLOAT64 + "return y", W)),
+        "one_in_many": wrong(module(ONE_IN_MANY, W), "elements differ"),
+        "zeros": wrong(module("return torch.zeros(256, 256, device=x.device).bool()", W)),
+        "stale": wrong(
+            module(
+                IN_FLOAT64 + "self.y = y if self.y is None else self.y\nreturn self.y.clone()",
+                W + "\nself.y = None",
+            )
+        ),
+    }
+    grade(COMPARES, table, tmp_path, device=device)
+
+
+# ------------------------------------------------------------------- gradients of training steps
+
+MLP_INIT = """
+self.a, self.b, self.c = nn.Linear(256, 512), nn.Linear(512, 512), nn.Linear(512, 64)
+"""
+MLP = "return self.c(torch.relu(self.b(torch.relu(self.a(x)))))"
+# Adds the products of halves, in another order than torch.
+HALVES = """
+def linear(layer, x):
+    half = x.shape[1] // 2
+    right = x[:, half:] @ layer.weight[:, half:].t()
+    return right + (x[:, :half] @ layer.weight[:, :half].t() + layer.bias)
+
+"""
+MLP_OF_HALVES = HALVES + module(
+    "return linear(self.c, torch.relu(linear(self.b, torch.relu(linear(self.a, x)))))", MLP_INIT
+)
+# Rounds gradients to bfloat16 after so many backwards. The module is linear, then ReLU.
+ROUNDS_LATER = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        y = torch.relu(nn.functional.linear(x, weight, bias))
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, y = ctx.saved_tensors
+        g = g * (y > 0)
+        kept.append(0)
+        gradients = g @ weight, g.t() @ x, g.sum(0)
+        if len(kept) > FIRST and len(kept) % EACH:
+            return tuple(gradient.bfloat16().float() for gradient in gradients)
+        return gradients
+
+kept = []
+"""
+LAYER_INIT = "self.fc = nn.Linear(256, 192)"
+OWN = "return Own.apply(x, self.fc.weight, self.fc.bias)"
+LAYER = reference("return torch.relu(self.fc(x))", "[torch.randn(64, 256)]", LAYER_INIT)
+
+
+@pytest.mark.slow
+def test_gradients_that_are_rounded_in_timed_steps(device, tmp_path):
+    def rounds(first, each):
+        text = ROUNDS_LATER.replace("FIRST", str(first)).replace("EACH", str(each))
+        return text + module(OWN, LAYER_INIT)
+
+    table = {
+        "exact": correct(rounds(10**9, 2), "training step"),
+        "rounds": wrong(rounds(3, 10**9), "in timed steps, gradient of"),
+        "rounds_after_a_step": wrong(rounds(8, 10**9), "in timed steps, gradient of"),
+        "rounds_every_other_time": wrong(rounds(3, 2), "in timed steps, gradient of"),
+    }
+    grade(LAYER, table, tmp_path, device=device, trials=8)
+
+
+POOL = "return nn.functional.max_pool2d(torch.relu(self.conv(x)), 2)"
+CONV = "self.conv = nn.Conv2d(8, 16, 3)"
+UNFOLDED = """
+columns = nn.functional.unfold(x, 3)
+weight = self.conv.weight.reshape(16, -1)
+half = weight.shape[1] // 2
+y = weight[:, half:] @ columns[:, half:] + weight[:, :half] @ columns[:, :half]
+y = torch.relu(y + self.conv.bias[:, None]).view(x.shape[0], 16, x.shape[2] - 2, x.shape[3] - 2)
+return nn.functional.max_pool2d(y, 2)
+"""
+SORTS = "return torch.sort(self.fc(x), 1)[0]"
+HONEST = {
+    "mlp": (MLP, MLP_INIT, "[torch.randn(128, 256)]", MLP_OF_HALVES),
+    "pool": (POOL, CONV, "[torch.randn(8, 8, 34, 34)]", module(UNFOLDED, CONV)),
+    "sort": (
+        SORTS,
+        LAYER_INIT,
+        "[torch.randn(256, 256)]",
+        HALVES + module("return torch.sort(linear(self.fc, x), 1)[0]", LAYER_INIT),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HONEST)
+def test_another_order_of_sums_in_training_steps(name, device, tmp_path):
+    forward, init, inputs, text = HONEST[name]
+    table = {"halves": correct(text, "training step")}
+    grade(reference(forward, inputs, init), table, tmp_path, device=device, trials=8)
+
+
+def test_the_typical_error_does_not_depend_on_few_elements():
+    generator = torch.Generator().manual_seed(1)
+    exact = torch.randn(100, 100, generator=generator).double()
+    eager = exact.float()
+    few_rows_differ = torch.cat([1.01 * eager[:2], eager[2:]])
+    rounded = eager.bfloat16().float()
+    for got, error_of_other_roundings, is_right in (
+        (few_rows_differ, 0.0, True),
+        (rounded, 0.0, False),
+        (rounded, 1e-2, True),
+    ):
+        quantity = Quantity("gradient of x")
+        quantity.expected = ReferenceTensor(eager, exact)
+        quantity.compare_timed(eager, eager)  # a right draw
+        for _ in range(8):
+            quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)
+        assert (quantity.mistake() is None) == is_right
