@@ -41,6 +41,7 @@ reference/: the reference
     elementwise          small inputs of an elementwise function
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
+    other_roundings      a mode in which the reference rounds otherwise
     random_values        seeds and values of inputs, parameters and gradients
 
 comparison/: whether results are right
