@@ -258,7 +258,7 @@ class Bench:
 
         If the request was large, the process also gives its unused memory back to the GPU.
         """
-        if self.problem.is_large and self.inputs[0].size > SMALL_REQUEST:
+        if self.problem.gives_memory_back and self.inputs[0].size > SMALL_REQUEST:
             self.free_all_unused(process)
         else:
             process.ask("release")

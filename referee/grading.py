@@ -100,8 +100,8 @@ class Grading:
             such module is kept.
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
-        budgets: the error budgets for timed calls, one for each result. They are those of the
-            latest comparison in `steps/values.py`, without the values of the results.
+        reference_tensors: for each result, the reference's in the latest comparison of
+            `steps/values.py`. Their values are freed. Their error budgets hold for timed calls.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
         quantities: results and gradients of a training step, with their error budgets; empty if
@@ -142,14 +142,16 @@ class Grading:
         self.previous_module: nn.Module | None = None
         self.previous_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
-        self.budgets: list[ReferenceTensor] = []
+        self.reference_tensors: list[ReferenceTensor] = []
         self.result_templates: list[torch.Tensor] = []
         self.quantities: list[Quantity] = []
         self.has_differed = False
         self.relies_on_inputs = False
         self.is_forward_only = False
         self.run: Run | None = None
-        self._changing: list[str] = []  # names of the parameters and buffers that get new values
+        self._changing_names: list[
+            str
+        ] = []  # names of the parameters and buffers that get new values
         # Their first values. New ones are made from these, so that their size does not drift.
         self._first_values: dict[str, torch.Tensor] = {}
 
@@ -196,7 +198,7 @@ class Grading:
             self.state.construct(self.problem, seed, self.module, args, compare)
         except StateError as error:
             raise FoundError(WRONG, str(error)) from None
-        self._changing = changing_names(self.module)
+        self._changing_names = changing_names(self.module)
         self._keep_first_values()
 
     def set_state(self, values: list[torch.Tensor]) -> None:
@@ -217,11 +219,11 @@ class Grading:
 
         `write_state` gives them to the solution.
         """
-        if not self._changing:
+        if not self._changing_names:
             return
         self._keep_previous_module()
         state = self.module.state_dict()
-        for name in self._changing:
+        for name in self._changing_names:
             without_repeats(state[name]).copy_(redraw(self._first_values[name], new_seed()))
 
     def write_state(self) -> None:
@@ -234,7 +236,7 @@ class Grading:
 
     def draw_inputs(self) -> list:
         """Return new inputs; before large ones are drawn, the present ones are freed."""
-        if self.problem.is_large:
+        if self.problem.gives_memory_back:
             self.forget_round()
         return self.problem.draw()
 
@@ -267,7 +269,7 @@ class Grading:
         """Return the reference's names of the parameters that have gradients."""
         ids = {id(p) for p in self.module.parameters() if p.is_floating_point()}
         state = self.module.state_dict(keep_vars=True)
-        return [name for name in self._changing if id(state[name]) in ids]
+        return [name for name in self._changing_names if id(state[name]) in ids]
 
     def expected_results(self, inputs: list) -> list[ReferenceTensor]:
         """Return the reference's results for inputs, with their error budgets."""
@@ -311,20 +313,23 @@ class Grading:
             eager: eager's results and gradients.
 
         Returns:
-            The largest of several typical errors, for each result and gradient; infinity if there
-            is no memory for the steps.
+            The largest of several typical errors, for each result and gradient; infinity if the
+            steps cannot be run, as for want of memory.
         """
         largest = [0.0] * len(eager)
+        unknown = [math.inf] * len(eager)
         try:
             for _ in range(OTHER_ROUNDINGS_OF_STEPS):
                 with restored_buffers(self.module), OtherRoundings(self.problem):
-                    others = step_or_none(lambda: self.problem.run_step(*step)) or []
+                    others = step_or_none(lambda: self.problem.run_step(*step))
+                if others is None:
+                    return unknown
                 for i, (other, x) in enumerate(zip(others, eager, strict=False)):
                     if other is not None and x is not None and other.shape == x.shape:
                         error = typical_error(flat_reals(other), flat_reals(x))
                         largest[i] = max(largest[i], error)
         except (BadReferenceError, torch.OutOfMemoryError):
-            return [math.inf] * len(eager)
+            return unknown
         return largest
 
     def _buffer_names(self) -> set[str]:
@@ -334,13 +339,15 @@ class Grading:
     def _keep_previous_module(self) -> None:
         """Keep a copy of the reference's module before its parameters change."""
         is_small = self.problem.parameter_bytes <= LARGEST_PREVIOUS_MODULE
-        if is_small and self._changing:
+        if is_small and self._changing_names:
             self.previous_module = self.problem.copy(self.module)
 
     def _keep_first_values(self) -> None:
         """Keep the values from which new parameters and buffers are made."""
         state = self.module.state_dict()
-        self._first_values = {name: without_repeats(state[name]).clone() for name in self._changing}
+        self._first_values = {
+            name: without_repeats(state[name]).clone() for name in self._changing_names
+        }
 
 
 @contextmanager

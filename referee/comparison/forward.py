@@ -23,14 +23,14 @@ LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
 
 
-def check_case(grading: Grading, case: Case, keep_budgets: bool = False) -> list[Comparison]:
+def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> list[Comparison]:
     """Compare one forward with the reference's.
 
     Args:
         grading: the file under grading.
         case: the inputs, on the device, and what the solution has to do with them.
-        keep_budgets: whether timed calls, too, are compared by the error budgets of these results.
-            Their inputs must then be of the same kind, and as large.
+        for_timed_calls: whether the error budgets of these results are kept for timed calls. The
+            inputs must then be like theirs, and as large.
 
     Returns:
         The comparison of each result; an empty list if the solution refuses the inputs.
@@ -68,8 +68,8 @@ def check_case(grading: Grading, case: Case, keep_budgets: bool = False) -> list
             return comparisons
         raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
-    if keep_budgets:
-        grading.budgets = expected
+    if for_timed_calls:
+        grading.reference_tensors = expected
     for tensor in expected:
         tensor.forget()
     grading.bench.free_results(grading.solution)
@@ -175,7 +175,7 @@ def check_results(
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
         check_elements_apart(description, tensor, prefix)
-        if not grading.problem.shares and _is_within(description, grading.solution.span):
+        if not grading.problem.may_share_memory and _is_within(description, grading.solution.span):
             raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
     return descriptions
 

@@ -3,9 +3,10 @@
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
 differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
 the outputs' gradients are zero there. Otherwise gradients are compared for several draws of inputs,
-which have these places elsewhere, and only an element that is wrong in every draw counts. A draw
-without a wrong element thus acquits a gradient, unless most timed draws are wrong by more than ReLU
-near zero explains.
+which have these places elsewhere, and only an element that is wrong in every draw counts.
+
+In timed draws a gradient is also wrong if it is far off in most of them, or if most of its elements
+are less accurate than rounding explains in many of them. Another draw that is right does not help.
 """
 
 import math
@@ -124,15 +125,7 @@ class Quantity:
 
     def mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
-        are_most_far_off = self._timed_draws_far_off > self._timed_draws / 2
-        most_inaccurate = LARGEST_SHARE_OF_INACCURATE_DRAWS * self._timed_draws
-        are_many_inaccurate = self._inaccurate_timed_draws > most_inaccurate
-        if (
-            self._is_wrong
-            or are_most_far_off
-            or are_many_inaccurate
-            or self._is_wrong_in_every_draw()
-        ):
+        if self._is_wrong or self._are_timed_draws_wrong() or self._is_wrong_in_every_draw():
             return f"{self.name}: {self._first_mistake}"
         return None
 
@@ -201,6 +194,12 @@ class Quantity:
     def _keep_first(self, mistake: str) -> None:
         """Keep the words for the first mistake, which the message quotes."""
         self._first_mistake = self._first_mistake or mistake
+
+    def _are_timed_draws_wrong(self) -> bool:
+        """Return whether too many timed draws are far off, or less accurate than they may be."""
+        most_inaccurate = LARGEST_SHARE_OF_INACCURATE_DRAWS * self._timed_draws
+        are_many_inaccurate = self._inaccurate_timed_draws > most_inaccurate
+        return are_many_inaccurate or self._timed_draws_far_off > self._timed_draws / 2
 
     def _is_wrong_in_every_draw(self) -> bool:
         """Return whether all draws together show a mistake that rounding does not explain."""

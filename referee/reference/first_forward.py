@@ -24,14 +24,14 @@ class FirstForward:
         output_bytes: the size of all results.
         operators: the names of the operators that are called.
         terms: the number of terms of the longest sum that gives one element of a result.
-        shares: whether results may share memory with inputs or with earlier results.
+        may_share_memory: whether results may share memory with inputs or with earlier results.
     """
 
     structure: str
     output_bytes: int
     operators: set[str]
     terms: int
-    shares: bool
+    may_share_memory: bool
 
 
 def run_first_forward(
@@ -70,7 +70,7 @@ def run_first_forward(
         output_bytes=sum(x.nbytes for x in outputs),
         operators=observed.names,
         terms=observed.most_terms,
-        shares=_any_shares_memory(outputs, tensors, second_outputs),
+        may_share_memory=_any_shares_memory(outputs, tensors, second_outputs),
     )
 
 

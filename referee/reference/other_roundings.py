@@ -65,11 +65,11 @@ class OtherRoundings(TorchDispatchMode):
         name = schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
         aliases = [x.alias_info for x in schema.returns if x.alias_info is not None]
         is_view = any(not alias.is_write for alias in aliases)
-        if is_view or name in EXACT_OPERATORS or not any(map(_has_floats, args)):
+        if is_view or name in EXACT_OPERATORS or not self._any_gets_noise(args):
             return func(*args, **kwargs)
         if aliases:  # it writes its result into an operand
             result = func(*args, **kwargs)
-            if isinstance(result, torch.Tensor) and _is_noisy(result):
+            if self._gets_noise(result):
                 self._add_noise(result)
             return result
         return self._with_noise(func(*self._with_noise(args), **kwargs))
@@ -81,9 +81,21 @@ class OtherRoundings(TorchDispatchMode):
         """
         if isinstance(value, (list, tuple)):
             return type(value)(self._with_noise(part) for part in value)
-        if not isinstance(value, torch.Tensor) or not _is_noisy(value):
+        if not self._gets_noise(value):
             return value
         return self._add_noise(value.clone())
+
+    def _any_gets_noise(self, value: object) -> bool:
+        """Return whether noise can be added to an argument, or to a part of a list or tuple."""
+        if isinstance(value, (list, tuple)):
+            return any(map(self._any_gets_noise, value))
+        return self._gets_noise(value)
+
+    def _gets_noise(self, x: object) -> bool:
+        """Return whether x is a tensor of floats on the device; torch cannot draw float8."""
+        if not isinstance(x, torch.Tensor) or x.device != self._generator.device:
+            return False
+        return x.is_floating_point() and x.itemsize > 1 and x.numel() > 0
 
     def _add_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply each element by a random factor near 1, in place; return the tensor."""
@@ -103,15 +115,3 @@ class OtherRoundings(TorchDispatchMode):
             if self._is_in_tf32:
                 noise += 2.0**-TF32_BITS
         return noise
-
-
-def _is_noisy(x: torch.Tensor) -> bool:
-    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
-    return x.is_floating_point() and x.itemsize > 1 and x.numel() > 0
-
-
-def _has_floats(value: object) -> bool:
-    """Return whether an argument is a tensor of floats, or a list or tuple that has one."""
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_floats, value))
-    return isinstance(value, torch.Tensor) and _is_noisy(value)

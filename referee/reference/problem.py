@@ -29,8 +29,8 @@ from referee.times.timing import Names, Rate, Timings
 # Memory that forwards need, in multiples of the bytes of inputs, outputs and parameters together.
 # Training steps need up to 5, and are left out if there is less.
 NEEDED_MEMORY = 3
-# A problem is large if its inputs, outputs and parameters take more than this share of a GPU's
-# memory: then not all contestants can keep memory for them at once.
+# If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
+# can keep memory for them at once: each gives back what it does not use.
 LARGE_SHARE = 1 / 16
 
 
@@ -62,7 +62,7 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        structure, operators, terms, shares: see `first_forward.FirstForward`.
+        structure, operators, terms, may_share_memory: see `first_forward.FirstForward`.
         why_no_float64: why results are compared with eager's alone, or "".
         why_no_float64_in_steps: the same for training steps; the first comparison of gradients
             sets it.
@@ -116,7 +116,7 @@ class Problem:
         self.output_bytes = forward.output_bytes
         self.operators = forward.operators
         self.terms = forward.terms
-        self.shares = forward.shares
+        self.may_share_memory = forward.may_share_memory
         if list(module.parameters()):
             self.copy(module)  # raises if the module cannot be copied, as gradings do
         self._check_room()
@@ -197,7 +197,7 @@ class Problem:
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
             tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
-        if self.is_large:  # float64 results take much memory
+        if self.gives_memory_back:  # float64 results take much memory
             for tensor in tensors:
                 tensor.forget_exact()
         return tensors
@@ -261,8 +261,11 @@ class Problem:
         return ""
 
     @property
-    def is_large(self) -> bool:
-        """True if contestants give unused memory back to the GPU, for others to take."""
+    def gives_memory_back(self) -> bool:
+        """True if contestants give unused memory back to the GPU, so that others can take it.
+
+        On a CPU nobody has to: the system takes freed memory back.
+        """
         if self.device.type == "cpu":
             return False
         _, memory = torch.cuda.mem_get_info(self.device)

@@ -98,7 +98,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
             tensor = problem.expected_in_step(x, exact_x, terms)
         else:
             tensor = ReferenceTensor(x, exact_x, terms, allowed=tf32_x)
-        if problem.is_large:
+        if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)
     return ReferenceStep(tensors, in_float64.why_none)

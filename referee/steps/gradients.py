@@ -121,7 +121,7 @@ def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
     quantities: list[Quantity] = []
     for inputs in draws:
         grading.redraw_state()
-        quantities = _compare_step(grading, inputs, quantities)
+        quantities = _compare_training_step(grading, inputs, quantities)
         if not quantities:
             return []
         grading.verdict.count += 1
@@ -144,7 +144,9 @@ def _is_of_an_input(name: str) -> bool:
     return name == "gradient of x" or name.startswith("gradient of input ")
 
 
-def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
+def _compare_training_step(
+    grading: Grading, inputs: list, quantities: list[Quantity]
+) -> list[Quantity]:
     """Compare one training step with the reference's.
 
     Args:
@@ -224,11 +226,26 @@ def _compare_quantities(
     ):
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
-            check_description(grading, description, quantity.expected, prefix)
-            if quantity.is_result:
-                check_elements_apart(description, quantity.expected, prefix)
-            got = read_result(grading, description, quantity.name, (0, result_index))
+            got = read_quantity(grading, quantity, description, prefix, (0, result_index))
             quantity.compare(got, is_strict)
+
+
+def read_quantity(
+    grading: Grading, quantity: Quantity, description: dict, prefix: str, indices: tuple[int, int]
+) -> torch.Tensor:
+    """Check the form of a result or gradient of the solution; return its values.
+
+    Args:
+        grading: the file under grading.
+        quantity: the result or gradient.
+        description: describes the solution's.
+        prefix: the beginning of a message.
+        indices: as in `read_result`.
+    """
+    check_description(grading, description, quantity.expected, prefix)
+    if quantity.is_result:
+        check_elements_apart(description, quantity.expected, prefix)
+    return read_result(grading, description, quantity.name, indices)
 
 
 def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:

@@ -55,7 +55,7 @@ def time_forwards(grading: Grading) -> None:
     _prepare_eager(grading)
     entrants = entrants_of(grading, bench.yardsticks)
     timings = _start_timings(grading, entrants)
-    if problem.is_large:
+    if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
     rounds = _ForwardRounds(grading, entrants, timing_plan.calls)
     rounds.time_empty_requests()
@@ -217,14 +217,14 @@ def _compare_result(
         indices: the index of the call in the request, and of the result in the call.
     """
     call_index, result_index = indices
-    budget = grading.budgets[result_index]
+    tensor = grading.reference_tensors[result_index]
     second_look = grading.second_look(drawn.inputs[call_index], result_index)
     expected = drawn.expected[call_index][result_index]
-    mistake = budget.mistake_in_other_draw(got, expected, second_look)
+    mistake = tensor.mistake_in_other_draw(got, expected, second_look)
     if not mistake:
         return
     for other_index, others in enumerate(drawn.expected):
         is_other = other_index != call_index
-        if is_other and budget.mistake_in_other_draw(got, others[result_index]) is None:
+        if is_other and tensor.mistake_in_other_draw(got, others[result_index]) is None:
             raise FoundError(WRONG, "a timed call's result is that of another call")
     raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

@@ -13,11 +13,8 @@ import torch
 
 from referee.bench import Bench, write_all
 from referee.comparison.forward import (
-    check_description,
     check_eager_intact,
-    check_elements_apart,
     check_intact,
-    read_result,
 )
 from referee.comparison.quantity import Quantity
 from referee.contestants.contestant import RaisedError
@@ -25,7 +22,7 @@ from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.times.early_elements import EarlyElements
 from referee.times.round_memory import RoundMemory
 from referee.times.rounds import (
@@ -71,11 +68,11 @@ class StepSample(NamedTuple):
 
     Attributes:
         sample: the times of the whole steps.
-        share_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
+        part_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
     """
 
     sample: Sample
-    share_of_forwards: float
+    part_of_forwards: float
 
 
 class TimedSteps(NamedTuple):
@@ -122,7 +119,7 @@ def _time_rounds(grading: Grading) -> None:
     rounds.prepare()
     for times in timed_rounds(grading, rounds.run, "the training step"):
         rounds.keep(times)
-        _set_times(step, rounds.samples, rounds.shares_of_forwards)
+        _set_times(step, rounds.samples, rounds.parts_of_forwards)
     note_clock(grading, rounds.samples)
     for quantity in rounds.quantities:
         if mistake := quantity.mistake():
@@ -150,7 +147,7 @@ class _StepRounds:
 
     Attributes:
         samples: the samples of the timed rounds so far.
-        shares_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
+        parts_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
             for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
@@ -162,7 +159,7 @@ class _StepRounds:
         self._nothing = empty_entrant(grading.bench)
         self._entrants = [*entrants, self._nothing]
         self.samples = RoundSamples(grading.problem.names, entrants)
-        self.shares_of_forwards: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+        self.parts_of_forwards: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
 
@@ -189,7 +186,7 @@ class _StepRounds:
         """Keep the times of a timed round, which `run` has returned."""
         self.samples.add({name: its_times.sample for name, its_times in times.items()})
         for name, its_times in times.items():
-            self.shares_of_forwards[name].append(its_times.share_of_forwards)
+            self.parts_of_forwards[name].append(its_times.part_of_forwards)
 
     def _take_turn(self, entrant: Entrant, drawn_steps: list[DrawnStep]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
@@ -249,7 +246,7 @@ def _time_steps(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
     forwards, backwards = _checked_halves(reply["seconds"], calls)
     own = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
     sample = Sample(own, entrant.process.seconds)
-    return TimedSteps(StepSample(sample, _share_of_forwards(forwards, backwards)), reply, early)
+    return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
 
 
 def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
@@ -264,13 +261,13 @@ def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[floa
     return checked_seconds(forwards, calls), checked_seconds(backwards, calls)
 
 
-def _share_of_forwards(forwards: list[float], backwards: list[float]) -> float:
+def _part_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     """Return which part of a request's steps were forwards, by the process's clock."""
     total = sum(forwards) + sum(backwards)
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]) -> None:
+def _set_times(step: Step, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
     """Set the times of forwards and backwards in all rounds so far.
 
     A step's seconds follow from both clocks, as a call's do. The process's own clock alone says
@@ -279,21 +276,21 @@ def _set_times(step: Step, samples: RoundSamples, shares: dict[str, list[float]]
     Args:
         step: takes the times.
         samples: the samples of the entrants.
-        shares: which part of the steps were forwards, by name, for each round.
+        parts: which part of the steps was spent in forwards, by name, for each round.
     """
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
         seconds = overhead.seconds_of_calls(its_samples)
         walls = [sample.wall / len(sample.own) for sample in its_samples]
-        of_forwards = shares[name]
-        of_backwards = [1 - share for share in of_forwards]
+        of_forwards = parts[name]
+        of_backwards = [1 - part for part in of_forwards]
         step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))
         step.backward.set(name, _multiply(seconds, of_backwards), _multiply(walls, of_backwards))
 
 
-def _multiply(seconds: list[float], shares: list[float]) -> list[float]:
-    """Return the seconds of a half of each step."""
-    return [whole * share for whole, share in zip(seconds, shares, strict=True)]
+def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
+    """Return these parts of each step's seconds."""
+    return [whole * part for whole, part in zip(seconds, parts, strict=True)]
 
 
 def _compare_steps(
@@ -325,10 +322,8 @@ def _compare_steps(
                 continue
             description = descriptions[result_index]
             prefix = f"a timed step's {quantity.name}: "
-            check_description(grading, description, quantity.expected, prefix)
-            if quantity.is_result:
-                check_elements_apart(description, quantity.expected, prefix)
-            got = read_result(grading, description, quantity.name, (call_index, result_index))
+            indices = call_index, result_index
+            got = read_quantity(grading, quantity, description, prefix, indices)
             if early.differs(call_index, result_index, got):
                 raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
             quantity.compare_timed(

@@ -40,7 +40,7 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     draws = _compare_draws(grading)
     _check_accuracy(grading, draws)
-    eager = grading.budgets[0].eager_errors
+    eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
         note_errors(grading, _label(grading), draws.last_errors, eager)
@@ -68,7 +68,7 @@ def _compare_draws(grading: Grading) -> ComparedDraws:
             grading.redraw_state()
         is_last = index == count - 1
         case = Case(_draw_name(grading, index), inputs, fill=is_last)
-        comparisons = check_case(grading, case, keep_budgets=True)
+        comparisons = check_case(grading, case, for_timed_calls=True)
         last_errors = comparisons[0].errors
         for comparison in comparisons:
             largest_relative_error = max(largest_relative_error, comparison.errors.relative)
@@ -135,7 +135,7 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    if problem.shares or bench.are_results_copied:
+    if problem.may_share_memory or bench.are_results_copied:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
@@ -182,15 +182,15 @@ def _check_result_stays(
     expected = grading.run_reference(inputs_of_calls[call_index])
     descriptions = check_results(grading, name, calls[call_index], expected)
     for result_index, description in enumerate(descriptions):
-        budget = grading.budgets[result_index]
+        tensor = grading.reference_tensors[result_index]
         got = read_result(grading, description, name, (0, result_index)).reshape(-1)
         second_look = grading.second_look(inputs_of_calls[call_index], result_index)
-        mistake = budget.mistake_in_other_draw(got, expected[result_index], second_look)
+        mistake = tensor.mistake_in_other_draw(got, expected[result_index], second_look)
         if not mistake:
             continue
         for later_inputs in inputs_of_calls[call_index + 1 :]:
             later = grading.run_reference(later_inputs)[result_index]
-            if later.numel() == len(got) and budget.mistake_in_other_draw(got, later) is None:
+            if later.numel() == len(got) and tensor.mistake_in_other_draw(got, later) is None:
                 raise FoundError(WRONG, "a later call overwrites an earlier call's result")
         raise FoundError(WRONG, f"{name}: {mistake}")
 

@@ -94,6 +94,22 @@ def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
     assert output.compare(got, looks(lambda: function(x))).mistake
 
 
+def test_other_roundings_leave_operands_and_exact_operators_as_they_are():
+    x, w = draw()
+    kept_x, kept_w = x.clone(), w.clone()
+    with OtherRoundings(PROBLEM):
+        exact = torch.relu_(x.t().clone()), x.sort(1)[0], x.sign(), x.half().float(), x.split(8)[1]
+        product = x @ w
+        scaled = x.clone().mul_(3)
+    expected = kept_x.t().relu(), kept_x.sort(1)[0], kept_x.sign(), kept_x.half().float(), x[8:16]
+    assert all(map(torch.equal, exact, expected))
+    assert torch.equal(x, kept_x)
+    assert torch.equal(w, kept_w)
+    for noisy, right in ((product, x @ w), (scaled, 3 * x)):
+        error = (noisy - right).norm() / right.norm()
+        assert 1e-8 < error < 1e-5
+
+
 # The sum of each element is near 256. Rounding decides where it lies.
 COMPARES = reference(
     "return x @ self.w > 256.0",

@@ -28,7 +28,7 @@ class RoundMemory:
     def __init__(self, bench: Bench, processes: Iterable[Contestant]) -> None:
         self._bench = bench
         self._device = bench.problem.device
-        self._all_keep = not bench.problem.is_large
+        self._all_keep = not bench.problem.gives_memory_back
         self._is_decided = self._all_keep
         self._free_before_turn = 0
         self._processes = list(processes)
