@@ -28,8 +28,8 @@ from referee.comparison.compare import blocks, first_mismatch, flat_reals
 CHANCE_OF_MAX = 1.15
 CHANCE_OF_MEAN = 1.02
 
-# In a second look, so many elements may be excused, and so many may other roundings move far: a
-# share of the elements, but at least a few.
+# In a second look, this share of the elements may be excused, and other roundings may move as many
+# far; in a small result, this count.
 LARGEST_UNSTABLE_SHARE = 0.01
 LEAST_UNSTABLE_COUNT = 4
 # An element is moved far if it moves by this multiple of what the budget allows.
@@ -130,10 +130,7 @@ class ReferenceTensor:
         self.typical_slack = math.inf
         if self.exact is not None:
             self.eager_errors = self._measure_eager(_flat(allowed))
-            typical = typical_error(self.eager, self.exact)
-            if allowed is not None:
-                typical = max(typical, typical_error(_flat(allowed), self.exact))
-            self.typical_slack = typical_slack(typical, self.eager_errors, real_dtype, terms)
+            self.typical_slack = self._measure_typical_slack(_flat(allowed), terms)
             self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
         elif not self.is_exact:
             self.budget = budget_without_float64(real_dtype)
@@ -148,7 +145,12 @@ class ReferenceTensor:
         self.eager = self.exact = self.limit = None
 
     def compare(self, got: torch.Tensor, second_look: SecondLook = None) -> Comparison:
-        """Compare a result with the reference's."""
+        """Compare a result with the reference's.
+
+        Args:
+            got: the result.
+            second_look: returns the reference's results, rounded otherwise.
+        """
         got = flat_reals(got)
         comparison = self._compare(got, None)
         if comparison.mistake and second_look:
@@ -205,9 +207,11 @@ class ReferenceTensor:
             second_look: returns the reference's results for these inputs, rounded otherwise.
         """
         got, eager = flat_reals(got), flat_reals(eager)
-        if self.is_exact and first_mismatch(got, eager) is None:
-            return None
-        if self._is_surely_near(got, eager, 0.5 * self.budget_in_other_draw.mean_slack):
+        if self.is_exact:
+            mismatch = first_mismatch(got, eager)
+            if mismatch is None or second_look is None:
+                return mismatch
+        elif self._is_surely_near(got, eager, 0.5 * self.budget_in_other_draw.mean_slack):
             return None
         distance = self._measure_distance(got, eager)
         if second_look:
@@ -216,7 +220,7 @@ class ReferenceTensor:
             if excused is not None:
                 distance = self._measure_distance(got, eager, excused)
         if self.is_exact:
-            return first_mismatch(got, eager) if distance.wrong.any() else None
+            return mismatch if distance.wrong.any() else None
         if mistake := describe_wrong(distance.wrong, got, eager):
             return mistake
         if distance.mean > distance.mean_slack:
@@ -240,6 +244,13 @@ class ReferenceTensor:
             return own
         other = self._measure(allowed.to(self.eager))
         return other if other.mean > own.mean else own
+
+    def _measure_typical_slack(self, allowed: OptionalTensor, terms: int) -> float:
+        """Return the largest typical error by eager's own, or that of the allowed result."""
+        typical = typical_error(self.eager, self.exact)
+        if allowed is not None:
+            typical = max(typical, typical_error(allowed, self.exact))
+        return typical_slack(typical, self.eager_errors, self.eager.dtype, terms)
 
     def _measure(self, got: torch.Tensor) -> Errors:
         """Return the errors of a flat result."""
