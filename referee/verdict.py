@@ -56,14 +56,16 @@ class Run:
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(
             eager=seconds[names.eager],
-            again=seconds[names.again],
-            times=seconds[names.solution],
+            control=seconds[names.again],
+            solution=seconds[names.solution],
             device=self.timings.device,
         )
 
 
-def compare_times(eager: list[float], again: list[float], times: list[float], device: str) -> str:
-    """Return FASTER, SLOWER, TIE or TOO_NOISY for times beside eager's.
+def compare_times(
+    eager: list[float], control: list[float], solution: list[float], device: str
+) -> str:
+    """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
 
     The ratio's interval is widened by the noise, a factor by which times of the same code differ.
     If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
@@ -77,22 +79,22 @@ def compare_times(eager: list[float], again: list[float], times: list[float], de
 
     Args:
         eager: eager's seconds of a call, for each round.
-        again: eager's once more.
-        times: the solution's.
+        control: the seconds of eager's second turns.
+        solution: the solution's.
         device: "cpu" or "cuda".
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
-    control, low_control, high_control = speed_up(eager, again)
-    noise = max(control, 1 / control, PLACEMENT[device])
+    control_ratio, low_control, high_control = speed_up(eager, control)
+    noise = max(control_ratio, 1 / control_ratio, PLACEMENT[device])
     widest_control = max(high_control, 1 / low_control)
     is_noisy = widest_control > WIDEST_CONTROL
     if is_noisy:
         noise = max(noise, widest_control)
     if device == "cuda":
-        fast, slow = spread(eager + again)
+        fast, slow = spread(eager + control)
         noise = max(noise, slow / fast)
-    ratio, low, high = speed_up(eager, times)
+    ratio, low, high = speed_up(eager, solution)
     if low / noise <= 1 <= high * noise:
         return TOO_NOISY if is_noisy else TIE
     return FASTER if ratio > 1 else SLOWER

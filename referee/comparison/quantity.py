@@ -123,7 +123,7 @@ class Quantity:
             self._inaccurate_timed_draws += 1
         self._record(wrong, relative_error, mistake or "", is_strict=False)
 
-    def mistake(self) -> str | None:
+    def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
         if self._is_wrong or self._are_timed_draws_wrong() or self._is_wrong_in_every_draw():
             return f"{self.name}: {self._first_mistake}"

@@ -128,7 +128,7 @@ def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
         del inputs  # the next ones may need the memory
     mistakes = {}
     for quantity in quantities:
-        if mistake := quantity.mistake():
+        if mistake := quantity.find_mistake():
             mistakes[quantity.name] = mistake
     if not mistakes:
         return quantities

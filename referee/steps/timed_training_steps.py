@@ -122,7 +122,7 @@ def _time_rounds(grading: Grading) -> None:
         _set_times(step, rounds.samples, rounds.parts_of_forwards)
     note_clock(grading, rounds.samples)
     for quantity in rounds.quantities:
-        if mistake := quantity.mistake():
+        if mistake := quantity.find_mistake():
             raise FoundError(WRONG, f"in timed steps, {mistake}")
 
 
@@ -334,7 +334,7 @@ def _compare_steps(
             )
     for quantity in quantities:
         if quantity.is_wrong_at_once:
-            raise FoundError(WRONG, f"a timed step's {quantity.mistake()}")
+            raise FoundError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
 class _OtherRoundings:

@@ -248,4 +248,4 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
             quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)
-        assert (quantity.mistake() is None) == is_right
+        assert (quantity.find_mistake() is None) == is_right
