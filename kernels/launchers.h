@@ -77,7 +77,8 @@ struct LinearArguments {
 };
 
 // A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
-// linear/sm90/launch_single.cuh copy a transposed operand this way when the kernel cannot read it.
+// linear/sm90/launch_one_product.cuh copy a transposed operand this way when the kernel cannot read
+// it.
 struct Transposition {
   const float* source;    // [columns, rows]; the elements of a row are adjacent
   int64_t source_stride;  // from one row of `source` to the next

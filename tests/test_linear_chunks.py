@@ -144,8 +144,8 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
     assert chunks[0][3] - chunks[-1][3] < TILE_ROWS * len(chunks)
 
 
-# The tiles of gemm_single on an H200. From N = 8192 on, the weight's slices leave too little memory
-# for a chunk of whole waves.
+# The tiles of gemm_one_product on an H200. From N = 8192 on, the weight's slices leave too little
+# memory for a chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
 def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):

@@ -208,7 +208,7 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
     assert 0.03 < worst <= 1
 
 
-# Cases that may err 1.1 times as much as TF32. gemm_single does not promote, so its sums are
+# Cases that may err 1.1 times as much as TF32. gemm_one_product does not promote, so its sums are
 # truncated over the whole of K. TF32's are as well, but cuBLAS computes some of them in several
 # parts of K, and so do we if few tiles are computed again. For [1024, 8192] x [8192, 4096] the mean
 # error of the first two cases is 1.05 times TF32's, and the largest error of the last one 1.03

@@ -26,7 +26,7 @@ from promises import (
     bound_ratio,
     broken_promises,
 )
-from split_twin import KERNELS, SINGLE_PRODUCT, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product
+from split_twin import KERNELS, ONE_PRODUCT, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product
 from tensors import slow
 
 from problems.operands import INF, NAN
@@ -179,7 +179,7 @@ def test_a_hunt_finds_operands_that_break_the_bound_of_a_broken_kernel(k, broken
 )
 def test_one_product_errs_no_more_than_tf32(name):
     """This holds even if results are computed again alone, not with their tile."""
-    kernel = replace(SINGLE_PRODUCT, tile=1)
+    kernel = replace(ONE_PRODUCT, tile=1)
     x, weight, bias = draw_case(name, 32, 1024, 48)
     torchs = twin.epilogue(twin.tf32_product(x, weight, kernel), bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
@@ -257,7 +257,7 @@ ORDINARY_ROWS = {
 def test_ordinary_rows_do_not_need_tf32(name, k):
     rows = ORDINARY_ROWS[name](256, k)
     for as_fp16 in (twin.x_as_fp16, twin.weight_as_fp16):
-        _, _, needs_tf32 = as_fp16(rows, SINGLE_PRODUCT)
+        _, _, needs_tf32 = as_fp16(rows, ONE_PRODUCT)
         assert not needs_tf32.any()
 
 
@@ -287,7 +287,7 @@ def test_wide_rows_need_tf32(name):
     for as_fp16, tiny in ((twin.x_as_fp16, 2.0**-33), (twin.weight_as_fp16, 2.0**-20)):
         rows = torch.randn(8, 4096)
         rows[3] = WIDE_ROWS[name](4096, tiny)
-        _, _, needs_tf32 = as_fp16(rows, SINGLE_PRODUCT)
+        _, _, needs_tf32 = as_fp16(rows, ONE_PRODUCT)
         assert needs_tf32.nonzero().tolist() == [[3]]
 
 
@@ -295,7 +295,7 @@ def test_a_row_with_an_outlier_that_overflows_needs_tf32():
     rows = torch.randn(8, 4096)
     rows[2, 1001] = 2.0**17
     rows[5, 1001] = 2.0**11
-    _, _, needs_tf32 = twin.weight_as_fp16(rows, SINGLE_PRODUCT)
+    _, _, needs_tf32 = twin.weight_as_fp16(rows, ONE_PRODUCT)
     assert needs_tf32.nonzero().tolist() == [[2]]
 
 
@@ -303,14 +303,14 @@ def test_tiles_are_computed_again_as_a_whole():
     """They have TF32's bits, also in rows without a special value. Other tiles do not change."""
     x = torch.randn(10, 256)
     weight = torch.randn(9, 256)
-    want = product(x, weight, SINGLE_PRODUCT)
+    want = product(x, weight, ONE_PRODUCT)
     x[1, 7] = NAN
     weight[8, 3] = INF
-    got = product(x, weight, replace(SINGLE_PRODUCT, tile=4))
+    got = product(x, weight, replace(ONE_PRODUCT, tile=4))
     is_tf32 = torch.zeros(10, 9, dtype=torch.bool)
     is_tf32[:4] = True
     is_tf32[:, 8:] = True
-    tf32s = twin.tf32_product(x, weight, SINGLE_PRODUCT)
+    tf32s = twin.tf32_product(x, weight, ONE_PRODUCT)
     assert_same_bits(got, torch.where(is_tf32, tf32s, want))
     assert not torch.equal(tf32s[2:4, :8], want[2:4, :8])
 

@@ -8,9 +8,9 @@
 //
 // The tensor-core kernels are of two kinds:
 //
-//   fp16x3        float32 at `highest`: each float32 is split into two fp16 numbers, and three
-//                 tensor-core products are added
-//   gemm_single   half types, and float32 at `high`: one tensor-core product
+//   fp16x3             float32 at `highest`: each float32 is split into two fp16 numbers, and three
+//                      tensor-core products are added
+//   gemm_one_product   half types, and float32 at `high`: one tensor-core product
 //
 // docs/DESIGN.md, "Which path a product takes", has the main conditions in a table.
 //
@@ -20,10 +20,10 @@
 // H200; no model of the kernels gives them. The sizes and times of the fits were not kept.
 // docs/EXPERIMENTS.md, "Paths, and torch's part", has these results:
 //
-//   skinny_wins            the product at which skinny.cu and torch take the same time
-//   fp16x3_forward_wins    2,343 forwards, with these limits and with simpler ones
-//   fp16x3_gradient_wins   gradients that lost with the limits of the forward
-//   single_float32_wins    the gradient that lost with the least work of the forward
+//   skinny_wins                 the product at which skinny.cu and torch take the same time
+//   fp16x3_forward_wins         2,343 forwards, with these limits and with simpler ones
+//   fp16x3_gradient_wins        gradients that lost with the limits of the forward
+//   one_product_wins_float32    the gradient that lost with the least work of the forward
 //
 // How to measure again, for another GPU or kernel: let choose_path return our path for all sizes,
 // then Path::kTorch for all sizes, and run `python -m problems.benchmark linear` each time. (ROWS
@@ -74,13 +74,13 @@ struct Product {
 // The smallest K at `highest` whose errors and times were measured.
 constexpr int64_t kLeastKAtHighest = 16;
 
-// The smallest M * N for which gemm_single and sm80's kernel can win.
+// The smallest M * N for which gemm_one_product and sm80's kernel can win.
 constexpr int64_t kLargeResult = int64_t{1} << 22;
 
 // Returns how full the result's waves of tiles are, from 0 to 1.
 //
-// In gemm_single a cluster of two multiprocessors computes a tile of 256 x 256, and a wave is one
-// tile for each cluster. Example: an H200 has 132 multiprocessors, so 66 clusters. A result
+// In gemm_one_product a cluster of two multiprocessors computes a tile of 256 x 256, and a wave is
+// one tile for each cluster. Example: an H200 has 132 multiprocessors, so 66 clusters. A result
 // [1024, 4608] has 4 * 18 = 72 tiles. These need two waves, with room for 132 tiles, so the
 // utilization is 72 / 132 = 0.55.
 inline double wave_utilization(const Product& product, const Gpu& gpu) {
@@ -214,9 +214,9 @@ inline bool fp16x3_wins(const Product& product) {
   return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
-// Returns whether sm90's gemm_single computes a float32 product at `high` in less time than torch's
-// TF32 product. Our kernel converts both operands to fp16, which cuBLAS does not.
-inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
+// Returns whether sm90's gemm_one_product computes a float32 product at `high` in less time than
+// torch's TF32 product. Our kernel converts both operands to fp16, which cuBLAS does not.
+inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
   constexpr int kMostRowsOfTorch = 512;  // rows of x
   constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
   constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
@@ -235,9 +235,9 @@ inline bool single_float32_wins(const Product& product, const Gpu& gpu) {
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }
 
-// Returns whether sm90's gemm_single computes a product of half types in less time than cuBLAS. Its
-// tiles of 256 x 256 win only where they nearly fill their waves.
-inline bool single_half_wins(const Product& product, const Gpu& gpu) {
+// Returns whether sm90's gemm_one_product computes a product of half types in less time than
+// cuBLAS. Its tiles of 256 x 256 win only where they nearly fill their waves.
+inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
   constexpr double kLeastUtilizationOfHalf = 0.9;  // of the waves, from 0 to 1
   return wave_utilization(product, gpu) >= kLeastUtilizationOfHalf;
 }
@@ -260,15 +260,15 @@ inline Path choose_path(const Product& product, const Gpu& gpu) {
     return sm80_wins ? Path::kSm80 : Path::kTorch;
   }
 
-  // gemm_single. Gradients in half types win from a shorter K on.
-  constexpr int kLeastKOfSingle = 1024;       // elements of K
+  // gemm_one_product. Gradients in half types win from a shorter K on.
+  constexpr int kLeastKOfOneProduct = 1024;   // elements of K
   constexpr int kLeastKOfHalfGradient = 256;  // elements of K
   const bool is_half_gradient = !is_float32 && !product.is_forward;
-  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastKOfSingle;
+  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastKOfOneProduct;
   if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
-  const bool single_wins =
-      is_float32 ? single_float32_wins(product, gpu) : single_half_wins(product, gpu);
-  return single_wins ? Path::kSm90 : Path::kTorch;
+  const bool one_product_wins =
+      is_float32 ? one_product_wins_float32(product, gpu) : one_product_wins_half(product, gpu);
+  return one_product_wins ? Path::kSm90 : Path::kTorch;
 }
 
 }  // namespace kernels

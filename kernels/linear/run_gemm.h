@@ -88,7 +88,7 @@ struct OperandRules {
 inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
-  const bool is_gemm_single = path == Path::kSm90 && !is_highest;
+  const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
   // In fp16x3, a pass before the product splits x, and on sm80 the weight too.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
@@ -99,8 +99,8 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   OperandRules rules{};
   rules.x_alignment = splits_x ? element_size : kVectorBytes;
   rules.weight_alignment = splits_weight ? element_size : kVectorBytes;
-  rules.takes_transposed_x = is_gemm_single && !is_float32;
-  rules.takes_transposed_weight = is_gemm_single;
+  rules.takes_transposed_x = is_gemm_one_product && !is_float32;
+  rules.takes_transposed_weight = is_gemm_one_product;
   return rules;
 }
 

@@ -5,9 +5,9 @@
 // Both matrices have adjacent elements in a row. Their rows may be further apart than they are
 // long, and may begin anywhere.
 //
-// run_gemm.h uses it for operands in a layout that no GEMM kernel reads. sm90/launch_single.cuh
-// uses it for a transposed weight when tiles have to be computed again in TF32. A copy of [8192,
-// 8192] takes 163 us on an H200, where torch's copy takes 466 us.
+// run_gemm.h uses it for operands in a layout that no GEMM kernel reads.
+// sm90/launch_one_product.cuh uses it for a transposed weight when tiles have to be computed again
+// in TF32. A copy of [8192, 8192] takes 163 us on an H200, where torch's copy takes 466 us.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
 // neighbouring elements. A thread that reads along a row of `source` would have to write down a

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The single-product kernel may err this many times as much as torch's TF32 product. Both round
+# The one-product kernel may err this many times as much as torch's TF32 product. Both round
 # operands to 11 bits, but they sum differently.
 ONE_PRODUCT_SLACK = 1.02
 # fp16x3 may err this many times as much as torch's float32 product.

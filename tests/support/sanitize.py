@@ -27,7 +27,7 @@ ERROR_STATUS = 86  # the exit status that sanitizers are told to use if they fin
 # By the name of a subset: its test files. The markers `sanitize` in these files select the tests.
 SUBSETS = {
     "linear": "linear_forward linear_backward",  # torch's products and the passes beside them
-    "sm90": "linear_float32 linear_single linear_layouts",
+    "sm90": "linear_float32 linear_one_product linear_layouts",
     "other paths": "linear_float32",
     "relu": "relu_forward relu_backward",
 }

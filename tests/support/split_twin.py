@@ -20,7 +20,7 @@ from torch import Tensor
 # The length of K that one tensor-core instruction multiplies.
 FP16_INSTRUCTION_K = 16
 TF32_INSTRUCTION_K = 8
-# The single-product kernel counts subnormal elements for each k-tile.
+# The one-product kernel counts subnormal elements for each k-tile.
 K_TILE = 64
 
 
@@ -78,7 +78,7 @@ class Kernel:
 SM80 = Kernel(compensates=True, cores=AMPERE)
 SM90 = Kernel(hi_first=64, weight_top=10, samples_weight=True)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
-SINGLE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
+ONE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
 KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
 
 

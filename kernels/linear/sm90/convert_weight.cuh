@@ -1,4 +1,4 @@
-// The converter warps of gemm_single_kernel. They turn the float32 weight into scaled fp16, in
+// The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel.
 //
 //   source     [N, K] float32, row-major, or its transpose [K, N]
@@ -12,8 +12,8 @@
 // and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
 // sample of each row.
 //
-// The converter warps call convert_weight (gemm_single.cuh). The producer warp calls wait_converted
-// before it loads a k-tile (gemm_single_mainloop.cuh).
+// The converter warps call convert_weight (gemm_one_product.cuh). The producer warp calls
+// wait_converted before it loads a k-tile (gemm_one_product_mainloop.cuh).
 //
 // Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
 // GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
@@ -51,7 +51,7 @@
 // but only from 2^-14 on. A smaller element is subnormal and has lost bits. In each k-tile of a
 // row, count_subnormals takes the share of subnormals among the nonzero elements, which is 0 if all
 // elements are zero. If the mean of the k-tiles' shares exceeds 1/32, a converter warp puts an
-// infinity into the row, so that its tiles are computed again (gemm_single.cuh).
+// infinity into the row, so that its tiles are computed again (gemm_one_product.cuh).
 
 #pragma once
 
@@ -64,11 +64,11 @@
 #include "common/ptx/tma.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight_layouts.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // Scales eight neighbours along K and rounds them to fp16.
 //
@@ -460,4 +460,4 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
   return missing == 0 ? 32 : __ffs(missing) - 1;
 }
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

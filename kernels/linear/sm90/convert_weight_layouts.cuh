@@ -12,9 +12,9 @@
 
 #include "common/ptx/memory.cuh"
 #include "linear/fp16x3/split.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // How the weight is divided:
 //
@@ -242,4 +242,4 @@ static_assert(Transposed::row(27, 1) == 27 && Transposed::k(27, 0) == 8,
 static_assert(Transposed::slot_float(27, 0) == 27 && Transposed::slot_float(27, 8) == 8 * 32 + 11,
               "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

@@ -4,17 +4,17 @@
 //
 // The kernels of each kind of call, in the order in which they run:
 //
-//   float16, bfloat16      gemm_single<HalfTraits> or <GradientTraits>
+//   float16, bfloat16     gemm_one_product<HalfTraits> or <GradientTraits>
 //
-//   float32 at `high`      split_x                       splits x into hi; samples the weight
-//                          gemm_single<ConvertTraits>    one fp16 product; converts the weight
-//                          transpose                     only for a transposed weight
-//                          gemm_single<RedoTraits>       tiles that need TF32's range
+//   float32 at `high`     split_x                          splits x into hi; samples the weight
+//                         gemm_one_product<ConvertTraits>  one fp16 product; converts the weight
+//                         transpose                        only for a transposed weight
+//                         gemm_one_product<RedoTraits>     tiles that need TF32's range
 //
-//   float32 at `highest`   split_x                       splits x into hi, lo; samples the weight
-//                          gemm_fp16x3, first run        three fp16 products; splits the weight
-//                          gemm_fp16x3, second run       tiles with overflowed rows of the weight
-//                          nonfinite                     rows that hold infinity or NaN
+//   float32 at `highest`  split_x                          splits x into hi, lo; samples the weight
+//                         gemm_fp16x3, first run           three fp16 products; splits the weight
+//                         gemm_fp16x3, second run          tiles with overflowed rows of the weight
+//                         nonfinite                        rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
 // so the host always launches them. Without work they read a flag and end.
@@ -24,7 +24,7 @@
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
-// The launches of each GEMM kernel, and their workspaces, are in launch_single.cuh and
+// The launches of each GEMM kernel, and their workspaces, are in launch_one_product.cuh and
 // launch_fp16x3.cuh. run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
 #include <algorithm>
@@ -35,7 +35,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/nonfinite.cuh"
 #include "linear/sm90/launch_fp16x3.cuh"
-#include "linear/sm90/launch_single.cuh"
+#include "linear/sm90/launch_one_product.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
 
@@ -45,7 +45,7 @@ namespace kernels::sm90 {
 
 // Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& linear, cudaStream_t stream) {
-  const SingleWorkspace workspace(linear);
+  const OneProductWorkspace workspace(linear);
   launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   launch_converting_gemm(linear, workspace, stream);
   launch_redo(linear, workspace, stream);
@@ -84,14 +84,14 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   linear.workspace = nullptr;  // measures only
   if (linear.dtype != DType::kFloat32) return 0;
   if (linear.precision == Precision::kHighest) return Fp16x3Workspace(linear).bytes;
-  return SingleWorkspace(linear).bytes;
+  return OneProductWorkspace(linear).bytes;
 }
 
 // Returns how a chunk is divided into tiles. By this, kernels::rows_of_chunk (chunks.h) counts the
 // waves of each size of chunk, because a last wave with few tiles wastes most of the GPU.
 //
-// In gemm_single each cluster computes whole tiles, so a wave has one tile for each cluster. In
-// gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K), so no wave wastes
+// In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
+// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K), so no wave wastes
 // anything. To make all sizes of chunk equally good, its tiling has one tile along N and one in a
 // wave: the chunks of a call then have as many waves as x has tiles.
 Tiling chunk_tiling(const LinearArguments& linear) {
@@ -100,7 +100,7 @@ Tiling chunk_tiling(const LinearArguments& linear) {
   }
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int clusters = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
-  return {gemm_single::Config::kXRows, single_tiles(linear).weight_tiles, clusters};
+  return {gemm_one_product::Config::kXRows, one_product_tiles(linear).weight_tiles, clusters};
 }
 
 // Returns the rows of a chunk. Copies of operands do not count for the limit of the workspace, so

@@ -1,5 +1,5 @@
-// Host code that launch.cu, launch_single.cuh and launch_fp16x3.cuh share: tensor maps for the copy
-// engine (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
+// Host code that launch.cu, launch_one_product.cuh and launch_fp16x3.cuh share: tensor maps for the
+// copy engine (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/fp16x3/split_row.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
@@ -33,8 +33,8 @@ struct TmaConfig {
   // their 16-byte vectors are swizzled, so that wgmma reads them without bank conflicts.
   static constexpr int kBoxRowBytes = 128;
 };
-static_assert(TmaConfig::kBoxRowBytes == gemm_single::Config::kKTileBytes,
-              "a row of a box is a k-tile of a row of gemm_single's operands");
+static_assert(TmaConfig::kBoxRowBytes == gemm_one_product::Config::kKTileBytes,
+              "a row of a box is a k-tile of a row of gemm_one_product's operands");
 static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
               "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
 static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileHalves * sizeof(__half),

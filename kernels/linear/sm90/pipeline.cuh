@@ -1,5 +1,5 @@
-// The parts that both Hopper GEMM kernels (gemm_fp16x3.cuh and gemm_single.cuh) share: the shape of
-// a block, the shared-memory pipeline, and two parts of the epilogue.
+// The parts that both Hopper GEMM kernels (gemm_fp16x3.cuh and gemm_one_product.cuh) share: the
+// shape of a block, the shared-memory pipeline, and two parts of the epilogue.
 //
 // The pipeline is a ring of stages in shared memory. A stage holds one k-tile of the weight and one
 // k-tile of x. Each stage has two mbarriers, `full` and `empty`:

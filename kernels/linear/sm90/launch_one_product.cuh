@@ -1,5 +1,5 @@
-// The launches of gemm_single_kernel (gemm_single.cuh) for one chunk of rows of x: one launch for
-// half types, and two for float32 at `high`. launch.cu says in which order kernels run.
+// The launches of gemm_one_product_kernel (gemm_one_product.cuh) for one chunk of rows of x: one
+// launch for half types, and two for float32 at `high`. launch.cu says in which order kernels run.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight.cuh"
-#include "linear/sm90/gemm_single.cuh"
+#include "linear/sm90/gemm_one_product.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
@@ -22,22 +22,23 @@ namespace kernels::sm90 {
 
 // ------------------------------------------------------------------------------ steps of all modes
 
-// The tiles of gemm_single, for all its traits. The blocks of a cluster share a tile's rows of x,
-// and divide its rows of the weight.
-inline TileOrder single_tiles(const LinearArguments& linear) {
-  using Config = gemm_single::Config;
+// The tiles of gemm_one_product, for all its traits. The blocks of a cluster share a tile's rows of
+// x, and divide its rows of the weight.
+inline TileOrder one_product_tiles(const LinearArguments& linear) {
+  using Config = gemm_one_product::Config;
   return {blocks_of(linear.m, Config::kXRows),
           blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
-// Returns the arguments of gemm_single. The callers for float32 set those that only float32 has:
-// redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at once.
+// Returns the arguments of gemm_one_product. The callers for float32 set those that only float32
+// has: redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at
+// once.
 template <typename Traits>
-gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
-                                                int64_t vector_size) {
+gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& linear,
+                                                          int64_t vector_size) {
   return {Epilogue<typename Traits::Out>(linear, vector_size),
           static_cast<int>(linear.k),
-          single_tiles(linear),
+          one_product_tiles(linear),
           linear.x_is_transposed,
           linear.weight_is_transposed,
           /*redo=*/{},
@@ -45,21 +46,23 @@ gemm_single::Arguments<Traits> single_arguments(const LinearArguments& linear,
           /*x_exponent=*/nullptr};
 }
 
-// Returns how many clusters of gemm_single with these traits run at once on the current GPU.
+// Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
 template <typename Traits>
-int count_single_clusters() {
-  return count_gemm_clusters(gemm_single::gemm_single_kernel<Traits>,
-                             sizeof(gemm_single::SharedMemory<Traits>));
+int count_one_product_clusters() {
+  return count_gemm_clusters(gemm_one_product::gemm_one_product_kernel<Traits>,
+                             sizeof(gemm_one_product::SharedMemory<Traits>));
 }
 
-// Launches gemm_single with these maps. Only GradientTraits uses out_map; the others store without
-// TMA.
+// Launches gemm_one_product with these maps. Only GradientTraits uses out_map; the others store
+// without TMA.
 template <typename Traits>
-void launch_single_with_maps(const gemm_single::Arguments<Traits>& arguments, int clusters,
-                             const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                             const CUtensorMap& out_map, cudaStream_t stream) {
-  launch_gemm(gemm_single::gemm_single_kernel<Traits>, sizeof(gemm_single::SharedMemory<Traits>),
-              clusters, stream, x_map, weight_map, out_map, arguments);
+void launch_one_product_with_maps(const gemm_one_product::Arguments<Traits>& arguments,
+                                  int clusters, const CUtensorMap& x_map,
+                                  const CUtensorMap& weight_map, const CUtensorMap& out_map,
+                                  cudaStream_t stream) {
+  launch_gemm(gemm_one_product::gemm_one_product_kernel<Traits>,
+              sizeof(gemm_one_product::SharedMemory<Traits>), clusters, stream, x_map, weight_map,
+              out_map, arguments);
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
@@ -68,16 +71,17 @@ void launch_single_with_maps(const gemm_single::Arguments<Traits>& arguments, in
 template <typename Traits>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
-  constexpr int kBoxRows = gemm_single::Config::kBoxRows;
+  constexpr int kBoxRows = gemm_one_product::Config::kBoxRows;
   const auto matrix = static_cast<const typename Traits::Element*>(operand);
   if (is_transposed) return make_map(matrix, k, rows, stride, kBoxRows);
   return make_map(matrix, rows, k, stride, kBoxRows);
 }
 
-// Launches gemm_single on the caller's operands, which are not k-tiled.
+// Launches gemm_one_product on the caller's operands, which are not k-tiled.
 template <typename Traits>
-void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, int clusters,
-                               const LinearArguments& linear, cudaStream_t stream) {
+void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& arguments,
+                                    int clusters, const LinearArguments& linear,
+                                    cudaStream_t stream) {
   const CUtensorMap x_map =
       operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
   const CUtensorMap weight_map = operand_map<Traits>(
@@ -86,27 +90,27 @@ void launch_single_on_operands(const gemm_single::Arguments<Traits>& arguments, 
   if constexpr (Traits::kIsGradient) {
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16 rows.
     const auto out = static_cast<const typename Traits::Out*>(linear.out);
-    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_single::Config::kWarpColumns);
+    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_one_product::Config::kWarpColumns);
   }
-  launch_single_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
+  launch_one_product_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
 }
 
 // ---------------------------------------------------------------------------- float16 and bfloat16
 
-// Launches gemm_single with HalfTraits or GradientTraits.
+// Launches gemm_one_product with HalfTraits or GradientTraits.
 template <typename Traits>
 void launch_half_kernel(const LinearArguments& linear, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
-  const int64_t vector_size = linear.mask != nullptr ? gemm_single::Config::kWarpgroupColumns
+  const int64_t vector_size = linear.mask != nullptr ? gemm_one_product::Config::kWarpgroupColumns
                                                      : 16 / sizeof(typename Traits::Out);
-  auto arguments = single_arguments<Traits>(linear, vector_size);
+  auto arguments = one_product_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   arguments.epilogue.is_fast &= linear.has_relu;
   // As few clusters as finish in the same number of waves, which takes slightly less time than as
   // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
   const int tiles = arguments.tiles.count();
-  const int waves = blocks_of(tiles, count_single_clusters<Traits>());
-  launch_single_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
+  const int waves = blocks_of(tiles, count_one_product_clusters<Traits>());
+  launch_one_product_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
@@ -131,9 +135,9 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
   const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
   const bool has_vectors = linear.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_kernel<gemm_single::GradientTraits<T>>(transposed_problem(linear), stream);
+    launch_half_kernel<gemm_one_product::GradientTraits<T>>(transposed_problem(linear), stream);
   } else {
-    launch_half_kernel<gemm_single::HalfTraits<T>>(linear, stream);
+    launch_half_kernel<gemm_one_product::HalfTraits<T>>(linear, stream);
   }
 }
 
@@ -153,26 +157,26 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 //   redo.tiles              int        [tiles]                   Convert, Redo     no
 //   weight_copy.target      float      [n, padded k]             transpose, Redo   no
 //
-// "Convert" and "Redo" are gemm_single with ConvertTraits and RedoTraits. A panel is a block's 128
-// rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
+// "Convert" and "Redo" are gemm_one_product with ConvertTraits and RedoTraits. A panel is a block's
+// 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
-struct SingleWorkspace {
+struct OneProductWorkspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
-  gemm_single::WeightConversion conversion{};
-  gemm_single::RedoList redo{};
+  gemm_one_product::WeightConversion conversion{};
+  gemm_one_product::RedoList redo{};
   Transposition weight_copy{};
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit SingleWorkspace(const LinearArguments& linear)
+  explicit OneProductWorkspace(const LinearArguments& linear)
       : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
     const int64_t padded_k = fp16x3::padded(linear.k);
     const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(/*has_lo=*/false);
-    const TileOrder tiles = single_tiles(linear);
+    const TileOrder tiles = one_product_tiles(linear);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
     conversion.k_tiles = static_cast<int>(k_tiles);
@@ -202,19 +206,19 @@ struct SingleWorkspace {
   }
 };
 
-// Returns how many elements of a row gemm_single's fast epilogue for float32 stores at once. With a
-// mask they are the 8 that share a byte of the mask, else the 4 of a 16-byte vector.
+// Returns how many elements of a row gemm_one_product's fast epilogue for float32 stores at once.
+// With a mask they are the 8 that share a byte of the mask, else the 4 of a 16-byte vector.
 inline int64_t float_vector_size(const LinearArguments& linear) {
   return linear.mask != nullptr ? 8 : 4;
 }
 
 // Launches the fp16 product. Its converter warps round the weight to hi shortly before it is
 // multiplied. It lists the tiles for which fp16 is not accurate enough.
-inline void launch_converting_gemm(const LinearArguments& linear, const SingleWorkspace& workspace,
-                                   cudaStream_t stream) {
-  using Traits = gemm_single::ConvertTraits;
-  auto arguments = single_arguments<Traits>(linear, float_vector_size(linear));
-  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
+inline void launch_converting_gemm(const LinearArguments& linear,
+                                   const OneProductWorkspace& workspace, cudaStream_t stream) {
+  using Traits = gemm_one_product::ConvertTraits;
+  auto arguments = one_product_arguments<Traits>(linear, float_vector_size(linear));
+  const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
   arguments.redo = workspace.redo;
   arguments.x_exponent = workspace.x.exponent;
   arguments.conversion = workspace.conversion;
@@ -225,17 +229,17 @@ inline void launch_converting_gemm(const LinearArguments& linear, const SingleWo
   arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
   const CUtensorMap x_map =
-      make_k_tiled_map(workspace.x, k_tiles, gemm_single::Config::kXRowsPerBlock);
+      make_k_tiled_map(workspace.x, k_tiles, gemm_one_product::Config::kXRowsPerBlock);
   const CUtensorMap weight_map =
-      make_k_tiled_map(workspace.weight, k_tiles, gemm_single::Config::kBlockColumns);
-  launch_single_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
+      make_k_tiled_map(workspace.weight, k_tiles, gemm_one_product::Config::kBlockColumns);
+  launch_one_product_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
 // Launches the TF32 product of the listed tiles. wgmma takes no transposed TF32 operands, so a
 // transposed weight is copied first. Without listed tiles, neither kernel does anything.
-inline void launch_redo(const LinearArguments& linear, const SingleWorkspace& workspace,
+inline void launch_redo(const LinearArguments& linear, const OneProductWorkspace& workspace,
                         cudaStream_t stream) {
-  using Traits = gemm_single::RedoTraits;
+  using Traits = gemm_one_product::RedoTraits;
   LinearArguments row_major = linear;
   if (linear.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
@@ -244,10 +248,10 @@ inline void launch_redo(const LinearArguments& linear, const SingleWorkspace& wo
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto arguments = single_arguments<Traits>(row_major, float_vector_size(linear));
+  auto arguments = one_product_arguments<Traits>(row_major, float_vector_size(linear));
   arguments.redo = workspace.redo;
-  const int clusters = std::min(count_single_clusters<Traits>(), arguments.tiles.count());
-  launch_single_on_operands(arguments, clusters, row_major, stream);
+  const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
+  launch_one_product_on_operands(arguments, clusters, row_major, stream);
 }
 
 }  // namespace kernels::sm90

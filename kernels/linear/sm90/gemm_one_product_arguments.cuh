@@ -1,5 +1,5 @@
-// gemm_single_kernel (gemm_single.cuh): its constants, its modes, and its arguments, which
-// launch_single.cuh fills in.
+// gemm_one_product_kernel (gemm_one_product.cuh): its constants, its modes, and its arguments,
+// which launch_one_product.cuh fills in.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // ----- constants
 
@@ -103,7 +103,7 @@ enum class Mode {
   // hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's products").
   kHalf,
   // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
-  // ReLU or division. (launch_single.cuh swaps the caller's operands and sizes, so this is the
+  // ReLU or division. (launch_one_product.cuh swaps the caller's operands and sizes, so this is the
   // caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
   // tile.
   kGradient,
@@ -202,4 +202,4 @@ struct Arguments {
   }
 };
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

@@ -1,5 +1,6 @@
-// How gemm_single_kernel stores float16 and bfloat16: the fast epilogue, and gradients, which have
-// no epilogue. gemm_single_epilogue.cuh explains the notation, and which thread has which result.
+// How gemm_one_product_kernel stores float16 and bfloat16: the fast epilogue, and gradients, which
+// have no epilogue. gemm_one_product_epilogue.cuh explains the notation, and which thread has which
+// result.
 
 #pragma once
 
@@ -10,10 +11,10 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
-#include "linear/sm90/gemm_single_epilogue.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_epilogue.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // ----- the fast epilogue
 
@@ -82,9 +83,9 @@ __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int firs
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
-// which implies ReLU here (launch_half_kernel, launch_single.cuh). The caller has also divided the
-// bias in `scales`, so that one fma divides the product and adds the bias. epilogue.divisor.scale
-// is 1 / divisor, a power of two.
+// which implies ReLU here (launch_half_kernel, launch_one_product.cuh). The caller has also divided
+// the bias in `scales`, so that one fma divides the product and adds the bias.
+// epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -150,7 +151,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
         // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half_kernel, launch_single.cuh).
+        // (launch_half_kernel, launch_one_product.cuh).
         const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
         *reinterpret_cast<uint2*>(epilogue.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);
@@ -251,4 +252,4 @@ struct PackedGradient {
   }
 };
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

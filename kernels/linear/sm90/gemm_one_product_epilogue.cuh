@@ -1,5 +1,5 @@
-// The epilogue of gemm_single_kernel: a consumer warpgroup scales its accumulators (float32), adds
-// the bias, applies ReLU, divides, makes the mask, and stores.
+// The epilogue of gemm_one_product_kernel: a consumer warpgroup scales its accumulators (float32),
+// adds the bias, applies ReLU, divides, makes the mask, and stores.
 //
 //   accumulators  64 columns (rows of the weight) x 256 rows (of x), float32, in the registers of a
 //                 warpgroup of 128 threads
@@ -7,8 +7,8 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_single.cuh calls one of these functions for each tile. The first two are in this file, the
-// others in gemm_single_epilogue_half.cuh:
+// gemm_one_product.cuh calls one of these functions for each tile. The first two are in this file,
+// the others in gemm_one_product_epilogue_half.cuh:
 //
 //   store_general           any divisor, exponent and alignment
 //   store_fast, float       a call that is_fast (epilogue.cuh), and small exponents
@@ -49,10 +49,10 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // The index of a thread's accumulator for row 2 c of a row block. That of row 2 c + 1 follows.
 // `column_block` is 0 for column g and 1 for column g + 8 of the warp.
@@ -302,7 +302,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
-  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size, launch_single.cuh).
+  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size,
+  // launch_one_product.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -340,4 +341,4 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   }
 }
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

@@ -1,6 +1,6 @@
-// The mainloop of gemm_single_kernel: a producer warp loads k-tiles to the stages of shared memory,
-// and consumer warpgroups multiply them. gemm_single.cuh shows how both belong together, and
-// pipeline.cuh describes the stages.
+// The mainloop of gemm_one_product_kernel: a producer warp loads k-tiles to the stages of shared
+// memory, and consumer warpgroups multiply them. gemm_one_product.cuh shows how both belong
+// together, and pipeline.cuh describes the stages.
 
 #pragma once
 
@@ -15,12 +15,12 @@
 #include "common/ptx/wgmma.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
-#include "linear/sm90/gemm_single_epilogue.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // A block's shared memory.
 template <typename Traits>
@@ -265,4 +265,4 @@ struct ConsumerWarpgroup {
   }
 };
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product

@@ -1,14 +1,14 @@
-// gemm_single: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for each
-// pair of elements. For float16, bfloat16, and float32 at `high` precision, which promises TF32's
-// accuracy.
+// gemm_one_product: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for
+// each pair of elements. For float16, bfloat16, and float32 at `high` precision, which promises
+// TF32's accuracy.
 //
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
 // Row n of the weight makes column n of out, so the consumers and the epilogue call it column n.
 //
-// launch_single.cuh launches gemm_single_kernel in one of four modes (gemm_single_arguments.cuh),
-// each with its traits:
+// launch_one_product.cuh launches gemm_one_product_kernel in one of four modes
+// (gemm_one_product_arguments.cuh), each with its traits:
 //
 //   HalfTraits       float16 and bfloat16, with the epilogue
 //   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
@@ -43,12 +43,12 @@
 //
 // The parts are in these files:
 //
-//   pipeline.cuh                     the ring of stages
-//   convert_weight.cuh               the converters, and how the producer waits for them
-//   gemm_single_mainloop.cuh         the producer, and the products of the consumers
-//   gemm_single_epilogue.cuh         what the consumers do with a tile's sums
-//   gemm_single_epilogue_half.cuh    the same for half types
-//   this file                        the consumers' loop over tiles, and the kernel
+//   pipeline.cuh                          the ring of stages
+//   convert_weight.cuh                    the converters, and how the producer waits for them
+//   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
+//   gemm_one_product_epilogue.cuh         what the consumers do with a tile's sums
+//   gemm_one_product_epilogue_half.cuh    the same for half types
+//   this file                             the consumers' loop over tiles, and the kernel
 //
 // Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
 // computed again if one of its rows does not fit into fp16:
@@ -85,14 +85,14 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/convert_weight.cuh"
-#include "linear/sm90/gemm_single_arguments.cuh"
-#include "linear/sm90/gemm_single_epilogue.cuh"
-#include "linear/sm90/gemm_single_epilogue_half.cuh"
-#include "linear/sm90/gemm_single_mainloop.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_epilogue.cuh"
+#include "linear/sm90/gemm_one_product_epilogue_half.cuh"
+#include "linear/sm90/gemm_one_product_mainloop.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90::gemm_single {
+namespace kernels::sm90::gemm_one_product {
 
 // A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
 template <typename Traits>
@@ -197,10 +197,10 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
 // The kernel is launched with programmatic dependent launch (common/launch.cuh).
 template <typename Traits>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
-    gemm_single_kernel(const __grid_constant__ CUtensorMap x_map,
-                       const __grid_constant__ CUtensorMap weight_map,
-                       const __grid_constant__ CUtensorMap out_map,
-                       const __grid_constant__ Arguments<Traits> args) {
+    gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
+                            const __grid_constant__ CUtensorMap weight_map,
+                            const __grid_constant__ CUtensorMap out_map,
+                            const __grid_constant__ Arguments<Traits> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
@@ -255,4 +255,4 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
 #endif
 }
 
-}  // namespace kernels::sm90::gemm_single
+}  // namespace kernels::sm90::gemm_one_product
