@@ -35,8 +35,8 @@ namespace kernels::fp16x3 {
 // Returns the element, 0 to 15, that is at this place of 16 along K.
 __host__ __device__ constexpr int element_at_place(int place) {
   const int c = place % 8 / 2;
-  const int half = place / 8;
-  return 4 * c + 2 * half + place % 2;
+  const int octet = place / 8;
+  return 4 * c + 2 * octet + place % 2;
 }
 static_assert(element_at_place(2) == 4 && element_at_place(3) == 5 && element_at_place(10) == 6 &&
                   element_at_place(11) == 7,

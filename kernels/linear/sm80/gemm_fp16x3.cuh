@@ -7,21 +7,24 @@
 // Launched by launch_chunk (launch.cu).
 //
 // The work. A block of 2 x 4 warps computes a tile of 128 x 128 results, a warp 64 x 32 of them,
-// along K in k-tiles of 32. The sum of a k-tile has three products:
+// along K in k-tiles of 32. A k-tile has three products, which the tensor cores add to
+// accumulators:
 //
-//   sum  = x_lo weight_hi + x_hi weight_lo     in lo's scale, 2^11 times too large
-//   sum *= 2^-11
-//   sum += x_hi weight_hi
+//   accumulators += x_lo weight_hi + x_hi weight_lo     in lo's scale, 2^11 times too large
+//   accumulators *= 2^-11
+//   accumulators += x_hi weight_hi
 //
-// Why it is accurate. The tensor cores truncate when they accumulate. So they sum up only one
-// k-tile, and the small lo products come first. float32 units then add the sums of all k-tiles
-// (promotion). These additions are rounded to nearest, and compensated as in Kahan's summation: the
-// rounding error of an addition is the start value of the next k-tile's sum (docs/SPLIT.md).
+// Why it is accurate. The tensor cores truncate when they accumulate. So they add up only one
+// k-tile, and the small lo products come first. float32 units then add the accumulators to the sums
+// of all k-tiles (promotion). These additions are rounded to nearest, and compensated as in Kahan's
+// summation: the rounding error of an addition is the start value of the next k-tile's accumulator
+// (docs/SPLIT.md).
 //
 // Why it is fast. Copies for later k-tiles, loads of fragments, promotion and products of the
 // tensor cores are interleaved, so that the tensor cores seldom wait:
 //
-//   global memory --cp.async--> ring of 4 stages --ldmatrix--> fragments --mma--> sums --> total
+//   global memory --cp.async--> ring of 4 stages --ldmatrix--> fragments --mma--> accumulators -->
+//   sums
 //                               in shared memory               in registers
 
 #pragma once
@@ -78,10 +81,10 @@ static_assert(GemmFp16x3Config::kThreads / 32 * GemmFp16x3Config::kSubtileFloats
                   GemmFp16x3Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
-// The halves of a split number, as indices of fragments.
-enum Half { kHi, kLo };
+// The parts of a split number, as indices of fragments.
+enum Part { kHi, kLo };
 
-// Returns the byte offset of a 16-byte vector in a k-tile of one half of one operand. ldmatrix
+// Returns the byte offset of a 16-byte vector in a k-tile of hi or lo of one operand. ldmatrix
 // reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64
 // bytes each, fill the 32 banks, so every two rows store the vectors in another order (a swizzle):
 //
@@ -164,8 +167,8 @@ struct Copies {
 // kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
   using Config = GemmFp16x3Config;
-  uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Half, registers
-  uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Half, fragment, registers
+  uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Part, registers
+  uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Part, fragment, registers
   uint32_t a_address;  // address of the lane's row of x in the first stage, for ldmatrix
   uint32_t b_address;  // the same for the weight
 
@@ -180,10 +183,10 @@ struct Fragments {
   // becomes 2 or 3. That is vector ^ 2, so the swizzled address changes by ^ 32 bytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t (&target)[4] = a[k_step][fragment][half];
+    for (int part = kHi; part <= kLo; ++part) {
+      uint32_t (&target)[4] = a[k_step][fragment][part];
       const uint32_t place =
-          stage + half * Config::kTileBytes + fragment * (16 * Config::kRowBytes);
+          stage + part * Config::kTileBytes + fragment * (16 * Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
                          (a_address ^ k_step * 32) + place);
     }
@@ -192,14 +195,14 @@ struct Fragments {
   // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
   // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
-    constexpr int kLoadsOfHalf = Config::kFragmentsN / 2;
-    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // of a quarter
+    constexpr int kLoadsOfPart = Config::kFragmentsN / 2;
+    constexpr int kLoads = 2 * kLoadsOfPart / 4;  // of a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
-      const int half = i / kLoadsOfHalf;
-      const int j = i % kLoadsOfHalf * 2;
-      uint32_t (&target)[Config::kFragmentsN][2] = b[k_step][half];
-      const uint32_t place = stage + half * Config::kTileBytes + j * (8 * Config::kRowBytes);
+      const int part = i / kLoadsOfPart;
+      const int j = i % kLoadsOfPart * 2;
+      uint32_t (&target)[Config::kFragmentsN][2] = b[k_step][part];
+      const uint32_t place = stage + part * Config::kTileBytes + j * (8 * Config::kRowBytes);
       ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
                          (b_address ^ k_step * 32) + place);
     }
@@ -207,35 +210,38 @@ struct Fragments {
 };
 
 // A warp's results. The indices of both arrays: fragment along M, fragment along N, register.
-struct Accumulators {
+struct Results {
   using Config = GemmFp16x3Config;
-  float total[Config::kFragmentsM][Config::kFragmentsN][4] = {};  // promoted, 2^11 times too large
-  float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};   // of the tensor cores, one k-tile
+  // Promoted, 2^11 times too large.
+  float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};
+  // Of the tensor cores, one k-tile.
+  float accumulators[Config::kFragmentsM][Config::kFragmentsN][4] = {};
 
-  // Adds the sums of a k-tile to the total. The rounding error of this addition is the start value
-  // of the next k-tile's sums; like the lo products, it is 2^11 times too large.
+  // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start
+  // value of the next k-tile's accumulators; like the lo products, it is 2^11 times too large.
   __device__ void promote(int fragment) {
 #pragma unroll
     for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
+      float& accumulator = accumulators[fragment][j / 4][j % 4];
       float& sum = sums[fragment][j / 4][j % 4];
-      float& running_total = total[fragment][j / 4][j % 4];
-      const float new_total = fmaf(sum, fp16x3::kLoScale, running_total);
-      sum = fmaf(sum, fp16x3::kLoScale, running_total - new_total);  // the rounding error
-      running_total = new_total;
+      const float new_sum = fmaf(accumulator, fp16x3::kLoScale, sum);
+      accumulator = fmaf(accumulator, fp16x3::kLoScale, sum - new_sum);  // the rounding error
+      sum = new_sum;
     }
   }
 
-  // Removes lo's factor of 2^11, which is exact, from the sums or totals of a fragment along M.
+  // Removes lo's factor of 2^11, which is exact, from the sums or accumulators of a fragment along
+  // M.
   __device__ static void remove_lo_scale(float (&values)[Config::kFragmentsN][4]) {
 #pragma unroll
     for (int j = 0; j < Config::kFragmentsN * 4; ++j) values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
   }
 
-  // Adds the products of one half of a fragment of x and one half of all fragments of the weight.
-  __device__ void multiply(const Fragments& f, int k_step, int fragment, Half half_a, Half half_b) {
+  // Adds the products of one part of a fragment of x and one part of all fragments of the weight.
+  __device__ void multiply(const Fragments& f, int k_step, int fragment, Part part_a, Part part_b) {
 #pragma unroll
     for (int j = 0; j < Config::kFragmentsN; ++j) {
-      ptx::mma(sums[fragment][j], f.a[k_step][fragment][half_a], f.b[k_step][half_b][j]);
+      ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][part_a], f.b[k_step][part_b][j]);
     }
   }
 };
@@ -245,13 +251,13 @@ struct Accumulators {
 //   phase   k-step   products   loads                                 also
 //   0       0        lo         x; the weight of k-step 1             promote the k-tile before
 //   1       1        lo         x
-//   2       0        hi                                               scale the lo sums by 2^-11
+//   2       0        hi                                               scale accumulators by 2^-11
 //   3       1        hi         the next k-tile's weight of k-step 0  copy a stage
 //
 // "x": each fragment of x is loaded while the one before it is multiplied. The first fragment of
 // k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
 __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
-                                                Accumulators& accumulators, uint32_t& stage) {
+                                                Results& results, uint32_t& stage) {
   using Config = GemmFp16x3Config;
 #pragma unroll
   for (int phase = 0; phase < 4; ++phase) {
@@ -276,12 +282,12 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
       if (is_lo && !is_last_fragment) fragments.load_a(stage, k_step, i + 1);
       if (loads_next_k_step && is_last_fragment) fragments.load_a(next, 1 - k_step, 0);
       if (is_lo) {
-        if (phase == 0) accumulators.promote(i);
-        accumulators.multiply(fragments, k_step, i, kHi, kLo);
-        accumulators.multiply(fragments, k_step, i, kLo, kHi);
+        if (phase == 0) results.promote(i);
+        results.multiply(fragments, k_step, i, kHi, kLo);
+        results.multiply(fragments, k_step, i, kLo, kHi);
       } else {
-        if (phase == 2) Accumulators::remove_lo_scale(accumulators.sums[i]);
-        accumulators.multiply(fragments, k_step, i, kHi, kHi);
+        if (phase == 2) Results::remove_lo_scale(results.accumulators[i]);
+        results.multiply(fragments, k_step, i, kHi, kHi);
       }
     }
     stage = next;
@@ -294,7 +300,7 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
 //   in registers   lane 4 g + t has columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
 //   stored         each lane stores four neighbouring columns of one row
 __device__ __forceinline__ void store_results(
-    const float (&total)[GemmFp16x3Config::kFragmentsM][GemmFp16x3Config::kFragmentsN][4],
+    const float (&sums)[GemmFp16x3Config::kFragmentsM][GemmFp16x3Config::kFragmentsN][4],
     float* staged, const Epilogue<float>& epilogue, const int* x_exponent,
     const int* weight_exponent, int first_m, int first_n) {
   using Config = GemmFp16x3Config;
@@ -321,23 +327,23 @@ __device__ __forceinline__ void store_results(
       const int fragment = i / (2 * Config::kFragmentsN);
       const int row_block = i / Config::kFragmentsN % 2;
       const int j = i % Config::kFragmentsN;
-      const float* const sum = &total[first_fragment + fragment][j][row_block * 2];
+      const float* const neighbours = &sums[first_fragment + fragment][j][row_block * 2];
       const int row = fragment * 16 + row_block * 8 + lane / 4;
       *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
-          make_float2(sum[0], sum[1]);
+          make_float2(neighbours[0], neighbours[1]);
     }
     __syncwarp();
     // Finish and store it.
 #pragma unroll 1
     for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
       const int out_row = first_m + first_fragment * 16 + row;
-      const float* const sums = staged + row * Config::kSubtilePitch + staged_column;
+      const float* const staged_sums = staged + row * Config::kSubtilePitch + staged_column;
       const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int exponent = exponent_of_x + exponent_of_weight[i];
-        z[i] = fp16x3::unscale(sums[i], exponent) + bias[i];
+        z[i] = fp16x3::unscale(staged_sums[i], exponent) + bias[i];
       }
       finish_four</*kLaneBit=*/1>(epilogue, out_row < epilogue.m, out_row, column, z);
     }
@@ -365,7 +371,7 @@ __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
   const int first_n = tile.weight * Config::kBlockN;
   Copies copies(x, weight, first_m, first_n, k, shared_start);
   Fragments fragments(shared_start, warp_m, warp_n);
-  Accumulators accumulators;
+  Results results;
 
   // Start the copies of all stages but one, and load the first fragments.
   for (int i = 0; i < Config::kStages - 1; ++i) {
@@ -378,24 +384,23 @@ __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
   for (int quarter = 0; quarter < 4; ++quarter) fragments.load_b(0, 0, quarter);
   fragments.load_a(0, 0, 0);
 
-  // Mainloop. The first k-tile promotes sums of zeros.
+  // Mainloop. The first k-tile promotes accumulators of zeros.
   uint32_t stage = 0;
   const int k_tiles = (k + Config::kBlockK - 1) / Config::kBlockK;
-  for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, accumulators, stage);
+  for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, results, stage);
 
-  // Promote the sums of the last k-tile.
+  // Promote the accumulators of the last k-tile.
 #pragma unroll
   for (int i = 0; i < Config::kFragmentsM; ++i) {
-    accumulators.promote(i);
-    Accumulators::remove_lo_scale(accumulators.total[i]);
+    results.promote(i);
+    Results::remove_lo_scale(results.sums[i]);
   }
 
   // Epilogue, after all copies into the shared memory that it reuses.
   ptx::wait_copies<0>();
   __syncthreads();
-  store_results(accumulators.total,
-                reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats, epilogue,
-                x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
+  store_results(results.sums, reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats,
+                epilogue, x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
 #endif
 }
 

@@ -49,7 +49,7 @@ struct GemmFp16x3Config {
   // ----- The pipeline.
   //
   // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
-  // floats of the weight, or 32 hi and 32 lo halves of x.
+  // floats of the weight, or hi and lo of 32 elements of x.
   static constexpr int kKTileDepth = 32;
   static constexpr int kRowBytes = 128;
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
@@ -58,7 +58,7 @@ struct GemmFp16x3Config {
   static_assert(kKTileDepth == fp16x3::k_tile_depth(/*has_lo=*/true),
                 "x is split into these k-tiles");
   // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
-  // hi halves first, then 32 lo halves, and descriptors count in units of 16 bytes.
+  // hi first, then 32 lo, and descriptors count in units of 16 bytes.
   static constexpr uint64_t kDescriptorLo = (kRowBytes / 2) / 16;
   // wgmma instructions along the K of a k-tile: each takes 16.
   static constexpr int kK16PerTile = kKTileDepth / 16;

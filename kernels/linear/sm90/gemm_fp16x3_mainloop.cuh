@@ -75,7 +75,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_block * Config::kRowBytes;
-  // A stage's `full` barrier waits for both halves of x and the block's own weight.
+  // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
   const uint32_t weight = base + offsetof(GemmMemory, weight);
   PipelineState<Config::kStages> state;
@@ -89,7 +89,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
       const uint32_t full_of_stage = full + 8 * state.stage;
       ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
-      // x is stored as [k-tile][row][64 halves], and TMA takes the coordinates from the last one to
+      // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
       ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
@@ -107,7 +107,7 @@ template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 
 // A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
-// of wgmma instructions, each of which takes 16 of K: four registers with two halves each.
+// of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
 struct Fragments {
   uint32_t hi[GemmFp16x3Config::kK16PerTile][4];
   uint32_t lo[GemmFp16x3Config::kK16PerTile][4];
@@ -127,7 +127,7 @@ struct Consumer {
   // The accumulators are promoted before hi 1, hi 3 and hi 1'.
   static constexpr bool kPromotesEachTile = kPromotionInterval == 32;
   // The accumulators are promoted before hi 0'.
-  static constexpr bool kPromotesEachHalf = kPromotionInterval <= 64;
+  static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t base;          // the block's GemmMemory
@@ -172,11 +172,11 @@ struct Consumer {
         const float4 v = ptx::load_shared_four(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // places below 8, and from 8 on
+        for (int octet = 0; octet < 2; ++octet) {  // places 0 to 7, and 8 to 15
           // Which of the thread's four elements is the first of the two at these places. The answer
           // is the same for every c; for c = 0 the four are elements 0 to 3.
-          const int i = fp16x3::element_at_place(8 * half);
-          const int reg = 2 * half + r;  // wgmma's order of registers
+          const int i = fp16x3::element_at_place(8 * octet);
+          const int reg = 2 * octet + r;  // wgmma's order of registers
           fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);
         }
       }
@@ -306,7 +306,7 @@ struct Consumer {
       // hi 0' and hi 1', of the next k-group
       ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
       convert(even, k_tile0);
-      multiply_next_hi<kPromotesEachHalf>(rows, even, k_tile0);
+      multiply_next_hi<kPromotesEachPair>(rows, even, k_tile0);
       ptx::wgmma_wait_group<1>();  // hi 3 has ended
       release(k_tile2);
       release(k_tile3);

@@ -46,7 +46,7 @@
 //   pipeline.cuh                          the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
 //   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
-//   gemm_one_product_epilogue.cuh         what the consumers do with a tile's sums
+//   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
 //   gemm_one_product_epilogue_half.cuh    the same for half types
 //   this file                             the consumers' loop over tiles, and the kernel
 //
@@ -54,25 +54,18 @@
 // computed again if one of its rows does not fit into fp16:
 //
 //   A row of x        It has infinity or NaN, its largest element is below about 2^-112, or many of
-//                     its scaled elements are subnormal. split_x.cuh finds these rows before this
-//                     kernel begins, and gives them the exponent kNeedsTf32. ConvertTraits does not
-//                     compute the tile at all.
-//   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale is
-//                     found from a sample of the row), or many subnormal elements. In the last
-//                     case the converters put an infinity into the row. So in all cases the sums of
-//                     the row are infinite or NaN, which the consumers notice after the mainloop.
+//                     its scaled elements are subnormal. split_x.cuh gives such a row the exponent
+//                     kNeedsTf32, and ConvertTraits leaves its tiles out.
+//   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale comes
+//                     from a sample), or many subnormal elements; converters put an infinity into
+//                     a row of this last kind. So the accumulators of all such rows are infinite or
+//                     NaN, which the consumers notice after the mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
 //
-// Why it is fast:
-//
-// - Copies, conversion and products run at the same time, on different warps.
-// - Blocks are persistent, so the producer loads the next tile during the epilogue.
-// - The order of tiles lets both operands come from L2.
-// - The tensor cores multiply fp16 at twice TF32's rate.
-// - wgmma's operand A is the weight. With x as operand A, half types take 1.5 to 2% longer on an
-//   H200, as the GPU lowers its clock (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
+// Why the weight is wgmma's operand A: with x as operand A, half types take 1.5 to 2% longer on an
+// H200, as the GPU lowers its clock (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
 
 #pragma once
 
@@ -117,17 +110,17 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 
     // Epilogue.
     if constexpr (Traits::kConvertsWeight) {
-      // x is finite here, and finite fp16 operands have finite sums. So a sum is infinite or NaN
-      // only if the row of the weight holds infinity or NaN, and then all sums of that row are. One
-      // sum of each of the thread's two rows of the weight tells: accumulators[0] and
-      // accumulators[2].
+      // x is finite here, and finite fp16 operands have finite sums. So an accumulator is infinite
+      // or NaN only if the row of the weight holds infinity or NaN, and then all accumulators of
+      // that row are. The thread has two rows of the weight, and tests one accumulator of each.
       const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
       const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
       if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, row, column, accumulators, scales, staging.sums, barrier);
+      store_general(args.epilogue, row, column, accumulators, scales, staging.accumulators,
+                    barrier);
     } else if (args.epilogue.mask == nullptr) {
       store_fast<false>(args.epilogue, row, column, accumulators, scales, staging, barrier);
     } else {

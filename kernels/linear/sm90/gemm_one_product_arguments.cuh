@@ -62,9 +62,9 @@ struct Config {
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
 
-  // The epilogue subtile of StagedSums, in row blocks. 8 rows of x are a row block (and 8 columns
-  // of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more float4 is
-  // padding (see StagedSumsReader).
+  // The epilogue subtile of StagedAccumulators, in row blocks. 8 rows of x are a row block (and 8
+  // columns of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more
+  // float4 is padding (see StagedAccumulatorsReader).
   static constexpr int kRowBlocks = kXRows / 8;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;

@@ -20,9 +20,9 @@
 // Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7, c = 0 - 3) has four results of
 // each row block:
 //
-//                           row 8 j + 2 c        row 8 j + 2 c + 1
-//   column 16 w + g         sums[4 j]            sums[4 j + 1]
-//   column 16 w + g + 8     sums[4 j + 2]        sums[4 j + 3]
+//                           row 8 j + 2 c            row 8 j + 2 c + 1
+//   column 16 w + g         accumulators[4 j]        accumulators[4 j + 1]
+//   column 16 w + g + 8     accumulators[4 j + 2]    accumulators[4 j + 3]
 //
 // The lanes of a warp that have row block j:
 //
@@ -61,13 +61,13 @@ __host__ __device__ constexpr int accumulator_index(int row_block, int column_bl
 }
 
 // An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
-// four results of the row block. The 33rd float4 is padding: see StagedSumsReader.
-using StagedSums = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
+// four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
+using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
 
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
-  StagedSums sums;  // store_general
+  StagedAccumulators accumulators;  // store_general
   // PackedGradient: [warp][box][column][bytes of 64 rows of x]. TMA's swizzle requires that boxes
   // are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
@@ -81,7 +81,7 @@ union alignas(1024) Staging {
 
 template <>
 union alignas(16) Staging<float> {
-  StagedSums sums;
+  StagedAccumulators accumulators;
 };
 
 // The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
@@ -154,14 +154,14 @@ struct PrefetchedScales {
 };
 
 // Where this thread writes its four results of the epilogue subtile's first row block.
-__device__ inline float4* staging_slot(StagedSums& sums) {
+__device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
   const int warp = threadIdx.x % 128 / 32;
   const int lane = threadIdx.x % 32;
-  return &sums[0][warp][lane];
+  return &accumulators[0][warp][lane];
 }
 
 // Where in a staged row block the result of a column (of the warpgroup's 64) and a row (of the row
-// block's 8) is: in sums[row block][staged_warp][staged_lane], as that lane's result for
+// block's 8) is: in accumulators[row block][staged_warp][staged_lane], as that lane's result for
 // column_block_of and row % 2.
 //
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
@@ -174,9 +174,9 @@ __host__ __device__ constexpr int column_block_of(int column) { return column / 
 static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_block_of(20) == 0,
               "the example above");
 
-// Reads StagedSums in the order of out. Thread t of the warpgroup reads row t / 16 of each row
-// block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64 columns,
-// so a warp reads two rows at a time.
+// Reads StagedAccumulators in the order of out. Thread t of the warpgroup reads row t / 16 of each
+// row block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64
+// columns, so a warp reads two rows at a time.
 //
 // Two measures avoid bank conflicts; reads_all_banks checks that they do.
 //
@@ -186,7 +186,7 @@ static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_block_o
 //             1 0 3 2. Without that, two neighbouring threads would read columns that are 4 apart,
 //             which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is an odd
 //             multiple of 16 floats: different halves of the banks.
-struct StagedSumsReader {
+struct StagedAccumulatorsReader {
   int column;           // the first of this thread's four, in the warpgroup's 64
   int row;              // in each row block
   bool swaps;           // whether this thread reads column 1 before 0, and 3 before 2
@@ -195,13 +195,14 @@ struct StagedSumsReader {
   // From a column to the next, in floats: four lanes of four floats.
   static constexpr int kNextColumn = 16;
 
-  __device__ explicit StagedSumsReader(const StagedSums& sums) {
+  __device__ explicit StagedAccumulatorsReader(const StagedAccumulators& accumulators) {
     column = threadIdx.x % 16 * 4;
     row = threadIdx.x % 128 / 16;
     swaps = threadIdx.x % 2 != 0;
     const int warp = staged_warp(column);
     const int lane = staged_lane(column, row);
-    const float* const source = &sums[0][warp][lane].x + column_block_of(column) * 2 + row % 2;
+    const float* const source =
+        &accumulators[0][warp][lane].x + column_block_of(column) * 2 + row % 2;
     const int first_read = swaps ? 1 : 0;
     const int second_read = swaps ? 0 : 1;
     first = source + first_read * kNextColumn;
@@ -237,23 +238,25 @@ struct StagedSumsReader {
     return banks == 0xffffffff;
   }
 };
-static_assert(StagedSumsReader::reads_all_banks(0) && StagedSumsReader::reads_all_banks(1) &&
-                  StagedSumsReader::reads_all_banks(2) && StagedSumsReader::reads_all_banks(3),
+static_assert(StagedAccumulatorsReader::reads_all_banks(0) &&
+                  StagedAccumulatorsReader::reads_all_banks(1) &&
+                  StagedAccumulatorsReader::reads_all_banks(2) &&
+                  StagedAccumulatorsReader::reads_all_banks(3),
               "reads have no bank conflicts");
 
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup meet at `barrier`.
-template <typename T, int kSums>
+template <typename T, int kAccumulators>
 __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
-                              const float (&sums)[kSums], const Scales<T>& scales,
-                              StagedSums& staging, int barrier) {
+                              const float (&accumulators)[kAccumulators], const Scales<T>& scales,
+                              StagedAccumulators& staging, int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
-  const StagedSumsReader reader(staging);
+  const StagedAccumulatorsReader reader(staging);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging),
-                                                                              sums, subtile);
+    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(
+        staging_slot(staging), accumulators, subtile);
     ptx::barrier_sync(barrier, 128);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
@@ -282,12 +285,12 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
 // The fast epilogue of float32. The caller has checked that epilogue.is_fast, and that no exponent
 // of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of x and
 // weight is a normal float.
-template <bool kMask, int kSums>
+template <bool kMask, int kAccumulators>
 __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
-                           const float (&sums)[kSums], const Scales<float>& scales,
+                           const float (&accumulators)[kAccumulators], const Scales<float>& scales,
                            Staging<float>& staging, int barrier) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
-  const StagedSumsReader reader(staging.sums);
+  const StagedAccumulatorsReader reader(staging.accumulators);
   const int column = first_column + reader.column;
   float weight_scale[4];
   float bias[4];
@@ -308,8 +311,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
-    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.sums), sums,
-                                                            subtile);
+    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.accumulators),
+                                                            accumulators, subtile);
     ptx::barrier_sync(barrier, 128);
     float v[kSubtileRowBlocks][4];
 #pragma unroll
@@ -317,7 +320,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
-      float (&out)[4] = v[j];  // sums at first, then results
+      float (&out)[4] = v[j];  // accumulators at first, then results
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -62,22 +62,23 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 //   h, b   0, 0     0, 1     1, 0     1, 1
 //
 // The mask bits go to mask[b], which is 0 at first, in the places that collect_mask_words shows.
-template <bool kMask, typename T, int kSums>
-__device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int first_row_block,
-                                            float scale, const float (&bias)[2],
-                                            uint32_t (&words)[4], uint32_t (&mask)[2]) {
+template <bool kMask, typename T, int kAccumulators>
+__device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumulators],
+                                            int first_row_block, float scale,
+                                            const float (&bias)[2], uint32_t (&words)[4],
+                                            uint32_t (&mask)[2]) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
     const int column_block = word / 2;
-    const float* const sum =
-        sums + accumulator_index(first_row_block + block_of_pair, column_block);
-    const float z[2] = {fmaf(sum[0], scale, bias[column_block]),
-                        fmaf(sum[1], scale, bias[column_block])};
+    const float* const two_rows =
+        accumulators + accumulator_index(first_row_block + block_of_pair, column_block);
+    const float z[2] = {fmaf(two_rows[0], scale, bias[column_block]),
+                        fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      const uint32_t two_rows = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
-      mask[block_of_pair] |= two_rows << (column_block * 8);
+      const uint32_t bits = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
+      mask[block_of_pair] |= bits << (column_block * 8);
     }
   }
 }
@@ -93,10 +94,10 @@ __device__ __forceinline__ void finish_pair(const float (&sums)[kSums], int firs
 // has eight neighbours along columns. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So
 // the eight vectors of one matrix, which have the same v in eight rows, are in different banks, and
 // so are the eight vectors of a row.
-template <bool kMask, typename T, int kSums>
+template <bool kMask, typename T, int kAccumulators>
 __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
-                           const float (&sums)[kSums], const Scales<T>& scales, Staging<T>& staging,
-                           int barrier) {
+                           const float (&accumulators)[kAccumulators], const Scales<T>& scales,
+                           Staging<T>& staging, int barrier) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
@@ -129,7 +130,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of row blocks
       uint32_t words[4];
       uint32_t mask[2] = {};
-      finish_pair<kMask, T>(sums, subtile * kSubtileRows / 8 + pair * 2, scale, bias, words, mask);
+      finish_pair<kMask, T>(accumulators, subtile * kSubtileRows / 8 + pair * 2, scale, bias, words,
+                            mask);
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
         // Which word this lane stores: see the table of collect_mask_words.
@@ -188,8 +190,8 @@ struct PackedGradient {
   int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.
-  template <int kSums>
-  __device__ void pack(const float (&sums)[kSums]) {
+  template <int kAccumulators>
+  __device__ void pack(const float (&accumulators)[kAccumulators]) {
     stored = 0;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -199,7 +201,7 @@ struct PackedGradient {
         for (int word = 0; word < 4; ++word) {
           const int row_block = (box * kPairsPerBox + pair) * 2 + word % 2;
           const int column_block = word / 2;
-          const float* const two_rows = sums + accumulator_index(row_block, column_block);
+          const float* const two_rows = accumulators + accumulator_index(row_block, column_block);
           words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
         }
       }

@@ -100,7 +100,7 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return encode_map(matrix, 2, sizes, strides, box_rows);
 }
 
-// Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 halves]. A
+// Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 fp16]. A
 // box is box_rows rows of one k-tile.
 inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
@@ -130,7 +130,7 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
               arguments...);
 }
 
-// Returns a float32 operand whose halves are k-tiled. hi, lo, exponent and state are null: the
+// Returns a float32 operand whose hi and lo are k-tiled. hi, lo, exponent and state are null: the
 // caller sets those that it needs.
 inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
   fp16x3::SplitMatrix matrix{};

@@ -137,7 +137,8 @@ struct FastEpilogueConfig {
   static constexpr int kMaxExponent = 40;
 };
 
-// Copies a thread's sums of one subtile from registers to shared memory.
+// Copies a thread's sums of one subtile from registers to shared memory. (In gemm_one_product they
+// are the accumulators, in gemm_fp16x3 the promoted sums.)
 //
 // Eight rows of x are a row block, of which a thread has four sums. (x is wgmma's operand B, so
 // rows of x are columns of the accumulators.) kRowBlocks row blocks are a subtile. Example with
