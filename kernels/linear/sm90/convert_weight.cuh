@@ -15,24 +15,21 @@
 // The converter warps call convert_weight (gemm_one_product.cuh). The producer warp calls
 // wait_converted before it loads a k-tile (gemm_one_product_mainloop.cuh).
 //
-// Why it is fast: a conversion in a pass of its own would write the fp16 weight to memory, and the
-// GEMM would read it back. Here the GEMM reads it from L2, soon after it was written. The
-// conversion runs while the tensor cores work, on warps that would be idle.
+// Why in this kernel: a pass of its own would write the fp16 weight to memory, and the GEMM would
+// read it back. Here the GEMM reads it from L2, and the warps that convert would be idle otherwise.
 //
-// Four counters in memory connect the warps. All of them are 0 at first.
+// Four counters connect the warps. All of them are 0 at first. `progress` is in shared memory, the
+// others are in global memory.
 //
-//   counter                where    written by                      read by
-//   next                   global   all converter warps             the same
-//   ready[panel][k-tile]   global   converter warps                 producers
-//   progress               shared   this block's producer           this block's converter warps
-//   subnormals[row]        global   converter warps                 a warp that has added to it
-//
-//   next         the next unit of work: 32 rows x 4 k-tiles. A warp takes a unit by atomicAdd.
-//   ready        how many of the 4 units of a panel (128 rows) are converted at this k-tile. The
-//                producer loads the panel's k-tile when the count is 4.
-//   progress     the k-tile that the producer has begun last, counted over all of its tiles. It
-//                keeps converters from running so far ahead that L2 evicts hi before it is read.
-//   subnormals   how many elements of a row have lost bits in fp16, weighted: see below.
+//   next                   The next unit of work: 32 rows x 4 k-tiles. A converter warp takes it by
+//                          atomicAdd.
+//   ready[panel][k-tile]   How many of the 4 units of a panel (128 rows) are converted at this
+//                          k-tile. The producer loads the panel's k-tile when the count is 4.
+//   progress               The latest k-tile that this block's producer has begun, counted over all
+//                          of its tiles. It keeps the block's converter warps from running so far
+//                          ahead that L2 evicts hi before it is read.
+//   subnormals[row]        How many elements of a row have lost bits in fp16, weighted (see below).
+//                          The converter warps that add to it also read it.
 //
 // Memory ordering. Only the counter `ready` announces that other data, hi, has been written. As
 // ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, a release and

@@ -4,8 +4,7 @@
 //
 //   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
 //           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
-//   weight  float32; this kernel scales and splits it in registers, so that no separate pass has to
-//           read it and write its halves to memory
+//   weight  float32; this kernel scales and splits it in registers
 //   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
 //
 // launch_fp16x3.cuh launches this kernel. docs/SPLIT.md proves the error bound.
@@ -17,9 +16,9 @@
 //
 // A tensor core truncates the sum whenever it adds to an accumulator. Two measures keep the error
 // within the bound. First, lo products are added up before hi products: on top of a large sum, they
-// would lose the very bits for which they are computed. Second, accumulators are promoted after a
-// short interval of K, the promotion interval: they are added, rounded to nearest, to float32 sums
-// in other registers, and the next product overwrites them.
+// would lose the very bits for which they are computed. Second, after a short interval of K (the
+// promotion interval), the accumulators are promoted: added, rounded to nearest, to float32 sums in
+// other registers. The next product overwrites the accumulators.
 //
 // ----- The pipeline
 //
@@ -43,7 +42,8 @@
 //                                                            sums [64, 176], registers
 //
 // Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
-// copies, and the loader warp, which loads what the epilogue needs.
+// copies (also those of the next tile, during the epilogue), and the loader warp, which loads what
+// the epilogue needs.
 //
 // The parts are in these files:
 //
@@ -55,13 +55,10 @@
 //
 // ----- Why it is fast
 //
-// - Conversion is hidden behind the products. An experiment that read both operands from shared
-//   memory without converting the weight (with wrong results) saved only 1% of the time
-//   (docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
-// - The second warpgroup starts half a k-group after the first. So while one promotes or scales,
-//   and has no product in flight, the other one's products keep the tensor cores busy.
-// - The producer loads the next tile during the epilogue.
-// - Clusters share the tiles of the last wave along K (stream_k.cuh).
+// - Conversion is hidden behind the products: without it, the kernel would take only 1% less time
+//   (measured with wrong results: docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
+// - The second warpgroup starts half a k-group after the first. While one of them promotes or
+//   scales, and has no product in flight, products of the other keep the tensor cores busy.
 
 #pragma once
 

@@ -6,11 +6,11 @@
 //                   scale and split or round the weight themselves, as they multiply it
 //
 // Why x and the weight are treated differently. All tiles along N multiply the same rows of x, so x
-// is split once, in advance. The weight is often much larger than x. A kernel that splits it would
-// move it through memory twice more, which takes 0.12 ms for [8192, 8192] on an H200. So only the
-// GEMM reads the weight. But it needs the exponents when it starts, so they come from a sample of
-// 128 elements of each row. If an element that the sample missed overflows fp16, results become
-// infinite or NaN. The GEMMs find these results, and another launch computes them again.
+// is split once, in advance. The weight is often much larger than x, and a kernel that splits it
+// would move it through memory twice more. So only the GEMM reads the weight. The GEMM needs the
+// exponents when it starts, so they come from a sample of 128 elements of each row. If an element
+// that the sample missed overflows fp16, results become infinite or NaN. The GEMMs find these
+// results, and another launch computes them again.
 //
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
@@ -60,8 +60,8 @@ static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
 
 // Returns the largest magnitude in a row of k elements, which are `stride` elements apart; infinity
 // if the row holds infinity or NaN. A row with stride 1 is aligned to 16 bytes. All lanes of a warp
-// call it. It is rarely needed; inlined, it would make the kernel so large that fetching its code
-// takes 6 us.
+// call it. It is rarely needed, and inlined it would make the kernel so large that fetching its
+// code takes longer (docs/EXPERIMENTS.md, "Hopper's products").
 __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_t stride) {
   uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };

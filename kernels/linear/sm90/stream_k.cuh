@@ -30,22 +30,22 @@
 //                 tile 4, k-groups 3 to 8    adds the partial sums of cluster 1, finishes
 //
 // Each cluster multiplies 15 k-groups. If tiles were not shared, two clusters would multiply 18
-// each, and one 9. On an H200, sharing reduces the time of x [128, 8192], weight [4096, 8192] to a
-// third.
+// each, and one 9.
 //
-// A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3).
-// This has two reasons. First, L2: a cluster with parts of two tiles then goes from the beginning
-// of K to its end (cluster 1: k-groups 0 to 2, then 6 to 8), and all clusters are at about the same
-// place of K. Second, no cluster waits forever: fact 1 below depends on this order.
+// A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
+// for two reasons. First, L2: a cluster with parts of two tiles goes from the beginning of K to its
+// end (cluster 1: k-groups 0 to 2, then 6 to 8), so all clusters are at about the same place of K.
+// Second, no cluster waits forever: fact 1 below depends on this order.
 //
 // Why no cluster waits forever. A cluster that finishes a shared tile spins until the others have
 // stored their partial sums of the tile. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits. It stores partial sums of the last
-//      tile of its range, and takes this tile first. It waits in the first tile of its range, and
-//      takes that tile last.
-//   2. A cluster waits only for clusters with smaller numbers: they have the k-groups before its
-//      own.
+//   1. A cluster stores its own partial sums before it waits: it stores partial sums only of the
+//      last tile of its range, which it takes first, and waits only in the first tile of its range,
+//      which it takes last.
+//   2. A cluster waits only for clusters with smaller numbers, which have the tile's k-groups
+//   before
+//      its own.
 //
 // A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
 // end if one of these conditions holds:
@@ -164,9 +164,9 @@ struct Schedule {
     const int range_end = begin[cluster + 1];
     if (range_begin == range_end) return {};
     // The next indices are the tiles of the range, from the last one to the first. The index after
-    // them gives the tile before the range, of which the range has nothing: `begin` is k_groups or
-    // more, and `end` is k_groups. So exists() is false, without a test here. Cluster 1 of the
-    // example has the range 6 to 12, in tiles of 9 k-groups:
+    // them is the tile before the range. For that tile, `begin` is k_groups or more and `end` is
+    // k_groups, so exists() is false without a test here. Cluster 1 of the example has the range 6
+    // to 12, in tiles of 9 k-groups:
     //
     //   index   tile of the last wave   begin                 end
     //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
