@@ -149,7 +149,7 @@ void check_split(bool has_lo) {
   }
   fp16x3::SplitMatrix matrix{x, rows, stride};
   matrix.hi = reinterpret_cast<__half*>(halves.data);
-  const int64_t lo_offset = is_k_tiled ? fp16x3::kKTileHalves / 2 : rows * padded_k;
+  const int64_t lo_offset = is_k_tiled ? fp16x3::kKTileNumbers / 2 : rows * padded_k;
   matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   matrix.state = reinterpret_cast<int*>(states.data);

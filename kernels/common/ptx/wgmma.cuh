@@ -4,7 +4,7 @@
 //   d [64, n] += a [64, 16] b [n, 16]^T        of fp16 or bf16 elements
 //   d [64, n] += a [64, 8] b [n, 8]^T          of TF32 elements
 //
-// The sums d are floats.
+// d, a and b are PTX's names. d are the accumulators, which are floats.
 //
 // Products run asynchronously. A thread issues them in this order:
 //
@@ -87,10 +87,10 @@ constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
 
 // ---------------------------------------------------------------------------------------- products
 
-// A thread has n / 2 of the sums d, each of which is an operand of the asm statement. These macros
-// list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32 is
-// "%0, ..., %31". They are made of KERNELS_REGISTERS_8(d, i) and KERNELS_REGISTERS_16(d, i), which
-// begin at d[i].
+// A thread has n / 2 of the accumulators d, each of which is an operand of the asm statement. These
+// macros list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32
+// is "%0, ..., %31". They are made of KERNELS_REGISTERS_8(d, i) and KERNELS_REGISTERS_16(d, i),
+// which begin at d[i].
 #define KERNELS_REGISTERS_8(d, i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -124,22 +124,22 @@ constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
 // registers, four words a thread; b_tile is the descriptor of b, K-major. The type of the first
 // argument chooses n; its value is not used.
 //
-// KERNELS_WGMMA defines the function for one n. `sums` is n / 2, the number of sums of a thread. a0
-// to p are the numbers of the operands after the sums: the four words of a, the descriptor, and the
-// predicate. At the end of the instruction, "1, 1, 0" means the products of a and b themselves, not
-// of -a or -b, and a K-major b.
-#define KERNELS_WGMMA(n, sums, a0, a1, a2, a3, b, p)                                              \
-  template <int kSums>                                                                            \
-  __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kSums], const uint32_t* a,     \
-                        uint64_t b_tile, bool accumulates) {                                      \
-    static_assert(kSums >= sums, "d has a register for each of n / 2 sums");                      \
-    asm volatile("{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %" p                       \
-                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                     \
-                 "k16.f32.f16.f16 {" KERNELS_NUMBERS_##sums "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
-                                                            "}, %" b ", accumulates, 1, 1, 0;\n}" \
-                 : KERNELS_REGISTERS_##sums(d)                                                    \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                       \
-                   "r"(static_cast<uint32_t>(accumulates)));                                      \
+// KERNELS_WGMMA defines the function for one n. `count` is n / 2, the number of accumulators of a
+// thread. a0 to p are the numbers of the operands after the accumulators: the four words of a, the
+// descriptor, and the predicate. At the end of the instruction, "1, 1, 0" means the products of a
+// and b themselves, not of -a or -b, and a K-major b.
+#define KERNELS_WGMMA(n, count, a0, a1, a2, a3, b, p)                                              \
+  template <int kAccumulators>                                                                     \
+  __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kAccumulators],                 \
+                        const uint32_t* a, uint64_t b_tile, bool accumulates) {                    \
+    static_assert(kAccumulators >= count, "d has a register for each of n / 2 accumulators");      \
+    asm volatile("{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %" p                        \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                                      \
+                 "k16.f32.f16.f16 {" KERNELS_NUMBERS_##count "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
+                                                             "}, %" b ", accumulates, 1, 1, 0;\n}" \
+                 : KERNELS_REGISTERS_##count(d)                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile),                        \
+                   "r"(static_cast<uint32_t>(accumulates)));                                       \
   }
 KERNELS_WGMMA(64, 32, "32", "33", "34", "35", "36", "37")
 KERNELS_WGMMA(128, 64, "64", "65", "66", "67", "68", "69")

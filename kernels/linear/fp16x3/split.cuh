@@ -9,7 +9,7 @@
 //
 // so that scaled = hi + lo / 2^11, with an error of at most 2^-23 |scaled|. The fp16x3 GEMM
 // (float32 at `highest`) multiplies hi and lo of both operands. The GEMM with one product (float32
-// at `high`) multiplies the hi halves alone; lo is then not made.
+// at `high`) multiplies hi alone; lo is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15), so
@@ -49,16 +49,16 @@ constexpr int kOctet = 8;
 
 // The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 64 hi, or 32 hi
 // and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
-constexpr int kKTileHalves = 64;
+constexpr int kKTileNumbers = 64;
 
 // Returns how many elements of K a k-tile has.
 __host__ __device__ constexpr int k_tile_depth(bool has_lo) {
-  return has_lo ? kKTileHalves / 2 : kKTileHalves;
+  return has_lo ? kKTileNumbers / 2 : kKTileNumbers;
 }
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kKTileHalves - 1) / kKTileHalves * kKTileHalves;
+  return (k + kKTileNumbers - 1) / kKTileNumbers * kKTileNumbers;
 }
 
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
@@ -78,7 +78,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
 
-// A float32 matrix [rows, k], and the two fp16 halves of its elements.
+// A float32 matrix [rows, k], and hi and lo of its elements.
 //
 // Layouts of hi and lo:
 //

@@ -40,7 +40,7 @@ struct SplitConfig {
   static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
 };
 static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
-static_assert(32 * kOctet % kKTileHalves == 0,
+static_assert(32 * kOctet % kKTileNumbers == 0,
               "a thread's octets are whole k-tiles apart, as split_and_store assumes");
 
 // Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
@@ -225,7 +225,7 @@ struct RowOfThread {
   __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
     const int depth = k_tile_depth(has_lo);
     if (!matrix.is_k_tiled) return row * padded_k + i;
-    return (i / depth * matrix.rows + row) * kKTileHalves + i % depth;
+    return (i / depth * matrix.rows + row) * kKTileNumbers + i % depth;
   }
 };
 
@@ -316,10 +316,10 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
   bool is_represented = scale.can_split;
   if (!has_lo) {
-    // Sum both counts of all threads at once, in the halves of a 64-bit number.
+    // Sum both counts of all threads at once, in the two words of a 64-bit number.
     const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
-    const uint64_t sums = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
-    is_represented &= !has_many_subnormals(static_cast<uint32_t>(sums), sums >> 32);
+    const uint64_t totals = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    is_represented &= !has_many_subnormals(static_cast<uint32_t>(totals), totals >> 32);
   }
   if (thread != 0) return;
   matrix.exponent[row] = has_lo || is_represented ? scale.exponent : kNeedsTf32;

@@ -39,8 +39,8 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums. It is at least that of kMinSaving k-groups, so that
-  // shared_time is the smaller one only if sharing saves as much as that. The schedule
-  // cuts tiles on this condition.
+  // shared_time is the smaller one only if sharing saves as much as that. The schedule cuts tiles
+  // on this condition.
   const double adding_time =
       std::max(Config::kMinSaving * k_group_time, Config::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

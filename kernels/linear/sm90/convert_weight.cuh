@@ -69,11 +69,11 @@ namespace kernels::sm90::gemm_one_product {
 
 // Scales eight neighbours along K and rounds them to fp16.
 //
-// `least` finds subnormal elements. Its two 16-bit halves are for even and odd elements. Each half
-// becomes the least of itself and of all (magnitude bits - 1), as unsigned integers. The caller
-// starts with kNoSubnormal, 0x03ff in each half:
+// `least` finds subnormal elements. It packs two 16-bit numbers, one for even and one for odd
+// elements. Each becomes the least of itself and of all (magnitude bits - 1), as unsigned integers.
+// The caller starts with kNoSubnormal, which is 0x03ff twice:
 //
-//   element     magnitude bits    - 1               makes the half smaller
+//   element     magnitude bits    - 1               makes the number smaller
 //   zero        0x0000            0xffff (wraps)    no
 //   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
 //   normal      0x0400 - ...      0x03ff - ...      no
@@ -102,7 +102,7 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& octet) {
   const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
-  // Counts in fp16, exact up to 2048: elements with even index in the low half, odd in the high.
+  // Counts in fp16, exact up to 2048: elements with even index in .x, odd in .y.
   __half2 nonzeros = __float2half2_rn(0);
   __half2 normals = nonzeros;
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
     normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
   }
-  // Low half: nonzero elements; high half: normal ones. Then the sums of the row's eight lanes.
+  // .x counts nonzero elements, .y normal ones: first of the lane, then of the row's eight lanes.
   __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
   for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
   const unsigned nonzero_count = __half2int_rz(__low2half(sum));
@@ -135,12 +135,12 @@ __device__ __forceinline__ void count_batches(const WeightConversion& conversion
     const int batch = __ffs(batches) - 1;
     const int k_tile = batch / C::kBatchesPerKTile;
     const int64_t row = first_row + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows + lane / 8;
-    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * fp16x3::kKTileHalves +
-                                 lane % 8 * fp16x3::kOctet;
+    const __half* const source = hi_k_tile + k_tile * k_tile_elements +
+                                 row * fp16x3::kKTileNumbers + lane % 8 * fp16x3::kOctet;
     uint4 octets[C::kOctetsPerBatch];
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerBatch; ++i) {
-      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileHalves);
+      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileNumbers);
     }
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerBatch; ++i) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ uint32_t convert_batch(const Batch& slot, int lane, i
     alignas(16) float v[fp16x3::kOctet];
     Layout::read(slot, lane, octet, v);
     const int i = Layout::row_number(batch_in_k_tile, octet);
-    const int distance = Layout::row(0, i) * fp16x3::kKTileHalves + Layout::k(0, batch_in_k_tile);
+    const int distance = Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::k(0, batch_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
   }
   return least;
@@ -192,11 +192,11 @@ __device__ __forceinline__ bool convert_whole_unit(const WeightConversion& conve
   const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
-  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileHalves;
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileNumbers;
   const int64_t k = int64_t{k_tile} * C::kKTileDepth;
   __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
   __half* target =
-      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileHalves + Layout::k(lane, 0);
+      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers + Layout::k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source = Layout::first_source(weight, first_row, k, lane);
   const auto load = [&](int batch) {
@@ -274,7 +274,7 @@ __device__ bool convert_edge_unit(const WeightConversion& conversion, int64_t k,
       }
       octet = round_octet(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
       __half* const target =
-          weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileHalves;
+          weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileNumbers;
       *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
@@ -294,7 +294,7 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
   const fp16x3::SplitMatrix& weight = conversion.weight;
   if (row < weight.rows &&
       fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileHalves] = __float2half(INFINITY);
+    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileNumbers] = __float2half(INFINITY);
   }
 }
 

@@ -59,7 +59,7 @@ struct ConvertWeightConfig {
   // (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
   static constexpr int kLead = 24;
 
-  // The value of round_octet's `least` if no element is subnormal. Both 16-bit halves are 1 less
+  // The value of round_octet's `least` if no element is subnormal. Both 16-bit numbers are 1 less
   // than 0x0400, the bits of fp16's least normal number.
   static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 

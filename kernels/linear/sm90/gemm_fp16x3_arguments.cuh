@@ -43,7 +43,8 @@ struct GemmFp16x3Config {
   static constexpr int kSmallRows = 64;
   static_assert(kWideRows % 8 == 0 && kNarrowRows % 8 == 0, "wgmma takes multiples of 8 columns");
 
-  // Accumulators of a thread for the widest tile: 64 columns * 176 rows / 128 threads = 88.
+  // Sums of a thread for the widest tile, and as many accumulators: 64 columns * 176 rows / 128
+  // threads = 88.
   static constexpr int kSums = 64 * kWideRows / 128;
 
   // ----- The pipeline.

@@ -77,7 +77,7 @@ struct Config {
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBoxes = 2;
 
-  static_assert(kKTileBytes / sizeof(__half) == fp16x3::kKTileHalves,
+  static_assert(kKTileBytes / sizeof(__half) == fp16x3::kKTileNumbers,
                 "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
   static_assert(kBoxRows == kKTileBytes / sizeof(__half),
                 "the box of a transposed 16-bit operand is square, so all boxes have one size");

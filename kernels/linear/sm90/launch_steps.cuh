@@ -37,7 +37,7 @@ static_assert(TmaConfig::kBoxRowBytes == gemm_one_product::Config::kKTileBytes,
               "a row of a box is a k-tile of a row of gemm_one_product's operands");
 static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
               "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
-static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileHalves * sizeof(__half),
+static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileNumbers * sizeof(__half),
               "a row of a box is a row of a k-tile of a k-tiled matrix");
 
 // The type of a tensor's elements, as tensor maps name it.
@@ -104,10 +104,10 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
 // box is box_rows rows of one k-tile.
 inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
-  constexpr cuuint64_t kHalves = fp16x3::kKTileHalves;
+  constexpr cuuint64_t kNumbers = fp16x3::kKTileNumbers;
   const cuuint64_t rows = matrix.rows;
-  const cuuint64_t sizes[] = {kHalves, rows, static_cast<cuuint64_t>(k_tiles)};
-  const cuuint64_t strides[] = {kHalves * sizeof(__half), rows * kHalves * sizeof(__half)};
+  const cuuint64_t sizes[] = {kNumbers, rows, static_cast<cuuint64_t>(k_tiles)};
+  const cuuint64_t strides[] = {kNumbers * sizeof(__half), rows * kNumbers * sizeof(__half)};
   return encode_map(matrix.hi, 3, sizes, strides, box_rows);
 }
 
