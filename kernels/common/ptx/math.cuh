@@ -18,12 +18,13 @@ __device__ inline float max_nan(float a, float b) {
 }
 
 // cvt.rn: rounds two floats to the half type T, __half or __nv_bfloat16, and packs them into one
-// word, `first` in the low half. With kRelu (cvt.rn.relu) negative results become 0; NaN stays NaN.
+// word, `first` in the low 16 bits. With kRelu (cvt.rn.relu) negative results become 0; NaN stays
+// NaN.
 template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {
   constexpr bool kIsHalf = std::is_same_v<T, __half>;
   uint32_t pair;
-  // The instruction's first operand is the high half.
+  // The instruction's first operand is the high 16 bits.
   if constexpr (kIsHalf && kRelu) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else if constexpr (kIsHalf) {
@@ -37,8 +38,8 @@ __device__ uint32_t pack(float first, float second) {
 }
 
 // mma: the tensor-core product of one warp, d [16, 8] += a [16, 16] b [8, 16]^T, of fp16 elements
-// with float sums. For GPUs from sm_80 on; Hopper's faster form is in wgmma.cuh. Each lane has the
-// elements of a, b and d that the PTX manual lists for mma.m16n8k16.
+// with float accumulators d. For GPUs from sm_80 on; Hopper's faster form is in wgmma.cuh. Each
+// lane has the elements of a, b and d that the PTX manual lists for mma.m16n8k16.
 __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -212,9 +212,9 @@ struct Fragments {
 // A warp's results. The indices of both arrays: fragment along M, fragment along N, register.
 struct Results {
   using Config = GemmFp16x3Config;
-  // Promoted, 2^11 times too large.
+  // Promoted over all k-tiles; 2^11 times too large.
   float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};
-  // Of the tensor cores, one k-tile.
+  // The tensor cores add the products of one k-tile to these.
   float accumulators[Config::kFragmentsM][Config::kFragmentsN][4] = {};
 
   // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start

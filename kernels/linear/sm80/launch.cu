@@ -27,8 +27,8 @@
 
 namespace kernels::sm80 {
 
-// Returns whether this build contains the kernels below. nvcc spends 1 of its 9 s on them, and
-// choose_path chooses them only on GPUs of capability 8.0, so other builds omit them. Tests define
+// Returns whether this build contains the kernels below. choose_path chooses them only on GPUs of
+// capability 8.0, so other builds omit them and compile sooner. Tests define
 // KERNELS_ALL_PATHS, and can run them on every GPU that linear_sm80_supports accepts.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS

@@ -55,7 +55,7 @@
 //
 // ----- Why it is fast
 //
-// - Conversion is hidden behind the products: without it, the kernel would take only 1% less time
+// - Conversion is hidden behind the products: without it, the kernel takes at most 1% less time
 //   (measured with wrong results: docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
 // - The second warpgroup starts half a k-group after the first. While one of them promotes or
 //   scales, and has no product in flight, products of the other keep the tensor cores busy.

@@ -27,8 +27,8 @@
 //    64   hi 0   hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2   hi 3 P hi 0'   hi 1' P lo 0' ...
 //    32   hi 0 P hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2 P hi 3 P hi 0' P hi 1' P lo 0' ...
 //
-// So at most 128, 64 or 32 of K of hi products are added up between promotions. The lo products of
-// a whole k-group always are: they are so small that their truncation hardly matters.
+// So hi products are added up over at most 128, 64 or 32 of K between promotions. Lo products are
+// always added up over a whole k-group, as they are so small that their truncation hardly matters.
 
 #pragma once
 
