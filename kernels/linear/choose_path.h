@@ -12,7 +12,7 @@
 //                      tensor-core products are added
 //   gemm_one_product   half types, and float32 at `high`: one tensor-core product
 //
-// docs/DESIGN.md, "Which path a product takes", has the main conditions in a table.
+// docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
 //
 // Where the limits come from. Our path is chosen where it takes less time than torch's product
 // followed by the fused pass. The limits of kSm80 follow from the arithmetic rates of its GPU. All
