@@ -27,7 +27,7 @@ from model import PROBLEMS
 from problems import sizes
 from referee.program import command
 from referee.program.session import Subject
-from referee.reference.elementwise import DTYPES
+from referee.reference.dtypes import DTYPES
 from referee.reference.problem import Problem
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."

@@ -8,7 +8,7 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee.contestants.memory import choose_rows
+from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.reference.file import ReferenceFile
 from referee.reference.problem import Problem
 from referee.reference.random_values import refill
@@ -23,6 +23,10 @@ PROBLEM_CLASSES: dict[str, type[Problem]] = {
 # The most rows of x on a CPU. ReLU's output is then large enough for kernels to bypass the caches,
 # and a float64 product of Linear takes only a second.
 CPU_ROWS = 64
+# The part of the free memory that is used unless the user asks for more. A CPU's memory is shared
+# with other programs; a GPU is usually free for one.
+DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
+SHARE_IN_WORDS = {"cpu": "a quarter", "cuda": "90%"}
 
 
 def make_problem(
@@ -79,6 +83,40 @@ def choose_shape(
     if is_limited_for_cpu and not note:
         note = f"{most_rows:,} of {headline_rows:,} rows, because a CPU would need minutes for all"
     return (rows, *needs.row_shape), note
+
+
+def choose_rows(
+    asked_rows: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
+) -> tuple[int, str]:
+    """Return how many rows of a problem are measured, and a note on the reason if not all are.
+
+    Args:
+        asked_rows: the number that the user asks for; None for as many as fit in the default share
+            of the free memory.
+        rows: how many the whole problem has.
+        row_bytes: size of a row of the input.
+        device: where the rows are measured.
+        fixed_bytes: memory that is needed for any number of rows.
+
+    Raises:
+        ValueError: `asked_rows` rows, or a single one, need more memory than there is.
+    """
+    free = free_bytes(device)
+    bytes_for_a_row = BUFFERS[device.type] * row_bytes
+    share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
+    most_rows = (int(free * share) - fixed_bytes) // bytes_for_a_row
+    count = asked_rows if asked_rows else max(1, min(rows, most_rows))
+    if count > most_rows:
+        needed = (count * bytes_for_a_row + fixed_bytes) / 2**30
+        raise ValueError(
+            f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
+            f"{free * share / 2**30:,.1f} GiB can be used"
+        )
+    if asked_rows or count == rows:
+        return count, ""
+    part = SHARE_IN_WORDS[device.type]
+    why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
+    return count, f"{count:,} of {rows:,} rows: {why}"
 
 
 def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:

@@ -38,7 +38,7 @@ reference/: the reference
     training_step        the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32
     operators            the operators that the reference calls and the length of their sums
-    elementwise          small inputs of an elementwise function
+    dtypes               the dtypes that the user can choose
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
     other_roundings      a mode in which the reference rounds otherwise

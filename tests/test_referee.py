@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from problems import elementwise
 from referee.comparison import accuracy, compare
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.messages import first_error_line
-from referee.reference import elementwise, random_values
+from referee.reference import random_values
+from referee.reference.dtypes import DTYPES
 
 CPU = torch.device("cpu")
 INF = math.inf
@@ -45,7 +47,7 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
 
 def test_cases_are_of_the_dtypes_that_torch_takes():
     taken = elementwise.dtypes_of_relu(CPU)
-    for name, dtype in elementwise.DTYPES.items():
+    for name, dtype in DTYPES.items():
         if name in taken:
             assert torch.relu(torch.ones(1, dtype=dtype)).item() == 1
         else:
@@ -76,7 +78,7 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
     assert len(set(patterns.tolist())) >= min(largest + 1, 99_000)
 
 
-@pytest.mark.parametrize("dtype", elementwise.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_zeros_of_any_sign_and_any_nan_are_equal_and_other_values_are_not(dtype):
     x = elementwise.special_values(dtype)
     assert compare.first_mismatch(x, x.clone(), exact=True) is None

@@ -5,24 +5,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from problems import sizes
 from referee.contestants import memory
 
 CPU = torch.device("cpu")
 
 
 def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 2000)
-    assert memory.choose_rows(None, 4, 10, CPU) == (4, "")
-    rows, note = memory.choose_rows(None, 4096, 10, CPU)
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: 2000)
+    assert sizes.choose_rows(None, 4, 10, CPU) == (4, "")
+    rows, note = sizes.choose_rows(None, 4096, 10, CPU)
     assert rows == 5
     assert note.startswith("5 of 4,096 rows")
-    assert memory.choose_rows(20, 4096, 10, CPU) == (20, "")
-    assert memory.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
+    assert sizes.choose_rows(20, 4096, 10, CPU) == (20, "")
+    assert sizes.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
     with pytest.raises(ValueError, match="1 rows need"):
-        memory.choose_rows(None, 4096, 10, CPU, 500)
+        sizes.choose_rows(None, 4096, 10, CPU, 500)
     for wanted, size in [(21, 10), (None, 56)]:
         with pytest.raises(ValueError, match="GiB"):
-            memory.choose_rows(wanted, 4096, size, CPU)
+            sizes.choose_rows(wanted, 4096, size, CPU)
 
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from model import Model
 from model_new import ModelNew
-from referee.reference.elementwise import special_values
+from problems.elementwise import special_values
 
 
 def assert_same_gradient(x, grad_output):

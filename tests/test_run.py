@@ -17,8 +17,8 @@ from documents import check_shape
 from processes import ROOT, copy_project
 
 import run
+from problems import elementwise
 from referee.program import command as grading_command
-from referee.reference import elementwise
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

@@ -1,4 +1,4 @@
-"""Says how much memory is free, and how large an input fits into it."""
+"""Says how much memory is free, and gives back what a GPU's cache keeps."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +9,7 @@ import torch
 
 # How many tensors of the input's size all processes hold at the same time.
 BUFFERS = {"cpu": 9, "cuda": 10}
-# The part of the free memory that is used unless the user asks for more. A CPU's memory is shared
-# with other programs; a GPU is usually free for one.
-DEFAULT_SHARE = {"cpu": 0.25, "cuda": 0.9}
-SHARE_IN_WORDS = {"cpu": "a quarter", "cuda": "90%"}
-LARGEST_SHARE = 0.9
+LARGEST_SHARE = 0.9  # of the free memory that the referee uses
 MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
 # How long the referee waits until the driver has cleared memory that was given back. Clearing slows
 # the work of other processes.
@@ -57,40 +53,6 @@ def give_back_unused(device: torch.device) -> None:
     if reserved - allocated > MAX_CACHED_BYTES:
         torch.cuda.empty_cache()
         sleep(SECONDS_TO_CLEAR)
-
-
-def choose_rows(
-    asked_rows: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
-) -> tuple[int, str]:
-    """Return how many rows of a problem are measured, and a note on the reason if not all are.
-
-    Args:
-        asked_rows: the number that the user asks for; None for as many as fit in the default share
-            of the free memory.
-        rows: how many the whole problem has.
-        row_bytes: size of a row of the input.
-        device: where the rows are measured.
-        fixed_bytes: memory that is needed for any number of rows.
-
-    Raises:
-        ValueError: `asked_rows` rows, or a single one, need more memory than there is.
-    """
-    free = free_bytes(device)
-    bytes_for_a_row = BUFFERS[device.type] * row_bytes
-    share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
-    most_rows = (int(free * share) - fixed_bytes) // bytes_for_a_row
-    count = asked_rows if asked_rows else max(1, min(rows, most_rows))
-    if count > most_rows:
-        needed = (count * bytes_for_a_row + fixed_bytes) / 2**30
-        raise ValueError(
-            f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
-            f"{free * share / 2**30:,.1f} GiB can be used"
-        )
-    if asked_rows or count == rows:
-        return count, ""
-    part = SHARE_IN_WORDS[device.type]
-    why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
-    return count, f"{count:,} of {rows:,} rows: {why}"
 
 
 def _cgroup_free(

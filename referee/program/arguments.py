@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from referee.program import console, folders
 from referee.program.project import Project
-from referee.reference.elementwise import DTYPES
+from referee.reference.dtypes import DTYPES
 from referee.report import files, plot
 from referee.times.timing import LEAST_CPU_ROUNDS, MOST_ROUNDS, QUICK_ROUNDS
 

@@ -17,7 +17,7 @@ from referee.messages import first_error_line
 from referee.program import console, records
 from referee.program.records import Subject
 from referee.program.roofline import add_roofline, copy_bandwidth
-from referee.reference.elementwise import DTYPES
+from referee.reference.dtypes import DTYPES
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.report import graded_files, tables

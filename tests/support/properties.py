@@ -11,8 +11,8 @@ import pytest
 import torch
 from compare import BITS
 
+from problems.elementwise import special_values
 from referee.comparison.compare import first_mismatch
-from referee.reference.elementwise import special_values
 from referee.reference.random_values import random_tensor
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped

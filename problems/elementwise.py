@@ -7,11 +7,8 @@ from functools import cache, partial
 import torch
 
 from referee.comparison.compare import INTEGERS
+from referee.reference.dtypes import DTYPES
 from referee.reference.random_values import random_tensor
-
-# torch.relu takes the last three only from torch 2.15 on; see `dtypes_of_relu`.
-DTYPE_NAMES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES.split()}
 
 # Sizes around the widths of vectors, warps and blocks. The last shapes span several blocks or
 # threads.
@@ -59,7 +56,10 @@ LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]
 
 @cache
 def dtypes_of_relu(device: torch.device) -> dict[str, torch.dtype]:
-    """Return those of DTYPES that torch.relu takes on the device, by name."""
+    """Return those of DTYPES that torch.relu takes on the device, by name.
+
+    It takes uint16, uint32 and uint64 only from torch 2.15 on.
+    """
     dtypes = {}
     for name, dtype in DTYPES.items():
         with suppress(NotImplementedError):
