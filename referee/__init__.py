@@ -15,7 +15,8 @@ The package's root: a grading from outside
     grading              `Grading`: what the steps of a file share
     bench                `Bench`: shared memory and eager's processes, for all files of a problem
     verdict              `Verdict`; when a ratio is a gain; words for exceptions and crashes
-    messages, names      lines of messages; the names of calls
+    messages             lines of messages
+    names, words         the names of calls; the words of verdicts and times
 
 steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
 

@@ -16,7 +16,8 @@ from referee.contestants.shared import Pool, Region
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
-from referee.verdict import ERROR, FoundError, outcome
+from referee.verdict import FoundError, outcome
+from referee.words import ERROR
 
 # Bytes of inputs. After a request with no more, a process keeps its unused memory even if the
 # problem is large: the other processes have enough without it.

@@ -36,15 +36,8 @@ from referee.steps import (
 )
 from referee.times.timed_requests import is_planned, plan
 from referee.times.timing import drop_unfinished_round
-from referee.verdict import (
-    CORRECT,
-    ERROR,
-    INTERRUPTED,
-    LATE,
-    FoundError,
-    Verdict,
-    outcome,
-)
+from referee.verdict import FoundError, Verdict, outcome
+from referee.words import CORRECT, ERROR, INTERRUPTED, LATE
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent

@@ -31,7 +31,8 @@ from referee.reference.other_roundings import OtherRoundings
 from referee.reference.random_values import changing_names, new_seed, redraw
 from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
-from referee.verdict import WRONG, FoundError, Run, Verdict
+from referee.verdict import FoundError, Run, Verdict
+from referee.words import WRONG
 
 # Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
 # that answers with previous parameters.

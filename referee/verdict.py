@@ -13,19 +13,8 @@ from referee.contestants.contestant import (
 )
 from referee.messages import first_error_line
 from referee.times.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
+from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
 
-# The words of verdicts.
-CORRECT = "correct"
-WRONG = "wrong"
-ERROR = "error"
-LATE = "time limit"
-INTERRUPTED = "interrupted"
-LEFT_OUT = "left out"
-# The words for a solution's time beside eager's.
-FASTER = "faster"
-SLOWER = "slower"
-TIE = "a tie"
-TOO_NOISY = "too noisy"
 # Two processes that run the same code differ by this factor, because they got other addresses.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 # If eager differs from itself by a larger factor, the machine is noisy.

@@ -14,7 +14,7 @@ import run
 from problems import linear_relu_divide as linear
 from problems import relu
 from referee.report import plot
-from referee.verdict import LEFT_OUT
+from referee.words import LEFT_OUT
 
 
 def draw(content: dict, folder: Path, suffix: str = ".svg") -> Path:

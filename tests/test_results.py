@@ -22,7 +22,8 @@ from referee.program.console import Progress
 from referee.reference.file import NoRoomError
 from referee.report import graded_files, markdown, tables
 from referee.times import timing
-from referee.verdict import CORRECT, ERROR, LEFT_OUT, FoundError, Run
+from referee.verdict import FoundError, Run
+from referee.words import CORRECT, ERROR, LEFT_OUT
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
@@ -211,19 +212,17 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     assert {(r["verdict"], r["reason"][:17]) for r in found} == {(LEFT_OUT, "relu: needs about")}
 
 
-def test_noise_is_explained_below_each_table():
+def test_noise_is_explained_once():
     noisy = timings(relu, noise=9.0)
-    step = timing.Step(noisy, noisy)
-    text = tables.results(records.make_run_record(Run("", noisy, step)))
-    assert text.count("  too noisy\n") >= 2
-    assert text.count(f"\n{tables.NOISY}\n") == text.count(f"{tables.NOISY}") == 2
-    quiet = timings(relu)
-    text = tables.results(records.make_run_record(Run("", quiet, timing.Step(quiet, quiet))))
-    assert "too noisy" not in text
+    run_record = records.make_run_record(Run("", noisy, timing.Step(noisy, noisy)))
+    assert tables.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
-    graded["file"] = "a.py"
-    graded["runs"][0]["time"] = "too noisy"
-    assert f"\n{tables.NOISY}\n" in graded_files.ranking([graded])
+    graded["runs"] = [run_record, run_record]
+    assert tables.closing([graded], 1.0, is_full=False).count(tables.NOISY) == 1
+    assert tables.explain_noise([graded, graded]) == [tables.NOISY]
+    quiet = timings(relu)
+    graded["runs"] = [records.make_run_record(Run("", quiet, timing.Step(quiet, quiet)))]
+    assert tables.explain_noise([graded]) == []
 
 
 def test_a_solution_that_is_faster_than_a_copy_is_explained():

@@ -13,7 +13,8 @@ from referee.contestants.shared import dtype_name
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.verdict import WRONG, FoundError, outcome_of_exception
+from referee.verdict import FoundError, outcome_of_exception
+from referee.words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
 LARGEST_EARLIER_RESULT = 1 << 26  # bytes

@@ -23,7 +23,8 @@ from referee.program.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report.folder_table import NOT_GRADED
-from referee.verdict import ERROR, Verdict
+from referee.verdict import Verdict
+from referee.words import ERROR
 
 SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
 

@@ -24,6 +24,7 @@ from referee.program import console, records
 from referee.program.folder_workers import Task, grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files
+from referee.words import CORRECT
 
 # A line of `--out` has at least these keys, and "problem" is the first.
 RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}
@@ -129,7 +130,7 @@ def grade(
         is_written = _report(job.args, document)
     if not document["complete"]:
         console.say(f"{file_count - len(all_records)} files have no verdict")
-    are_correct = all(record["verdict"] == "correct" for record in all_records)
+    are_correct = all(record["verdict"] == CORRECT for record in all_records)
     is_success = are_correct and document["complete"] and is_written and not job.unpaired
     return 0 if is_success else 1
 

@@ -22,7 +22,8 @@ from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.report import graded_files, tables
 from referee.times.timing import Rounds
-from referee.verdict import CORRECT, ERROR, LEFT_OUT, Verdict
+from referee.verdict import Verdict
+from referee.words import CORRECT, ERROR, LEFT_OUT
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
 QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
@@ -96,8 +97,11 @@ class Session:
     def _summarize(self) -> None:
         """Do what needs all records: print the ranking of files, add the roofline to a sweep."""
         records_so_far = self.document["records"]
-        if len(records_so_far) > 1 and self.args.solution:
-            console.show(f"\n{graded_files.ranking(records_so_far)}")
+        if self.args.solution:
+            if len(records_so_far) > 1:
+                console.show(f"\n{graded_files.ranking(records_so_far)}")
+            for explanation in tables.explain_noise(records_so_far):
+                console.show(explanation)
         if self.args.sweep and records_so_far:
             add_roofline(records_so_far, copy_bandwidth(self.device))
 

@@ -50,8 +50,7 @@ def summary(all_records: list[dict]) -> str:
     rows = _make_rows(all_records)
     cells = [[str(row[column]) for column in PRINTED_COLUMNS] for row in rows]
     lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
-    if any(row["time"] == "too noisy" for row in rows):
-        lines.append(tables.NOISY)
+    lines += tables.explain_noise(all_records)
     graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
     if graded:
         lines.append(graded_files.scores(graded))

@@ -3,10 +3,6 @@
 from statistics import geometric_mean
 
 from referee.report.tables import (
-    NOISY,
-    TIE,
-    TOO_NOISY,
-    explain_noise,
     forward_rounds,
     forward_row,
     interval,
@@ -14,11 +10,12 @@ from referee.report.tables import (
     step_row,
     table,
 )
+from referee.words import CORRECT, TIE, TOO_NOISY
 
 
 def line(record: dict) -> str:
     """Return the line of a graded file: its verdict, and the reason or the times."""
-    if record["verdict"] != "correct":
+    if record["verdict"] != CORRECT:
         reason = f" ({record['reason']})" if record["reason"] else ""
         return f"{record['file']}: {record['verdict']}{reason}"
     facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
@@ -26,7 +23,7 @@ def line(record: dict) -> str:
         facts.append(f"refuses {', '.join(record['refused'])}")
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
-    times = f"{time} ms, eager / this {ratio}: {_explained(word)}; {share} of {_yardstick(run)}"
+    times = f"{time} ms, eager / this {ratio}: {word}; {share} of {_yardstick(run)}"
     step = _step_in_words(run) if run["step"] else ""
     return f"{record['file']}: correct ({'; '.join(facts)}), {times}'s speed{step}"
 
@@ -34,16 +31,11 @@ def line(record: dict) -> str:
 def _step_in_words(run: dict) -> str:
     """Return the part of a file's line on its training step."""
     ours, eager = step_row(run, "solution"), step_row(run, "eager")
-    text = f"; training step {interval(ours, step_rounds(run))}: {_explained(ours['said'])}"
+    text = f"; training step {interval(ours, step_rounds(run))}: {ours['said']}"
     bytes_of = run["step"]["kept_bytes"]
     if ours["name"] in bytes_of:
         text += f", keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
     return text
-
-
-def _explained(word: str) -> str:
-    """Return the word for a time compared with eager's; "too noisy" with its explanation."""
-    return NOISY if word == TOO_NOISY else word
 
 
 def ranking(records: list[dict]) -> str:
@@ -55,8 +47,7 @@ def ranking(records: list[dict]) -> str:
     for record in sorted(records, key=counted_ratio, reverse=True):
         cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
         rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
-    noise = explain_noise([run["time"] for run in runs])
-    return "\n".join([table(rows), *noise, scores(records)])
+    return f"{table(rows)}\n{scores(records)}"
 
 
 def scores(records: list[dict]) -> str:
@@ -66,7 +57,7 @@ def scores(records: list[dict]) -> str:
     not faster than 1.
     """
     count = len(records)
-    correct = len([record for record in records if record["verdict"] == "correct"])
+    correct = len([record for record in records if record["verdict"] == CORRECT])
     timed = [record for record in records if counted_ratio(record) > 0]
     ratios = [counted_ratio(record) for record in timed]
     ratios_without_ties = [counted_ratio(record) for record in timed if not _is_tie(record)]
@@ -98,7 +89,7 @@ def counted_ratio(record: dict) -> float:
 
     It does not count if the file is not correct, not timed, or the time is too noisy.
     """
-    if record["verdict"] != "correct" or not record["runs"]:
+    if record["verdict"] != CORRECT or not record["runs"]:
         return 0.0
     run = record["runs"][0]
     if run["time"] == TOO_NOISY:

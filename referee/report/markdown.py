@@ -3,6 +3,7 @@
 from referee.report import machine
 from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
+from referee.words import CORRECT
 
 
 def as_markdown(content: dict) -> str:
@@ -36,7 +37,7 @@ def _comparison_rows(records: list[dict]) -> list[list[str]]:
     rows = [["module, x", "time", "eager's time", "eager / time", "training step: eager / time"]]
     for record in records:
         label = f"{record['problem']} `{record['shape']}` {record['dtype']}"
-        if record["verdict"] != "correct":
+        if record["verdict"] != CORRECT:
             verdict = f"**{record['verdict']}** {record['reason']}".rstrip()
             rows.append([label, verdict, "", "", ""])
         for run in record["runs"]:

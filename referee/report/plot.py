@@ -24,6 +24,7 @@ from referee.names import COPY
 from referee.program import console
 from referee.report import SCALE, by_role, files, load
 from referee.report.tables import milliseconds
+from referee.words import CORRECT
 
 # The styles of lines and bars by role, readable on white and on black. A yardstick is a copy, or a
 # product of matrices.
@@ -101,7 +102,7 @@ def _draw_bars(figure: object, records: list[dict]) -> None:
         (record["problem"], record["dtype"], run["setting"]): run["forward"]["summary"]
         for record in records
         for run in record["runs"]
-        if record["verdict"] == "correct"
+        if record["verdict"] == CORRECT
     }
     if missing := [" ".join(filter(None, key)) for key in BAR_GROUPS if key not in summaries]:
         raise ValueError(f"no correct result of {', '.join(missing)}")

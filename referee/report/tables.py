@@ -11,6 +11,7 @@ also used by `graded_files`, `folder_table` and `markdown`.
 
 from referee.names import COPY
 from referee.report import by_role, machine
+from referee.words import CORRECT, INTERRUPTED, LEFT_OUT, TIE, TOO_NOISY, WRONG
 
 TIME_TITLES = ["median ms", "p10 - p90 ms"]
 ERROR_TITLES = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
@@ -18,12 +19,10 @@ DECIMALS = {"GB/s": 1, "TFLOP/s": 2}  # digits after the point of a speed
 # A sweep's lines: the width of the first column, and the format of the others.
 LABEL_WIDTH = 30
 SWEEP_COLUMNS = "{:>12}  {:>10}  {}"
-TIE = "a tie"
-TOO_NOISY = "too noisy"
 UNDECIDED = (TIE, TOO_NOISY)  # the words that tables print beside a ratio
 LEGEND = "a tie: it may be the same speed"
 NO_LIMIT = "a copy is no limit: stores that bypass the caches are faster"
-NOISY = "too noisy to tell, for torch's own time varied; an idle machine or more --trials help"
+NOISY = "too noisy: torch's own time varied too much; an idle machine or more --trials help"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
 
@@ -96,9 +95,20 @@ def step_rounds(run: dict) -> int:
     return len(run["step"]["seconds"]["step"][step_row(run, "eager")["name"]])
 
 
-def explain_noise(words: list[str]) -> list[str]:
-    """Return the line that explains "too noisy", if that is one of the words; else no line."""
-    return [NOISY] if TOO_NOISY in words else []
+def explain_noise(records: list[dict]) -> list[str]:
+    """Return the line that explains "too noisy", if that is printed for a record; else no line."""
+    return (
+        [NOISY] if any(TOO_NOISY in _words(r) for record in records for r in record["runs"]) else []
+    )
+
+
+def _words(run: dict) -> list[str]:
+    """Return the words on a run's times: of forwards, and of training steps and their parts."""
+    rows = list(run["forward"]["summary"])
+    if run["step"]:
+        for summary in run["step"]["summary"].values():
+            rows += summary
+    return [run["time"], *(row["said"] for row in rows)]
 
 
 # --------------------------------------------------------------------- the project's own solution
@@ -106,7 +116,7 @@ def explain_noise(words: list[str]) -> list[str]:
 
 def details(record: dict) -> str:
     """Return all that is printed on a record: cases, tables, notes, and what is wrong."""
-    wrong_count = "1" if record["verdict"] == "wrong" else "none"
+    wrong_count = "1" if record["verdict"] == WRONG else "none"
     lines = [f"{record['cases']} cases compared with the reference, {wrong_count} wrong"]
     if record["errors"]:
         rows = [ERROR_TITLES]
@@ -119,7 +129,7 @@ def details(record: dict) -> str:
     else:
         lines.append("nothing was timed")
     lines += [f"\n{note}" for note in record["notes"]]
-    if record["verdict"] not in ("correct", "interrupted"):
+    if record["verdict"] not in (CORRECT, INTERRUPTED):
         lines.append(f"{record['verdict'].upper()}  {record['reason']}")
     return "\n".join(lines)
 
@@ -141,7 +151,6 @@ def results(run: dict) -> str:
     parts = [
         _forward_table(run, setting),
         "; ".join(about),
-        *explain_noise([row["said"] for row in forward["summary"]]),
         *forward["notes"],
     ]
     if run["step"]:
@@ -179,14 +188,11 @@ def _step_results(run: dict, setting: str) -> list[str]:
     rounds = step_rounds(run)
     ratio_title = f"{forward_row(run, 'eager')['name']} / this"
     rows = [[f"training step{setting}", *TIME_TITLES, ratio_title, ""]]
-    words = []
     for part, summary in step["summary"].items():  # forward, backward, step
         rows += [_cells_of_row(f"{part}, ", row, rounds) for row in summary]
-        words += [row["said"] for row in summary]
     return [
         f"\n{table(rows)}",
         f"{rounds} rounds; a step is the forward and backward of a round",
-        *explain_noise(words),
         _saved_bytes(run),
         *step["notes"],
     ]
@@ -227,7 +233,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
     """
     if not records:
         return "Nothing was graded."
-    failures = [record for record in records if record["verdict"] != "correct"]
+    failures = [record for record in records if record["verdict"] != CORRECT]
     if failures:
         list_of_failures = ", ".join(
             f"{record['problem']} {record['dtype']}: {record['verdict']}" for record in failures
@@ -237,6 +243,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
         names = ", ".join(dict.fromkeys(record["problem"] for record in records))
         lines = [f"All correct: {names}."]
     lines += [_in_words(record, run) for record in records for run in record["runs"]]
+    lines += explain_noise(records)
     details = "--json FILE writes every sample; README.md and referee/README.md say what was done"
     longer = "" if is_full else "; --full times longer"
     lines.append(f"{seconds:.0f} s in all. Details: {details}{longer}.")
@@ -250,7 +257,7 @@ def _in_words(record: dict, run: dict) -> str:
     our_time = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
     both_times = f"{our_time}, torch {milliseconds(eager)}"
     if run["time"] == TOO_NOISY:
-        return f"{both_times}: {NOISY}."
+        return f"{both_times}: too noisy to tell."
     if run["time"] == TIE:
         return f"{both_times}: as fast as torch, within what the same code varies."
     return f"{both_times}: {ours['ratio']:.2f} times torch's speed."
@@ -303,9 +310,9 @@ def closing_of_sweep(records: list[dict], seconds: float) -> str:
     if TIE in words:
         lines.append(f"{LEGEND}.")
     if TOO_NOISY in words:
-        lines.append(f"{NOISY}.")
+        lines.append(NOISY)
     has_several = len({(record["problem"], record["dtype"]) for record in records}) > 1
-    if has_several and any(record["verdict"] == "left out" for record in records):
+    if has_several and any(record["verdict"] == LEFT_OUT for record in records):
         lines.append("A sweep of one problem and one --dtype has more time for each size.")
     lines += [f"NOTHING of {name} was timed." for name in untimed(records)]
     return "\n".join(lines)

@@ -25,7 +25,8 @@ from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments, draw_gradients, reference_step
 from referee.steps.values import note_errors
 from referee.times.rounds import only_compiled
-from referee.verdict import WRONG, FoundError, outcome_of_exception
+from referee.verdict import FoundError, outcome_of_exception
+from referee.words import WRONG
 
 DRAWS = 2
 DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before

@@ -42,7 +42,8 @@ from referee.times.timed_requests import (
 )
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample
-from referee.verdict import WRONG, FoundError, Run
+from referee.verdict import FoundError, Run
+from referee.words import WRONG
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.
 SECONDS_TO_SETTLE = 1.0

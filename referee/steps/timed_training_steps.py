@@ -46,7 +46,8 @@ from referee.times.timed_requests import (
 )
 from referee.times.timing import Step, Timings
 from referee.times.two_clocks import Sample
-from referee.verdict import WRONG, FoundError
+from referee.verdict import FoundError
+from referee.words import WRONG
 
 FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
 

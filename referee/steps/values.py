@@ -9,7 +9,8 @@ from referee.contestants.memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
-from referee.verdict import WRONG, FoundError
+from referee.verdict import FoundError
+from referee.words import WRONG
 
 DRAWS = 3
 DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before

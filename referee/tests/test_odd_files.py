@@ -12,7 +12,8 @@ from referee.contestants.server import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.times.timed_requests import checked_seconds
-from referee.verdict import ERROR, outcome
+from referee.verdict import outcome
+from referee.words import ERROR
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces a part of each reply that has results. %s becomes items of a dictionary.

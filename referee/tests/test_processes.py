@@ -11,7 +11,8 @@ import pytest
 
 from referee.contestants import processes
 from referee.contestants.contestant import UnstoppableError
-from referee.verdict import ERROR, outcome
+from referee.verdict import outcome
+from referee.words import ERROR
 
 
 def test_a_stopped_tree_does_nothing():

@@ -15,7 +15,8 @@ from referee.times import timing
 from referee.times.timed_requests import Entrant
 from referee.times.timing import Names
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
-from referee.verdict import FASTER, compare_times
+from referee.verdict import compare_times
+from referee.words import FASTER
 
 Round = TypeVar("Round")  # what a function that runs one round returns
 # Inputs of at most so many bytes are written before every request, so that all processes find the

@@ -13,7 +13,8 @@ from referee.grading import Grading
 from referee.names import MODULE
 from referee.times import timing
 from referee.times.timed_requests import Entrant, make_flush, time_and_free
-from referee.verdict import ERROR, FoundError
+from referee.verdict import FoundError
+from referee.words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared
