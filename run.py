@@ -12,6 +12,7 @@ import sys
 from referee.program import console
 
 if __name__ == "__main__":
+    console.name_program("run.py")
     console.end_on_interrupt()
     if importlib.util.find_spec("torch") is None:
         console.say("torch is not installed: pip install torch ninja (README.md, Start)")
@@ -36,11 +37,13 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 QUICK_SETTINGS = 2  # how many a quick check measures
+QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     project = command.Project(
+        program="run.py",
         description=DESCRIPTION,
         problems=list(PROBLEMS),
         sweep_problems=list(sizes.PROBLEM_CLASSES),
@@ -48,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
         choose_subjects=_choose_subjects,
         make_problem=_make_problem,
         bundle=_bundle,
+        quick_seconds=QUICK_SECONDS,
+        documents="README.md and referee/README.md",
     )
     return command.main(arguments, project)
 

@@ -6,7 +6,6 @@ from referee.program import console
 
 # The workers of `folders` import this file too, under another name: they run no command.
 if __name__ == "__main__":
-    console.name_program("referee")
     console.end_on_interrupt()  # Ctrl-C may come during the next import, which is that of torch
 
 # isort: split

@@ -218,7 +218,7 @@ def test_noise_is_explained_once():
     assert tables.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
-    assert tables.closing([graded], 1.0, is_full=False).count(tables.NOISY) == 1
+    assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 1
     assert tables.explain_noise([graded, graded]) == [tables.NOISY]
     quiet = timings(relu)
     graded["runs"] = [records.make_run_record(Run("", quiet, timing.Step(quiet, quiet)))]

@@ -54,6 +54,8 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     """
     if arguments is None:
         arguments = sys.argv[1:]
+    if project:
+        console.name_program(project.program)
     parser = make_parser(project)
     args = parser.parse_args(arguments)
     if args.plot:
@@ -81,6 +83,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     document = records.document(command_line, _kind(args), records.environment(device))
     session = Session(
         args=args,
+        project=project,
         files=graded_files,
         subjects=subjects,
         make_problem=make_problem,
@@ -136,7 +139,7 @@ def _grade_folders(
 
 def _command_line(arguments: list[str], project: Project | None) -> str:
     """Return the command line as a user can type it again in a shell."""
-    program = ["python", "run.py"] if project else ["python", "-m", "referee"]
+    program = ["python", project.program] if project else ["python", "-m", "referee"]
     return shlex.join([*program, *arguments])
 
 

@@ -23,7 +23,7 @@ from typing import NoReturn, TextIO
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
 TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal
 FILE_INTERVAL = 10.0  # the same where stderr is a file or a pipe
-_program_name = ["run.py"]  # a list, so that `name_program` can change its element
+_program_name = ["referee"]  # a list, so that `name_program` can change its element
 
 
 def name_program(name: str) -> None:

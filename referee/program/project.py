@@ -16,6 +16,7 @@ class Project:
     """A project with problems and a solution of its own.
 
     Attributes:
+        program: its file, which is run by `python`.
         description: the first line of --help.
         problems: the names of its problems.
         sweep_problems: the problems that --sweep can measure.
@@ -23,8 +24,11 @@ class Project:
         choose_subjects: returns what to grade on, for the options and a device.
         make_problem: makes the problem of a subject.
         bundle: returns the text of the project's solution of a problem as one file.
+        quick_seconds: what a quick check of a problem in one dtype takes, by the device's type.
+        documents: what says how the project measures, for the last line of a comparison.
     """
 
+    program: str
     description: str
     problems: list[str]
     sweep_problems: list[str]
@@ -32,3 +36,5 @@ class Project:
     choose_subjects: Callable[[argparse.Namespace, torch.device], list[Subject]]
     make_problem: Callable[[Subject, torch.device], Problem]
     bundle: Callable[[str], str]
+    quick_seconds: dict[str, int]
+    documents: str

@@ -15,6 +15,7 @@ from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line
 from referee.program import console, records
+from referee.program.project import Project
 from referee.program.records import Subject
 from referee.program.roofline import add_roofline, copy_bandwidth
 from referee.reference.dtypes import DTYPES
@@ -26,7 +27,6 @@ from referee.verdict import Verdict
 from referee.words import CORRECT, ERROR, LEFT_OUT
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
-QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
 
 
 class UnimportableError(Exception):
@@ -39,6 +39,7 @@ class Session:
 
     Attributes:
         args: the command's options.
+        project: the project whose command this is; None without a project.
         files: the files to grade.
         subjects: the problems, dtypes and sizes on which they are graded, in order.
         make_problem: makes the problem of a subject.
@@ -50,6 +51,7 @@ class Session:
     """
 
     args: argparse.Namespace
+    project: Project | None
     files: list[GradedFile]
     subjects: list[Subject]
     make_problem: Callable[[Subject, torch.device], Problem]
@@ -114,13 +116,14 @@ class Session:
             console.show(f"\n{tables.closing_of_sweep(all_records, seconds)}")
             return are_right and not tables.untimed(all_records)
         if self._is_ours:
-            console.show(f"\n{tables.closing(all_records, seconds, self.args.full)}")
+            closing = tables.closing(all_records, seconds, self.args.full, self.project.documents)
+            console.show(f"\n{closing}")
         return are_right
 
     def _announce_quick_check(self) -> None:
         """Print what the quick check grades and how long that takes."""
         names = ", ".join(dict.fromkeys(subject.problem for subject in self.subjects))
-        seconds = QUICK_SECONDS[self.device.type] * len(self.subjects)
+        seconds = self.project.quick_seconds[self.device.type] * len(self.subjects)
         built = "once the first run has built the kernels (up to a minute)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 

@@ -223,13 +223,14 @@ def _cells_of_row(prefix: str, row: dict, rounds: int, *speed_cells: str) -> lis
     return [prefix + row["name"], *times, *speed_cells, interval(row, rounds), word]
 
 
-def closing(records: list[dict], seconds: float, is_full: bool) -> str:
+def closing(records: list[dict], seconds: float, is_full: bool, documents: str) -> str:
     """Return the last lines of a comparison, which a newcomer understands.
 
     Args:
         records: of the comparison.
         seconds: that it took.
         is_full: whether the option --full was used.
+        documents: what says how the project measures.
     """
     if not records:
         return "Nothing was graded."
@@ -244,7 +245,7 @@ def closing(records: list[dict], seconds: float, is_full: bool) -> str:
         lines = [f"All correct: {names}."]
     lines += [_in_words(record, run) for record in records for run in record["runs"]]
     lines += explain_noise(records)
-    details = "--json FILE writes every sample; README.md and referee/README.md say what was done"
+    details = f"--json FILE writes every sample; {documents} say what was done"
     longer = "" if is_full else "; --full times longer"
     lines.append(f"{seconds:.0f} s in all. Details: {details}{longer}.")
     return "\n".join(lines)
