@@ -15,6 +15,7 @@ The package's root: a grading from outside
     grading              `Grading`: what the steps of a file share
     bench                `Bench`: shared memory and eager's processes, for all files of a problem
     verdict              `Verdict`; when a ratio is a gain; words for exceptions and crashes
+    devices              the device that the user names, or the best one
     messages             lines of messages
     names, words         the names of calls; the words of verdicts and times
 
@@ -27,7 +28,7 @@ program/: the command line
     folder_workers       a worker for each device, which grades the files of a folder
     roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
-    console              prints lines and progress and ends after Ctrl-C
+    console              prints lines and progress; what Ctrl-C does
     records              results as JSON
 
 report/: tables, Markdown and pictures of results

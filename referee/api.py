@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee.contestants.shared import dtype_name
+from referee.devices import choose_device
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.program import records
 from referee.program.arguments import TIMEOUT
-from referee.program.command import choose_device
 from referee.program.records import Subject
 from referee.reference.file import load
 from referee.reference.problem import Problem

@@ -20,8 +20,8 @@ from referee.contestants.contestant import Contestant, ForgedError, LateError, R
 from referee.contestants.reading import BadDescriptionError, UnreadableError
 from referee.contestants.server import EndedError, Server
 from referee.contestants.shared import Pool, Region, pack
+from referee.devices import choose_device
 from referee.names import MODULE
-from referee.program import console
 
 TRIAL_SECONDS = 60.0  # time limit of the trial
 PROBE_TEXT = b"""
@@ -91,12 +91,10 @@ def main() -> int:
 
     The device is the first argument of the command line, or the first GPU.
     """
-    from referee.program.command import choose_device  # `command` imports this module
-
     try:
         device, _ = choose_device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
     except ValueError as error:
-        console.say(str(error), name="cuda_walls")
+        print(f"cuda_walls: {error}", file=sys.stderr)
         return 2
     with processes.subreaper():
         server = Server()

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from referee.contestants.shared import dtype_name
+from referee.devices import choose_device
 from referee.engine import read_files
 from referee.grading import Options
 from referee.messages import first_error_line
@@ -158,51 +159,6 @@ def _bundle(args: argparse.Namespace, project: Project) -> int:
     lines = len(text.splitlines())
     console.show(f"wrote {args.bundle}: {args.problem} in one file of {lines:,} lines")
     return 0
-
-
-def choose_device(name: str | None) -> tuple[torch.device, str]:
-    """Return a device; if it is the CPU only for lack of a GPU, also why there is none.
-
-    A GPU becomes torch's current device. The reason is written for `tables.headline`: "; no GPU:
-    torch is a CPU build" for example. It is "" if there is a GPU or if the user names a device.
-
-    Args:
-        name: "cpu", "cuda" or "cuda:N"; None for a GPU, or the CPU if there is none.
-
-    Raises:
-        ValueError: there is no such device.
-    """
-    why_no_gpu = ""
-    if not name:
-        name = "cuda"
-        if not torch.cuda.is_available():
-            name = "cpu"
-            why_no_gpu = f"; no GPU: {_why_no_gpu()}"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
-    if device.type == "cpu":
-        return torch.device("cpu"), why_no_gpu
-    device = torch.device("cuda", device.index or 0)
-    if device.index >= torch.cuda.device_count():
-        raise ValueError(f"device {device} is not there: torch sees no such GPU")
-    torch.cuda.set_device(device)
-    return device, why_no_gpu
-
-
-def _why_no_gpu() -> str:
-    """Return the reason why torch sees no GPU."""
-    if not torch.backends.cuda.is_built():
-        return "torch is a CPU build"
-    reason = "no reason given"
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        reason = str(error).partition(". ")[0]
-    return f"torch.cuda.is_available() is false ({reason})"
 
 
 def _choose_subjects(
