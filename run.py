@@ -12,7 +12,7 @@ import sys
 from referee.program import console
 
 if __name__ == "__main__":
-    console.name_program("run.py")
+    console.program = "run.py"
     console.end_on_interrupt()
     if importlib.util.find_spec("torch") is None:
         console.say("torch is not installed: pip install torch ninja (README.md, Start)")

@@ -35,7 +35,7 @@ def make_parser(project: Project | None) -> Parser:
     takes a reference and solutions.
     """
     parser = Parser(
-        prog=console.program(), description=project.description if project else DESCRIPTION
+        prog=console.program, description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
     # The values of the options of `_add_project_options`, for a command that has none of them.

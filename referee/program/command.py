@@ -1,7 +1,7 @@
 """The command line of `python -m referee REFERENCE SOLUTION...` and of a project's own program.
 
-A project with problems of its own calls `main` with a `Project`, as this repository's `run.py`
-does. The command then also grades the project's own solution and writes it as one file.
+A project with problems of its own calls `main` with a `Project`. The command then also grades the
+project's own solution and writes it as one file.
 
 `main` starts one of three kinds of work. The options, parsed and checked by `arguments`, say which:
 
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None, project: Project | None = None) -> 
     if arguments is None:
         arguments = sys.argv[1:]
     if project:
-        console.name_program(project.program)
+        console.program = project.program
     parser = make_parser(project)
     args = parser.parse_args(arguments)
     if args.plot:

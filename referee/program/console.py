@@ -1,13 +1,10 @@
 """Prints lines and progress, and ends the program with one line after Ctrl-C or a full disk.
 
-The life of a program that uses this module:
+Ctrl-C ends the process at once, with one exception: the first one while `run` calls main raises
+KeyboardInterrupt, so that main can clean up.
 
-    end_on_interrupt()    Ctrl-C ends the process at once, while imports run
-    run(main)             Ctrl-C raises KeyboardInterrupt, so that main can clean up; a second
-                          Ctrl-C ends the process at once
-    (main has returned)   Ctrl-C ends the process at once
-
-This module imports nothing heavy, so that its handler is there before torch is imported.
+This module imports nothing heavy, so that a program can call `end_on_interrupt` before it imports
+torch, which takes seconds.
 """
 
 import os
@@ -23,17 +20,8 @@ from typing import NoReturn, TextIO
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
 TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal
 FILE_INTERVAL = 10.0  # the same where stderr is a file or a pipe
-_program_name = ["referee"]  # a list, so that `name_program` can change its element
-
-
-def name_program(name: str) -> None:
-    """Set the program's name, with which messages begin."""
-    _program_name[0] = name
-
-
-def program() -> str:
-    """Return the program's name, with which messages begin."""
-    return _program_name[0]
+# The name with which messages begin. A program with another name sets it.
+program = "referee"
 
 
 class Progress:
@@ -73,7 +61,7 @@ class Progress:
 
 
 def end_on_interrupt() -> None:
-    """Make Ctrl-C end the process at once, until `run` is called.
+    """Make Ctrl-C end the process at once, until `run` calls main.
 
     A program that was started by nohup, or by a script with `&`, ignores Ctrl-C; that stays so.
     """
@@ -115,7 +103,7 @@ def say(text: str, name: str = "") -> None:
         text: the message.
         name: what it begins with; "" for the program's name.
     """
-    _write(f"{_erase_line()}{name or program()}: {text}\n")
+    _write(f"{_erase_line()}{name or program}: {text}\n")
 
 
 def show(text: str) -> None:
@@ -163,7 +151,7 @@ def _end(*_: object) -> NoReturn:
     """End the process at once, as a handler of SIGINT."""
     # os.write and not sys.stderr.write: the signal may have come while sys.stderr was writing.
     with suppress(OSError):
-        os.write(2, f"{_erase_line()}{program()}: interrupted\n".encode())
+        os.write(2, f"{_erase_line()}{program}: interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 

@@ -16,7 +16,7 @@ class Project:
     """A project with problems and a solution of its own.
 
     Attributes:
-        program: its file, which is run by `python`.
+        program: the file that is run, "run.py" for example. Messages begin with this name.
         description: the first line of --help.
         problems: the names of its problems.
         sweep_problems: the problems that --sweep can measure.
@@ -24,8 +24,8 @@ class Project:
         choose_subjects: returns what to grade on, for the options and a device.
         make_problem: makes the problem of a subject.
         bundle: returns the text of the project's solution of a problem as one file.
-        quick_seconds: what a quick check of a problem in one dtype takes, by the device's type.
-        documents: what says how the project measures, for the last line of a comparison.
+        quick_seconds: what a quick check of a problem in one dtype takes, on "cpu" and on "cuda".
+        documents: the files that say how its results are made, for the last line of a comparison.
     """
 
     program: str

@@ -1,4 +1,4 @@
-"""Makes the file of `--markdown`: a line on the measurement, and a table as README has it."""
+"""Makes the file of `--markdown`: a line on the measurement, and a table of the results."""
 
 from referee.report import machine
 from referee.report.graded_files import counted_ratio
@@ -7,7 +7,7 @@ from referee.words import CORRECT
 
 
 def as_markdown(content: dict) -> str:
-    """Return the text of `--markdown`: a line on the measurement, and a table as README has it.
+    """Return the text of `--markdown`: a line on the measurement, and a table of the results.
 
     Args:
         content: of the JSON file, see `records.document`.

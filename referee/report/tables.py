@@ -97,9 +97,9 @@ def step_rounds(run: dict) -> int:
 
 def explain_noise(records: list[dict]) -> list[str]:
     """Return the line that explains "too noisy", if that is printed for a record; else no line."""
-    return (
-        [NOISY] if any(TOO_NOISY in _words(r) for record in records for r in record["runs"]) else []
-    )
+    runs = [run for record in records for run in record["runs"]]
+    is_noisy = any(TOO_NOISY in _words(run) for run in runs)
+    return [NOISY] if is_noisy else []
 
 
 def _words(run: dict) -> list[str]:
@@ -230,7 +230,7 @@ def closing(records: list[dict], seconds: float, is_full: bool, documents: str) 
         records: of the comparison.
         seconds: that it took.
         is_full: whether the option --full was used.
-        documents: what says how the project measures.
+        documents: the files that say how the results were made.
     """
     if not records:
         return "Nothing was graded."
