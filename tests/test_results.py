@@ -177,7 +177,7 @@ def test_one_round_has_no_interval():
     assert "| **2.000** (one round) |" in markdown.as_markdown(document([found]))
     found["file"] = "a.py"
     assert "| 2.000 [one round] |" in markdown.as_markdown(document([found], "grading"))
-    assert ", eager / this 2.000 (one round): faster; " in graded_files.line(found)
+    assert ", eager / this 2.000 (one round): faster; " in graded_files.describe(found)
 
 
 def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
@@ -235,7 +235,7 @@ def test_a_solution_that_is_faster_than_a_copy_is_explained():
 def test_an_interrupted_file_has_no_reason():
     graded = record(relu, word="interrupted")
     graded["file"] = "a.py"
-    assert graded_files.line(graded) == "a.py: interrupted"
+    assert graded_files.describe(graded) == "a.py: interrupted"
 
 
 # --------------------------------------------------------------------------------------- sweeps

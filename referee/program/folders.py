@@ -123,7 +123,7 @@ def grade(
                 all_records.append(record)
                 if job.args.out:
                     _append(job.args.out, record)
-                console.show(_line(record, len(all_records), file_count))
+                console.show(_describe(record, len(all_records), file_count))
     finally:  # after an interrupt, too
         progress.clear()
         document["complete"] = len(all_records) == file_count
@@ -188,6 +188,6 @@ def read_out(path: Path) -> list[dict]:
     return earlier_records
 
 
-def _line(record: dict, number: int, count: int) -> str:
-    """Return the line that is printed for a record, the `number`th of `count`."""
-    return f"{number} of {count}: {record['problem']}: {graded_files.line(record)}"
+def _describe(record: dict, number: int, count: int) -> str:
+    """Return the text that is printed for a record, the `number`th of `count`."""
+    return f"{number} of {count}: {record['problem']}: {graded_files.describe(record)}"

@@ -266,7 +266,7 @@ class Session:
             ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
             console.show(f"{ready}{tables.details(record)}")
         else:
-            console.show(graded_files.line(record))
+            console.show(graded_files.describe(record))
         if verdict.details and self.args.verbose:
             console.show(tables.indented(verdict.details))
         elif verdict.details and not self._is_ours:

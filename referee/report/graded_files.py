@@ -1,10 +1,11 @@
-"""Makes the text that the command prints on graded files: lines, ranking, KernelBench's scores."""
+"""Makes what the command prints on graded files: verdicts, a ranking, KernelBench's scores."""
 
 from statistics import geometric_mean
 
 from referee.report.tables import (
     forward_rounds,
     forward_row,
+    indented,
     interval,
     step_rounds,
     step_row,
@@ -13,28 +14,37 @@ from referee.report.tables import (
 from referee.words import CORRECT, TIE, TOO_NOISY
 
 
-def line(record: dict) -> str:
-    """Return the line of a graded file: its verdict, and the reason or the times."""
+def describe(record: dict) -> str:
+    """Return the text on a graded file: a line with its verdict, and indented lines with more.
+
+    For example:
+
+        mine.py: correct (exact; 7 cases), 1.5 ms, eager / this 2.0 [1.9, 2.1]: faster; 90% of ...
+            training step 1.8 [1.7, 1.9]: faster; keeps 32 bytes, eager 1,024
+            get_inputs draws equal inputs every time
+    """
     if record["verdict"] != CORRECT:
         reason = f" ({record['reason']})" if record["reason"] else ""
         return f"{record['file']}: {record['verdict']}{reason}"
-    facts = [record["accuracy"], f"{record['cases']} cases", *record["notes"]]
-    if record["refused"]:
-        facts.append(f"refuses {', '.join(record['refused'])}")
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
-    times = f"{time} ms, eager / this {ratio}: {word}; {share} of {_yardstick(run)}"
-    step = _step_in_words(run) if run["step"] else ""
-    return f"{record['file']}: correct ({'; '.join(facts)}), {times}'s speed{step}"
+    judged = f"correct ({record['accuracy']}; {record['cases']} cases)"
+    speed = f"{share} of {_yardstick(run)}'s speed"
+    first_line = f"{record['file']}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
+    more = [_describe_step(run)] if run["step"] else []
+    more += record["notes"]
+    if record["refused"]:
+        more.append(f"refuses {', '.join(record['refused'])}")
+    return "\n".join([first_line, *(indented(text) for text in more)])
 
 
-def _step_in_words(run: dict) -> str:
-    """Return the part of a file's line on its training step."""
+def _describe_step(run: dict) -> str:
+    """Return the line on a file's training step."""
     ours, eager = step_row(run, "solution"), step_row(run, "eager")
-    text = f"; training step {interval(ours, step_rounds(run))}: {ours['said']}"
+    text = f"training step {interval(ours, step_rounds(run))}: {ours['said']}"
     bytes_of = run["step"]["kept_bytes"]
     if ours["name"] in bytes_of:
-        text += f", keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
+        text += f"; keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
     return text
 
 

@@ -53,7 +53,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def indented(text: str) -> str:
-    """Indent a traceback, or what a file has printed, to stand below the file's line."""
+    """Indent a text, such as a traceback, that is printed below a file's line."""
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 

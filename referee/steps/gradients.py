@@ -1,6 +1,6 @@
 """Gradients of inputs and parameters, at small sizes of the problem's own and at the timed one.
 
-A file is not wrong if gradients are missing or if its backward raises: the line says "forward
+A file is not wrong if gradients are missing or if its backward raises: a note says "forward
 only", and no training step is timed.
 """
 

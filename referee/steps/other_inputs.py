@@ -1,7 +1,7 @@
 """Inputs that `get_inputs` would not draw: of both signs or altered in part.
 
 An honest file may rely on what `get_inputs` draws and compute another function of other inputs:
-the line says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
+a note says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
 from referee.comparison.case import Case
