@@ -6,7 +6,8 @@ anew. The tables of docs/BENCHMARKS.md are made from these files (problems/pages
 
 README's table has one of these commands in a comment above it, for example
 `<!-- cuda: python run.py -->`, and `<!-- end -->` below it. When this command is run, the table of
-run.py's --markdown takes the place of README's, and the picture of --plot that of docs/figures.svg.
+run.py's --markdown takes the place of README's, and the picture of problems/bars.py that of
+docs/figures.svg.
 
 After each command, all new texts are made before the first of them is written.
 """
@@ -20,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from problems import pages
+from problems import bars, pages
 from referee.report import files, load, markdown, plot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +103,7 @@ def _run_for_readme(command: str, comment: str, texts: dict[Path, str | bytes]) 
         if printed is None:
             return None
         content = {**load(samples), "command": command}
-    texts[PICTURE] = plot.draw(content, ".svg")
+    texts[PICTURE] = bars.draw(content, ".svg")
     texts[README] = _with_table(README.read_text(), comment, markdown.as_markdown(content))
     return printed
 

@@ -1,4 +1,4 @@
-"""The pictures of run.py's --plot: sweeps, README's picture, and results of which none is drawn."""
+"""Pictures: sweeps, README's bars, and results of which none is drawn."""
 
 import importlib.util
 import json
@@ -11,18 +11,18 @@ import pytest
 from documents import DTYPES, HEADLINE, document, record
 
 import run
+from problems import bars, relu
 from problems import linear_relu_divide as linear
-from problems import relu
 from referee.report import plot
 from referee.words import LEFT_OUT
 
 
-def draw(content: dict, folder: Path, suffix: str = ".svg") -> Path:
-    """Draw a file's content; return the path of the picture."""
+def draw(content: dict, folder: Path, suffix: str = ".svg", draw_file=plot.main) -> Path:
+    """Draw a file's content, a sweep unless `draw_file` is of `bars`; return the picture's path."""
     data = folder / "results.json"
     path = folder / f"picture{suffix}"
     data.write_text(json.dumps(content))
-    assert plot.main([str(data), str(path)]) == 0
+    assert draw_file([str(data), str(path)]) == 0
     return path
 
 
@@ -49,7 +49,7 @@ def test_a_plot_of_a_sweep_has_all_contestants_and_the_roofline(tmp_path):
 def test_the_texts_of_the_picture_are_those_of_the_data(tmp_path):
     pytest.importorskip("matplotlib")
     found = [record(kind, d, ratio=2.0 if kind is relu else 4.0) for kind, d in HEADLINE]
-    text = draw(document(found), tmp_path).read_text()
+    text = draw(document(found), tmp_path, draw_file=bars.main).read_text()
     ElementTree.fromstring(text)
     shown = [word for d in DTYPES for word in ("ModelNew", f"{d}, 1.500 ms")]
     for setting in ("highest", "high", "float16"):
@@ -69,10 +69,18 @@ def test_no_picture_is_drawn_of_wrong_or_missing_results_or_of_other_files(fault
     path = tmp_path / "a.svg"
     is_ours = fault in ("wrong", "missing")
     data.write_text(json.dumps(document(found)) if is_ours else fault)
-    assert plot.main([str(data), str(path)]) == 2
+    assert bars.main([str(data), str(path)]) == 2
     assert not path.exists()
     reason = "no correct result of relu float16\n" if is_ours else f"{data} is no"
-    assert capsys.readouterr().err.startswith(f"referee.report.plot: {reason}")
+    assert capsys.readouterr().err.startswith(f"problems.bars: {reason}")
+
+
+def test_a_comparison_is_no_sweep(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    data = tmp_path / "a.json"
+    data.write_text(json.dumps(document([record(relu)])))
+    assert plot.main([str(data), str(tmp_path / "a.svg")]) == 2
+    assert capsys.readouterr().err == "referee.report.plot: these are no results of --sweep\n"
 
 
 def test_a_plot_without_matplotlib_is_refused(monkeypatch, capsys, tmp_path):

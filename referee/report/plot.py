@@ -1,10 +1,8 @@
-"""Draws results: `python -m referee.report.plot RESULTS.json FILE.svg|FILE.png`.
+"""Draws a sweep: `python -m referee.report.plot SWEEP.json FILE.svg|FILE.png`.
 
-A comparison gives README's picture: bars of the speed over eager.
-
-A sweep gives a picture with a column for each problem, dtype and setting. A column has two
-diagrams: the upper one shows the seconds of a call, the lower one its speed, both over the work of
-a call. In each there is a line for each contestant, and one for the roofline.
+The picture has a column for each problem, dtype and setting. A column has two diagrams: the upper
+one shows the seconds of a call, the lower one its speed, both over the work of a call. In each
+there is a line for each contestant, and one for the roofline.
 
 The roofline is the larger of two times: that of the moved bytes at the bandwidth of a large copy,
 and that of the work at the highest rate that the referee's floors reach (`roofline.add_roofline`).
@@ -17,14 +15,12 @@ import importlib.util
 import io
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from referee.names import COPY
 from referee.program import console
-from referee.report import SCALE, by_role, files, load
-from referee.report.tables import milliseconds
-from referee.words import CORRECT
+from referee.report import SCALE, files, load
 
 # The styles of lines and bars by role, readable on white and on black. A yardstick is a copy, or a
 # product of matrices.
@@ -41,21 +37,7 @@ TEXT_COLOUR = "#77818c"  # readable on white and on black
 COLOUR_SETTINGS = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 OTHER_SETTINGS = {"svg.hashsalt": "sweep", "font.size": 8, "legend.framealpha": 0}
 COLUMN_INCHES = (3.4, 6.0)  # width and height of a column of a sweep
-BARS_INCHES = (8.0, 2.9)  # width and height of the picture of bars
 WORK_LABELS = {"moved_bytes": "bytes moved by a call", "flops": "flops of a call"}
-# The groups of README's bars: problem, dtype and setting.
-BAR_GROUPS = [
-    ("relu", "float32", ""),
-    ("relu", "float16", ""),
-    ("relu", "bfloat16", ""),
-    ("linear_relu_divide", "float32", "highest"),
-    ("linear_relu_divide", "float32", "high"),
-    ("linear_relu_divide", "float16", ""),
-]
-# The bars of a group: the role, and its label in the legend.
-BARS = {"eager": "eager", "compiled": "torch.compile", "solution": "this project"}
-BAR_WIDTH = 0.25  # groups are 1 apart
-BAR_DISTANCE = 0.28
 
 
 def check(path: Path) -> None:
@@ -67,64 +49,49 @@ def check(path: Path) -> None:
 
 
 def draw(content: dict, suffix: str) -> bytes:
-    """Return the picture of a JSON file's content.
+    """Return the picture of a sweep.
 
     Args:
-        content: see `records.document`.
+        content: of the JSON file, see `records.document`.
         suffix: ".svg" or ".png"; the picture is the bytes of such a file.
 
     Raises:
-        ValueError: a bar has no result, or no size of a sweep has one.
+        ValueError: the content is no sweep's, or no size was timed.
+    """
+    if content["kind"] != "sweep":
+        raise ValueError("these are no results of --sweep")
+
+    def draw_sweep(figure: object) -> None:
+        _draw_sweep(figure, content["records"], is_cpu=bool(content["environment"]["threads"]))
+
+    return render(draw_sweep, machine_and_torch(content), suffix)
+
+
+def machine_and_torch(content: dict) -> str:
+    """Return the device and the version of torch, for a picture's title."""
+    return "{device}, torch {torch}".format(**content["environment"])
+
+
+def render(draw_on: Callable[[object], None], title: str, suffix: str) -> bytes:
+    """Return a picture as the bytes of a file.
+
+    Args:
+        draw_on: draws on matplotlib's `Figure`.
+        title: of the picture.
+        suffix: of the file: ".svg" or ".png".
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    title = "{device}, torch {torch}".format(**content["environment"])
     with mpl.rc_context(dict.fromkeys(COLOUR_SETTINGS, TEXT_COLOUR) | OTHER_SETTINGS):
         figure = Figure(layout="constrained")
-        if content["kind"] == "comparison":
-            _draw_bars(figure, content["records"])
-            title = f"Speed over eager on {title}"
-        else:
-            is_cpu = bool(content["environment"]["threads"])
-            _draw_sweep(figure, content["records"], is_cpu)
+        draw_on(figure)
         figure.suptitle(title)
         picture = io.BytesIO()
         # Without a date, the same results give the same file.
         metadata = {"metadata": {"Date": None}} if suffix == ".svg" else {}
         figure.savefig(picture, format=suffix[1:], transparent=True, dpi=120, **metadata)
     return picture.getvalue()
-
-
-def _draw_bars(figure: object, records: list[dict]) -> None:
-    """Draw the bars of all BAR_GROUPS, with the ratio to eager above each bar."""
-    summaries = {
-        (record["problem"], record["dtype"], run["setting"]): run["forward"]["summary"]
-        for record in records
-        for run in record["runs"]
-        if record["verdict"] == CORRECT
-    }
-    if missing := [" ".join(filter(None, key)) for key in BAR_GROUPS if key not in summaries]:
-        raise ValueError(f"no correct result of {', '.join(missing)}")
-    figure.set_size_inches(*BARS_INCHES)
-    axes = figure.subplots()
-    for i, (role, label) in enumerate(BARS.items()):
-        ratios = [by_role(summaries[key], role).get("ratio", 0.0) for key in BAR_GROUPS]
-        # The middle bar of a group is at the group's place, the others to its left and right.
-        centers = [group + BAR_DISTANCE * (i - 1) for group in range(len(BAR_GROUPS))]
-        bars = axes.bar(centers, ratios, BAR_WIDTH, color=STYLES[role]["color"], label=label)
-        texts = [f"{ratio:.3f}" if ratio > 0 else "" for ratio in ratios]
-        axes.bar_label(bars, texts, padding=1, fontsize=7)
-    axes.set_xticks(range(len(BAR_GROUPS)), [_group_title(*key, summaries) for key in BAR_GROUPS])
-    axes.set_yticks([])
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.legend(ncols=len(BARS), loc="upper left")
-
-
-def _group_title(problem: str, dtype: str, setting: str, summaries: dict) -> str:
-    """Return the text below a group of bars: the solution's name, setting or dtype, and time."""
-    row = by_role(summaries[problem, dtype, setting], "solution")
-    return f"{row['name']}\n{setting or dtype}, {milliseconds(row)}"
 
 
 def _draw_sweep(figure: object, records: list[dict], is_cpu: bool) -> None:
@@ -189,15 +156,32 @@ def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], di
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="referee.report.plot", description=__doc__.split("\n")[0])
+    return draw_file(arguments, "referee.report.plot", __doc__.split("\n")[0], draw)
+
+
+def draw_file(
+    arguments: list[str] | None,
+    program: str,
+    description: str,
+    draw_content: Callable[[dict, str], bytes],
+) -> int:
+    """Run a command line that draws the content of a JSON file; return the exit status.
+
+    Args:
+        arguments: the command's; None for those of this process.
+        program: its name, with which messages begin.
+        description: the first line of --help.
+        draw_content: makes the picture, as `draw` does.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("json", type=Path, help="what --json wrote")
     parser.add_argument("picture", type=Path, help="the .svg or .png to write")
     args = parser.parse_args(arguments)
     try:
         check(args.picture)
-        files.write(args.picture, draw(load(args.json), args.picture.suffix))
+        files.write(args.picture, draw_content(load(args.json), args.picture.suffix))
     except (OSError, ValueError) as error:
-        console.say(str(error), "referee.report.plot")
+        console.say(str(error), program)
         return 2
     return 0
 
