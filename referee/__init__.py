@@ -3,7 +3,7 @@
     from referee import Reference, grade
 
     result = grade(Reference("problem.py"), "solution.py")
-    print(result)
+    print(result.verdict, result.speedup, result.reason)
 
 `README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
 To read the code, begin with `engine` and `steps`. These are the files, without their ".py":

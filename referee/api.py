@@ -3,7 +3,7 @@
     from referee import Reference, grade
 
     result = grade(Reference("problem.py"), "solution.py", device="cpu")
-    print(result.verdict, result.reason, result.speedup)
+    print(result.verdict, result.speedup, result.reason)
 
 `referee/__init__.py` exports the three names.
 """
@@ -25,6 +25,7 @@ from referee.report import by_role
 from referee.times import timing
 from referee.times.timing import Rounds
 from referee.verdict import Verdict
+from referee.words import CORRECT
 
 
 class Reference:
@@ -59,6 +60,8 @@ class Result:
         verdict: "correct", "wrong", "error" or "time limit".
         reason: why the solution is not correct; "" if it is.
         accuracy: the accuracy class of its results, "exact" or "float32-grade" for example.
+        notes: other facts, each in a sentence.
+        record: all results, as `--json` writes them.
         speedup: eager's time of a forward divided by the solution's, the median over rounds. Above
             1 the solution is faster. None if nothing was timed.
         interval: the 95% interval of `speedup`, (low, high); None if nothing was timed.
@@ -66,26 +69,24 @@ class Result:
         time: "faster", "slower", "a tie" or "too noisy": the solution's time compared with eager's.
             "" if nothing was timed.
         step_speedup: like `speedup`, of a training step; None if no step was timed.
-        notes: other facts, each in a sentence.
-        record: all results, as `--json` writes them.
     """
 
     file: Path
     verdict: str
     reason: str
     accuracy: str
-    speedup: float | None
-    interval: tuple[float, float] | None
-    milliseconds: float | None
-    time: str
-    step_speedup: float | None
     notes: tuple[str, ...]
     record: dict = field(repr=False)
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    milliseconds: float | None = None
+    time: str = ""
+    step_speedup: float | None = None
 
     @property
     def is_correct(self) -> bool:
         """Return whether the solution is right."""
-        return self.verdict == "correct"
+        return self.verdict == CORRECT
 
 
 def grade(
@@ -144,15 +145,12 @@ def _result(problem: Problem, verdict: Verdict) -> Result:
 
 
 def _times(runs: list[dict]) -> dict[str, object]:
-    """Return the attributes of a `Result` about times, from the first of its record's runs."""
+    """Return the attributes of a `Result` about times, from the first of its record's runs.
+
+    They are empty if nothing was timed: the attributes keep their defaults.
+    """
     if not runs:
-        return {
-            "speedup": None,
-            "interval": None,
-            "milliseconds": None,
-            "time": "",
-            "step_speedup": None,
-        }
+        return {}
     run = runs[0]
     row = by_role(run["forward"]["summary"], "solution")
     step_speedup = None

@@ -63,8 +63,8 @@ def referee_at_work(own_builds: bool) -> Iterator[Server]:
     precision_before = torch.get_float32_matmul_precision()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
         server = Server(folder if own_builds else "")
-        # Else the first backward would import this module. Here the import costs no time: the
-        # server needs some seconds to start.
+        # The first backward needs this module. Imported here, while the server starts for some
+        # seconds, it costs no time.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:
             yield server

@@ -38,22 +38,21 @@ def make_parser(project: Project | None) -> Parser:
         prog=console.program, description=project.description if project else DESCRIPTION
     )
     add = parser.add_argument
-    # The values of the options of `_add_project_options`, for a command that has none of them.
-    project_options = ("problem", "dtype", "rows", "plot", "bundle", "reference")
-    parser.set_defaults(**dict.fromkeys(project_options), sweep=False)
     if project:
         _add_project_options(parser, project)
     else:
+        # The options that only a project has are read without one, too.
+        parser.set_defaults(
+            problem=None, dtype=None, rows=None, sweep=False, plot=None, bundle=None
+        )
         add("reference", type=_readable, metavar="REFERENCE", help="a problem file, or a folder")
         add("solution", type=_readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
-    on_gpu = str(MOST_ROUNDS["cuda"])
-    if project:
-        on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {on_gpu}"
-    rounds = (
-        f"timed rounds (default: {on_gpu}; on a CPU {LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']})"
-    )
+    quick = f"{QUICK_ROUNDS}, with --full or --solution " if project else ""
+    on_gpu = f"{quick}{MOST_ROUNDS['cuda']}"
+    on_cpu = f"{LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']}"
+    rounds = f"timed rounds (default: {on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=_positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="time longer, as for a table that is published")
     verbose = "print tracebacks, and what graded files print; has no effect on folders"

@@ -1,7 +1,7 @@
 """Writes files so that they appear as a whole or not at all.
 
 A regular file is replaced by a new one (`_replace`). Devices, pipes, and the file to which stdout
-or stderr leads are written to in place.
+or stderr leads cannot be replaced: they are written to in place.
 """
 
 import errno
@@ -16,29 +16,31 @@ from referee.program import console
 
 def check_writable(path: Path) -> None:
     """Raise OSError if `write` would fail. No file is opened, because opening a FIFO can block."""
-    status, open_descriptor = _status(path)
-    if status and stat.S_ISDIR(status.st_mode):
+    status = _status(path)
+    if status is None:
+        _check_replaceable(path.resolve(), None)
+        return
+    if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if open_descriptor is not None:
+    if _standard_stream(status) is not None:
         return
-    if status and not os.access(path, os.W_OK, effective_ids=True):
+    if not os.access(path, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if status and not stat.S_ISREG(status.st_mode):  # a device or a pipe
-        return
-    _check_replaceable(Path(os.path.realpath(path)), status)
+    if stat.S_ISREG(status.st_mode):
+        _check_replaceable(path.resolve(), status)
 
 
 def _check_replaceable(path: Path, status: os.stat_result | None) -> None:
     """Raise OSError if `_replace` would fail.
 
     Args:
-        path: of a regular file or of no file; no symbolic link.
+        path: of the file, not of a symbolic link to it.
         status: of the file; None if there is none.
     """
     folder = path.parent.stat()
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         raise OSError(errno.EACCES, "its folder takes no new file")
-    # In a sticky folder, as /tmp, only root and the owners of the file and the folder replace it.
+    # In a sticky folder such as /tmp, only root and the owners of file and folder may replace it.
     is_sticky = bool(folder.st_mode & stat.S_ISVTX)
     if status and is_sticky and os.geteuid() not in (0, status.st_uid, folder.st_uid):
         raise OSError(errno.EPERM, "its folder lets only the owner replace it")
@@ -61,14 +63,18 @@ def write(path: Path, text: str | bytes) -> None:
         OSError: the file cannot be written. A regular file is then as it was.
     """
     data = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    status, open_descriptor = _status(path)
-    if open_descriptor is not None:
-        with os.fdopen(os.dup(open_descriptor), "wb") as file:
+    status = _status(path)
+    if status is None:
+        _replace(path.resolve(), None, data)
+        return
+    stream = _standard_stream(status)
+    if stream is not None:
+        with os.fdopen(os.dup(stream), "wb") as file:
             file.write(data)
-    elif status and not stat.S_ISREG(status.st_mode):
+    elif stat.S_ISREG(status.st_mode):
+        _replace(path.resolve(), status, data)
+    else:  # a device or a pipe
         path.write_bytes(data)
-    else:
-        _replace(Path(os.path.realpath(path)), status, data)
 
 
 def try_to_write(path: Path, text: str | bytes) -> bool:
@@ -93,7 +99,7 @@ def _replace(path: Path, status: os.stat_result | None, data: bytes) -> None:
     """
     new = path.with_name(f".referee-{secrets.token_hex(8)}")
     mode = 0o666 if status is None else stat.S_IMODE(status.st_mode)
-    # The system takes the umask's bits off the mode. For an old file's mode, fchmod restores them.
+    # `os.open` takes the umask's bits off the mode; for an old file, fchmod restores them.
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -110,19 +116,22 @@ def _replace(path: Path, status: os.stat_result | None, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def _status(path: Path) -> tuple[os.stat_result | None, int | None]:
-    """Return a file's status, and the descriptor by which it is already open as stdout or stderr.
-
-    The status is None if there is no file. The descriptor is None if the file is neither stdout nor
-    stderr; /dev/stdout is one. Such a file must not be opened a second time: a regular file would
-    be overwritten from its beginning, and a socket cannot be opened.
-    """
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None if there is none."""
     try:
-        status = path.stat()
+        return path.stat()
     except FileNotFoundError:
-        return None, None
+        return None
+
+
+def _standard_stream(status: os.stat_result) -> int | None:
+    """Return 1 if a file is stdout, 2 if it is stderr, else None.
+
+    Such a file must not be opened a second time: a regular file would be overwritten from its
+    beginning, and a socket cannot be opened.
+    """
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(status, os.fstat(descriptor)):
-                return status, descriptor
-    return status, None
+                return descriptor
+    return None
