@@ -180,6 +180,20 @@ def test_one_round_has_no_interval():
     assert ", eager / this 2.000 (one round): faster; " in graded_files.describe(found)
 
 
+def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
+    found = record(relu)
+    step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
+    found["runs"][0]["step"] = records.make_step_record(step)
+    found |= {"file": "a.py", "accuracy": "exact", "notes": ["a note"], "refused": ["zeros", "NaN"]}
+    times = "1.500 ms, eager / this 2.000 [2.000, 2.000]: faster; 133.3% of a copy's speed"
+    assert graded_files.describe(found).splitlines() == [
+        f"a.py: correct (exact; 7 cases), {times}",
+        "    training step 1.500 [1.500, 1.500]: faster; keeps 1 bytes, eager 32",
+        "    a note",
+        "    refuses zeros, NaN",
+    ]
+
+
 def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     quick, monkeypatch, tmp_path, capsys
 ):

@@ -123,20 +123,20 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 def make_run_record(run: Run) -> dict:
     """Return the entry of "runs" for one precision setting."""
     timings = run.timings
-    limit = timings.rate  # the speed that limits the problem
+    rate = timings.rate  # the kind of speed that limits the problem
     rows = _summary(timings.seconds, timings.names, timings.device)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
-        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[limit.unit]
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
         # If the yardstick was not timed, each row counts as its own: it has 100%.
-        yardstick_milliseconds = milliseconds.get(limit.yardstick, row["median_ms"])
+        yardstick_milliseconds = milliseconds.get(rate.yardstick, row["median_ms"])
         row["percent_of_yardstick"] = 100 * yardstick_milliseconds / row["median_ms"]
     forward = {
-        "unit": limit.unit,
+        "unit": rate.unit,
         "work": timings.work,
-        "work_unit": limit.work,
+        "work_unit": rate.work,
         "moved_bytes": timings.moved,
-        "yardstick": limit.yardstick,
+        "yardstick": rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
         "summary": rows,

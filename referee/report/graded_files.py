@@ -28,7 +28,7 @@ def describe(record: dict) -> str:
         return f"{record['file']}: {record['verdict']}{reason}"
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
-    judged = f"correct ({record['accuracy']}; {record['cases']} cases)"
+    judged = f"{CORRECT} ({record['accuracy']}; {record['cases']} cases)"
     speed = f"{share} of {_yardstick(run)}'s speed"
     first_line = f"{record['file']}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
     more = [_describe_step(run)] if run["step"] else []

@@ -20,9 +20,9 @@ DECIMALS = {"GB/s": 1, "TFLOP/s": 2}  # digits after the point of a speed
 LABEL_WIDTH = 30
 SWEEP_COLUMNS = "{:>12}  {:>10}  {}"
 UNDECIDED = (TIE, TOO_NOISY)  # the words that tables print beside a ratio
-LEGEND = "a tie: it may be the same speed"
+LEGEND = f"{TIE}: it may be the same speed"
 NO_LIMIT = "a copy is no limit: stores that bypass the caches are faster"
-NOISY = "too noisy: torch's own time varied too much; an idle machine or more --trials help"
+NOISY = f"{TOO_NOISY}: torch's own time varied too much; an idle machine or more --trials help"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
 
 
@@ -96,7 +96,7 @@ def step_rounds(run: dict) -> int:
 
 
 def explain_noise(records: list[dict]) -> list[str]:
-    """Return the line that explains "too noisy", if that is printed for a record; else no line."""
+    """Return the line that explains "too noisy", if a time in the records is that; else no line."""
     runs = [run for record in records for run in record["runs"]]
     is_noisy = any(TOO_NOISY in _words(run) for run in runs)
     return [NOISY] if is_noisy else []
@@ -258,7 +258,7 @@ def _in_words(record: dict, run: dict) -> str:
     our_time = f"{record['problem']} {record['dtype']}{setting}: {milliseconds(ours)}"
     both_times = f"{our_time}, torch {milliseconds(eager)}"
     if run["time"] == TOO_NOISY:
-        return f"{both_times}: too noisy to tell."
+        return f"{both_times}: {TOO_NOISY} to tell."
     if run["time"] == TIE:
         return f"{both_times}: as fast as torch, within what the same code varies."
     return f"{both_times}: {ours['ratio']:.2f} times torch's speed."
