@@ -1,24 +1,7 @@
 """Contestants: the processes in which a solution or eager runs, as the referee sees them.
 
-A contestant is stopped except while it answers a request. A request goes like this:
-
-    the referee                                   the contestant
-    -----------                                   --------------
-    writes the request into a pipe                is stopped
-    starts the clock, sends SIGCONT
-                                                  reads the request, works, writes its reply
-    reads the reply
-    sends SIGSTOP to the process and all that
-    it started; waits until all have stopped      is stopped
-    on a GPU, or where results are copied: reads
-    some elements of results
-    stops the clock
-    reads results in the contestant's memory
-
-So a solution runs only while its clock runs. But only the times of timed rounds are printed. Those
-of all other requests count for the time limit alone: import, construction, checks, warm-up rounds,
-and requests that free results or count bytes. The inputs of a timed request are drawn after the
-request before it.
+A contestant is stopped except while it answers a request: "When does the clock run?" in README.md
+has a picture of a request.
 
 The referee believes nothing in a reply. A process that replies before its results are complete only
 stops its clock earlier: the referee compares what the process's memory holds.

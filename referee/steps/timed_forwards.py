@@ -177,7 +177,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
     """Set the times of all entrants in the rounds so far."""
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
-        walls = [sample.wall / len(sample.own) for sample in its_samples]
+        walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
         timings.set(name, overhead.seconds_of_calls(its_samples), walls)
 
 

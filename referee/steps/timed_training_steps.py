@@ -282,7 +282,7 @@ def _set_times(step: Step, samples: RoundSamples, parts: dict[str, list[float]])
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
         seconds = overhead.seconds_of_calls(its_samples)
-        walls = [sample.wall / len(sample.own) for sample in its_samples]
+        walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
         of_forwards = parts[name]
         of_backwards = [1 - part for part in of_forwards]
         step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))

@@ -9,7 +9,7 @@ from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhea
 from referee.verdict import compare_times
 
 # A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.
-OVERHEAD = Overhead(most=3.0, usual=2.0, fastest_request=1.0, fastest_call=0.1)
+OVERHEAD = Overhead(estimate=3.0, eagers_median=2.0, fastest_request=1.0, fastest_call=0.1)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ OVERHEAD = Overhead(most=3.0, usual=2.0, fastest_request=1.0, fastest_call=0.1)
     [([2.0], 2.0), ([1.0, 2.0, 6.0], 3.0), ([9.0, 0.0, 0.0], 3.0), ([0.0, 0.0], 0.0)],
 )
 def test_the_mean_of_a_requests_calls(own, mean):
-    assert Sample(own, wall=20.0).mean == mean
+    assert Sample(own, request_seconds=20.0).mean_call == mean
 
 
 # The samples of a contestant, and the seconds of a call in each of its requests.
@@ -50,7 +50,9 @@ def test_the_seconds_of_calls(samples, seconds):
 
 
 def test_no_time_is_zero():
-    without_empty_calls = Overhead(most=3.0, usual=2.0, fastest_request=1.0, fastest_call=0.0)
+    without_empty_calls = Overhead(
+        estimate=3.0, eagers_median=2.0, fastest_request=1.0, fastest_call=0.0
+    )
     assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [SHORTEST]
 
 

@@ -7,8 +7,8 @@ times, in microseconds:
     own       the time of eager's call, by the process's own clock
     beyond    the time of the same request by the referee's clock, minus `own`
 
-The referee subtracts the larger of two 90th percentiles, that of `empty` and that of `beyond`, from
-its own times; see "Two clocks" in README.md. For a GPU: `python -m referee.times.empty_call cuda`.
+Each request has one call. A grading measures the same for its own requests, which may have up to 32
+calls; "The overhead" in README.md says how. For a GPU: `python -m referee.times.empty_call cuda`.
 """
 
 import sys
@@ -66,12 +66,14 @@ def measure(elements: int, device: torch.device) -> str:
             flush = make_flush(bench)
             nothing = empty_entrant(bench)
             eager = Entrant("eager", process, MODULE)
-            empty = [time_and_free(bench, nothing, 1, flush).wall for _ in range(REQUESTS)]
+            empty = [
+                time_and_free(bench, nothing, 1, flush).request_seconds for _ in range(REQUESTS)
+            ]
             samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
-    own = [sample.own[0] for sample in samples]
-    beyond = [sample.wall - sample.own[0] for sample in samples]
+    own = [sample.call_seconds[0] for sample in samples]
+    beyond = [sample.request_seconds - sample.call_seconds[0] for sample in samples]
     columns = "  |".join(map(percentiles, (empty, own, beyond)))
     return f"{elements:>10,} |{columns}"
 

@@ -148,7 +148,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     again = overhead.seconds_of_calls(samples.by_name[names.again])
     if compare_times(eager, again, solution, device) != FASTER:
         return ""
-    calls = len(solution_samples[0].own)
+    calls = len(solution_samples[0].call_seconds)
     hideable = overhead.hideable_seconds(calls)
     if hideable < HIDDEN_PART * median(solution):
         return ""
