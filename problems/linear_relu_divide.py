@@ -122,7 +122,7 @@ class LinearReluDivideProblem(Problem):
         """
         seconds = list(timings.seconds.get(PRODUCT, []))
         seconds += timings.seconds[self.names.eager]
-        seconds += timings.seconds[self.names.again]
+        seconds += timings.seconds[self.names.control]
         seconds += [time / 3 for time in timings.seconds.get(THREE_PRODUCTS, [])]
         return min(seconds)
 

@@ -45,7 +45,7 @@ class Run:
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(
             eager=seconds[names.eager],
-            control=seconds[names.again],
+            control=seconds[names.control],
             solution=seconds[names.solution],
             device=self.timings.device,
         )

@@ -33,9 +33,9 @@ def test_a_call_that_works_during_the_flush_reads_old_values():
     assert x.all()
 
 
-def times_of(device, eager, again, ours=1e-3) -> timing.Timings:
+def times_of(device, eager, control, ours=1e-3) -> timing.Timings:
     """Return timings in seconds. Solution and copy take the time `ours` in each round."""
-    times = {NAMES.eager: eager, NAMES.again: again}
+    times = {NAMES.eager: eager, NAMES.control: control}
     times |= {NAMES.solution: [ours] * len(eager), COPY: [ours] * len(eager)}
     return timing.Timings(device, NAMES, relu.ReluProblem.rate, 1, times, dict(times))
 
@@ -89,8 +89,8 @@ def test_nine_of_ten_empty_requests_have_no_more_overhead():
     assert measure_overhead(empties, []).estimate == 9.0
 
 
-def run_of(ours: list[float], eager: list[float], again: list[float] | None = None) -> Run:
-    timings = times_of("cpu", eager, again or eager)
+def run_of(ours: list[float], eager: list[float], control: list[float] | None = None) -> Run:
+    timings = times_of("cpu", eager, control or eager)
     timings.seconds[NAMES.solution] = ours
     return Run("", timings)
 
@@ -124,9 +124,9 @@ def test_the_same_code_is_a_tie_although_its_launches_vary_on_a_gpu(times):
 def test_small_differences_count_if_eager_hardly_varies():
     """Eager varies by 1.002 here. On a CPU it may also drift, as that slows all contestants."""
     eager = [1.0, 1.001, 1.002]
-    again = [1.001, 1.0, 1.002]
-    assert compare_times(eager, again, [0.97] * 3, "cuda") == "faster"
-    assert compare_times(eager, again, [1.03] * 3, "cuda") == "slower"
+    control = [1.001, 1.0, 1.002]
+    assert compare_times(eager, control, [0.97] * 3, "cuda") == "faster"
+    assert compare_times(eager, control, [1.03] * 3, "cuda") == "slower"
     drifting = [1.0, 1.5, 2.0, 2.5]
     halves = [s / 1.2 for s in drifting]
     assert compare_times(drifting, drifting, halves, "cpu") == "faster"

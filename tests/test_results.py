@@ -167,7 +167,7 @@ def test_ties_are_printed(ratio, noise, is_tie):
     text = tables.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
-    assert [rows[n] for n in (names.again, names.solution, names.eager)] == [True, is_tie, False]
+    assert [rows[n] for n in (names.control, names.solution, names.eager)] == [True, is_tie, False]
 
 
 def test_one_round_has_no_interval():

@@ -179,10 +179,10 @@ def _summary(
     roles = {
         names.solution: "solution",
         names.eager: "eager",
-        names.again: "control",
+        names.control: "control",
         COMPILED: "compiled",
     }
-    eager, control = seconds_of[names.eager], seconds_of[names.again]
+    eager, control = seconds_of[names.eager], seconds_of[names.control]
     rows = []
     for name, seconds in seconds_of.items():
         p10, p90 = spread(seconds)
@@ -191,7 +191,7 @@ def _summary(
             {
                 "name": name,
                 "role": roles.get(name, "yardstick"),
-                "said": compare_times(eager, control, seconds, device),
+                "time": compare_times(eager, control, seconds, device),
                 "median_ms": median(seconds) * 1e3,
                 "p10_ms": p10 * 1e3,
                 "p90_ms": p90 * 1e3,

@@ -41,7 +41,7 @@ def describe(record: dict) -> str:
 def _describe_step(run: dict) -> str:
     """Return the line on a file's training step."""
     ours, eager = step_row(run, "solution"), step_row(run, "eager")
-    text = f"training step {interval(ours, step_rounds(run))}: {ours['said']}"
+    text = f"training step {interval(ours, step_rounds(run))}: {ours['time']}"
     bytes_of = run["step"]["kept_bytes"]
     if ours["name"] in bytes_of:
         text += f"; keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"

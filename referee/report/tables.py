@@ -108,7 +108,7 @@ def _words(run: dict) -> list[str]:
     if run["step"]:
         for summary in run["step"]["summary"].values():
             rows += summary
-    return [run["time"], *(row["said"] for row in rows)]
+    return [run["time"], *(row["time"] for row in rows)]
 
 
 # --------------------------------------------------------------------- the project's own solution
@@ -218,8 +218,8 @@ def _cells_of_row(prefix: str, row: dict, rounds: int, *speed_cells: str) -> lis
     """
     times = [f"{row['median_ms']:.3f}", f"{row['p10_ms']:.3f} - {row['p90_ms']:.3f}"]
     word = ""
-    if row["role"] != "eager" and row["said"] in UNDECIDED:
-        word = row["said"]
+    if row["role"] != "eager" and row["time"] in UNDECIDED:
+        word = row["time"]
     return [prefix + row["name"], *times, *speed_cells, interval(row, rounds), word]
 
 

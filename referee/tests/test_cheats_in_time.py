@@ -159,7 +159,7 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
     records = grade(SHORT, table, tmp_path, trials=9, device=device)
     [no_time], [third], [honest] = (records[name]["runs"] for name in table)
     assert no_time["time"] != "faster"
-    assert no_time["step"]["summary"]["step"][0]["said"] != "faster"
+    assert no_time["step"]["summary"]["step"][0]["time"] != "faster"
     for times, honest_times in zip(_seconds_of(no_time), _seconds_of(honest), strict=True):
         assert median(times["ModelNew"]) > median(honest_times["eager"])
     is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])

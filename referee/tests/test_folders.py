@@ -170,7 +170,7 @@ def test_a_worker_that_has_ended_is_told(capsys):
 
 
 def test_a_share_of_light_that_rounds_to_zero():
-    seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "said": "a tie"}
+    seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "time": "a tie"}
     forward = {"floor_seconds": 1e-6, "summary": [{**seconds, "role": "solution"}]}
     run = {"forward": forward, "step": None, "time": "a tie"}
     text = folder_table.summary([{**verdict("a"), "runs": [run]}])

@@ -54,7 +54,7 @@ class RoundSamples:
 
     def overhead(self) -> Overhead:
         """Return the overhead of a request, as eager's and the empty requests tell it."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.again]
+        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
         return measure_overhead(self.empties, eagers)
 
 
@@ -65,7 +65,7 @@ def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
     entrants = [
         Entrant(names.solution, grading.solution, MODULE),
         Entrant(names.eager, first, MODULE),
-        Entrant(names.again, last, MODULE),
+        Entrant(names.control, last, MODULE),
     ]
     return entrants + [Entrant(name, first, name) for name in yardsticks]
 
@@ -145,13 +145,13 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
         return FALSE_CLOCK
     solution = overhead.seconds_of_calls(solution_samples)
     eager = overhead.seconds_of_calls(samples.by_name[names.eager])
-    again = overhead.seconds_of_calls(samples.by_name[names.again])
-    if compare_times(eager, again, solution, device) != FASTER:
+    control = overhead.seconds_of_calls(samples.by_name[names.control])
+    if compare_times(eager, control, solution, device) != FASTER:
         return ""
     calls = len(solution_samples[0].call_seconds)
     hideable = overhead.hideable_seconds(calls)
     if hideable < HIDDEN_PART * median(solution):
         return ""
     longest = [seconds + hideable for seconds in solution]
-    is_confirmed = compare_times(eager, again, longest, device) == FASTER
+    is_confirmed = compare_times(eager, control, longest, device) == FASTER
     return "" if is_confirmed else UNCONFIRMED

@@ -27,7 +27,7 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
         FoundError: the solution has slowed eager, or a GPU has become slower by itself.
     """
     names, timings = grading.problem.names, grading.run.timings
-    beside = timings.seconds[names.eager] + timings.seconds[names.again]
+    beside = timings.seconds[names.eager] + timings.seconds[names.control]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return

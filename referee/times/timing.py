@@ -32,7 +32,7 @@ class Names(NamedTuple):
     eager: str
 
     @property
-    def again(self) -> str:
+    def control(self) -> str:
         """The A/A control, which is eager timed once more: a difference from eager is noise."""
         return f"{self.eager} (again)"
 

@@ -80,7 +80,7 @@ FORWARD: Shape = {
 ROW: Shape = {
     "name": str,
     "role": str,
-    "said": str,
+    "time": str,
     "median_ms": NUMBER,
     "p10_ms": NUMBER,
     "p90_ms": NUMBER,
@@ -146,7 +146,7 @@ def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     names = PROBLEMS[kind].names
     rate = PROBLEMS[kind].rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
-    typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.again: 3e-3}
+    typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.control: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
     for name, seconds in typical.items():
         made.set(name, [seconds * draw.uniform(1, 1 + noise) for _ in range(20)], [seconds] * 20)
