@@ -222,10 +222,12 @@ def _drop_unfinished_times(verdict: Verdict) -> None:
     """Drop rounds that an interrupt has cut off, runs without a round, and times of wrong files."""
     timed_runs = []
     for run in verdict.runs:
-        if run.step:
-            rounds_left = drop_unfinished_round(run.step.forward, run.step.backward)
+        if run.training_step:
+            rounds_left = drop_unfinished_round(
+                run.training_step.forward, run.training_step.backward
+            )
             if rounds_left == 0:
-                run.step = None
+                run.training_step = None
         rounds_left = drop_unfinished_round(run.timings)
         if rounds_left > 0:
             timed_runs.append(run)

@@ -12,7 +12,7 @@ from referee.contestants.contestant import (
     was_killed,
 )
 from referee.messages import first_error_line
-from referee.times.timing import LEAST_JUDGED, Step, Timings, speed_up, spread
+from referee.times.timing import LEAST_JUDGED, Timings, TrainingStep, speed_up, spread
 from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses.
@@ -32,12 +32,12 @@ class Run:
     Attributes:
         setting: the precision of float32 products; "" where there is only one.
         timings: the times of forwards.
-        step: the times of training steps, or None.
+        training_step: the times of training steps, or None.
     """
 
     setting: str
     timings: Timings
-    step: Step | None = None
+    training_step: TrainingStep | None = None
 
     @property
     def word(self) -> str:

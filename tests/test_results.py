@@ -144,7 +144,9 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch,
 
 def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
-    step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
+    step = timing.TrainingStep(
+        timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
+    )
     found[0]["runs"][0]["step"] = records.make_step_record(step)
     found.append(record(relu, "int8", word="wrong", reason="one; two"))
     note = " Interrupted: not all of it was measured."
@@ -182,7 +184,9 @@ def test_one_round_has_no_interval():
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     found = record(relu)
-    step = timing.Step(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
+    step = timing.TrainingStep(
+        timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
+    )
     found["runs"][0]["step"] = records.make_step_record(step)
     found |= {"file": "a.py", "accuracy": "exact", "notes": ["a note"], "refused": ["zeros", "NaN"]}
     times = "1.500 ms, eager / this 2.000 [2.000, 2.000]: faster; 133.3% of a copy's speed"
@@ -228,14 +232,14 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
 
 def test_noise_is_explained_once():
     noisy = timings(relu, noise=9.0)
-    run_record = records.make_run_record(Run("", noisy, timing.Step(noisy, noisy)))
+    run_record = records.make_run_record(Run("", noisy, timing.TrainingStep(noisy, noisy)))
     assert tables.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
     assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 1
     assert tables.explain_noise([graded, graded]) == [tables.NOISY]
     quiet = timings(relu)
-    graded["runs"] = [records.make_run_record(Run("", quiet, timing.Step(quiet, quiet)))]
+    graded["runs"] = [records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))]
     assert tables.explain_noise([graded]) == []
 
 

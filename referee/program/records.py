@@ -23,7 +23,7 @@ import torch
 
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
-from referee.times.timing import Names, Step, speed_up, spread
+from referee.times.timing import Names, TrainingStep, speed_up, spread
 from referee.verdict import Run, Verdict, compare_times
 
 
@@ -144,11 +144,11 @@ def make_run_record(run: Run) -> dict:
         "wall_seconds": timings.wall,
         "notes": timings.notes,
     }
-    step = make_step_record(run.step) if run.step else None
+    step = make_step_record(run.training_step) if run.training_step else None
     return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
-def make_step_record(step: Step) -> dict:
+def make_step_record(step: TrainingStep) -> dict:
     """Return the "step" of a run: the times of a training step and its two halves."""
     forward, backward = step.forward, step.backward
     seconds = {"forward": forward.seconds, "backward": backward.seconds}

@@ -44,7 +44,7 @@ from referee.times.timed_requests import (
     make_flush,
     plan,
 )
-from referee.times.timing import Step, Timings
+from referee.times.timing import Timings, TrainingStep
 from referee.times.two_clocks import Sample
 from referee.verdict import FoundError
 from referee.words import WRONG
@@ -97,7 +97,7 @@ def time_training_steps(grading: Grading) -> None:
     try:
         _time_rounds(grading)
     except (NoRoomError, torch.OutOfMemoryError, FoundError, RaisedError) as error:
-        grading.run.step = None
+        grading.run.training_step = None
         if not _is_lack_of_memory(error):
             raise
         grading.verdict.notes.append("no memory for the training step")
@@ -110,7 +110,7 @@ def _is_lack_of_memory(error: Exception) -> bool:
 
 
 def _time_rounds(grading: Grading) -> None:
-    """Time training steps; set `grading.run.step`."""
+    """Time training steps; set `grading.run.training_step`."""
     bench = grading.bench
     entrants = entrants_of(grading, only_compiled(bench.yardsticks))
     step = _start_step(grading, entrants)
@@ -127,15 +127,15 @@ def _time_rounds(grading: Grading) -> None:
             raise FoundError(WRONG, f"in timed steps, {mistake}")
 
 
-def _start_step(grading: Grading, entrants: list[Entrant]) -> Step:
+def _start_step(grading: Grading, entrants: list[Entrant]) -> TrainingStep:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
     forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(entrant.name for entrant in entrants)
-    grading.run.step = Step(forward, backward)
-    return grading.run.step
+    grading.run.training_step = TrainingStep(forward, backward)
+    return grading.run.training_step
 
 
 class _StepRounds:
@@ -268,7 +268,7 @@ def _part_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _set_times(step: Step, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
+def _set_times(step: TrainingStep, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
     """Set the times of forwards and backwards in all rounds so far.
 
     A step's seconds follow from both clocks, as a call's do. The process's own clock alone says
@@ -372,4 +372,4 @@ def _note_kept_bytes(grading: Grading) -> None:
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
             if isinstance(reply["bytes"], int):
-                grading.run.step.kept[name] = reply["bytes"]
+                grading.run.training_step.kept[name] = reply["bytes"]

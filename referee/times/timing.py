@@ -104,7 +104,7 @@ class Timings:
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """The times of training steps.
 
     Attributes:
