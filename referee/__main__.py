@@ -1,5 +1,6 @@
 """Runs `python -m referee REFERENCE SOLUTION...`: see `command`."""
 
+import importlib.util
 import sys
 
 from referee.program import console
@@ -7,6 +8,9 @@ from referee.program import console
 # The workers of `folders` import this file too, under another name: they run no command.
 if __name__ == "__main__":
     console.end_on_interrupt()  # Ctrl-C may come during the next import, which is that of torch
+    if importlib.util.find_spec("torch") is None:
+        console.say("torch is not installed: pip install torch")
+        sys.exit(2)
 
 # isort: split
 from referee.program import command

@@ -212,10 +212,10 @@ class _Stage:
         self._name = name
         self._progress = progress
 
-    def enter(self, what: str, detail: str = "") -> None:
-        """Remember and show what the grading does from now on and how far it is."""
+    def enter(self, what: str, detail: str = "", how_far: str = "") -> None:
+        """Show what the grading does from now on; remember it without how far it is."""
         self.text = f"{what} {detail}".rstrip()
-        self._progress(f"{self._name}: {what}", detail)
+        self._progress(f"{self._name}: {what}", f"{detail} {how_far}".strip())
 
 
 def _drop_unfinished_times(verdict: Verdict) -> None:

@@ -120,7 +120,7 @@ class Grading:
         file: GradedFile,
         options: Options,
         verdict: Verdict,
-        progress: Callable[[str, str], None],
+        progress: Callable[..., None],
     ) -> None:
         self.bench = bench
         self.problem = bench.problem
@@ -170,7 +170,7 @@ class Grading:
 
     def import_file(self) -> float:
         """Have the solution's process import its file; return the seconds that it took."""
-        self.progress("importing", "")
+        self.progress("importing")
         reference = self.problem.file
         reply = self.solution.ask(
             "import_file",

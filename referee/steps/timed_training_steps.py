@@ -313,7 +313,7 @@ def _compare_steps(
     check_intact(grading, "a timed step", len(calls), with_gradients=True)
     check_eager_intact(grading)
     for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
-        other_roundings = _OtherRoundings(grading, drawn)
+        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
             raise FoundError(WRONG, "a timed step gives another kind of result than before")
@@ -338,7 +338,7 @@ def _compare_steps(
             raise FoundError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
-class _OtherRoundings:
+class _ErrorsOfOtherRoundings:
     """Computes how far other roundings move the gradients of one training step, when asked.
 
     Args:

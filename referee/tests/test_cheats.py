@@ -10,8 +10,6 @@ from referee import grading
 from referee.contestants.reading import UnreadableError
 from referee.times.early_elements import EarlyElements
 
-pytestmark = pytest.mark.slow
-
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 LINEAR_INIT = """
 self.fc = nn.Linear(256, 192)
@@ -213,6 +211,7 @@ WRONG = {
 CPU_ONLY = {"pages", "orphan", "ahead"}
 
 
+@pytest.mark.slow
 def test_wrong(device, tmp_path):
     table = WRONG
     if device == "cuda":
@@ -250,6 +249,7 @@ return memory.as_strided(x.shape, (1, 1))
 """
 
 
+@pytest.mark.slow
 def test_elements_of_a_result_that_share_memory(device, tmp_path):
     words = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
     table = {
@@ -261,6 +261,7 @@ def test_elements_of_a_result_that_share_memory(device, tmp_path):
     grade(MEANS, table, tmp_path, device=device)
 
 
+@pytest.mark.slow
 def test_elements_of_a_result_may_share_memory_if_the_references_do(device, tmp_path):
     expands = "return x.mean(1, keepdim=True).expand(x.shape)"
     table = {
@@ -298,6 +299,7 @@ PEAKS_LATER = module(
 LATER = {"wraps": (WRAPS, ZEROS_LATER), "peaks": (PEAKS, PEAKS_LATER)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATER)
 def test_a_large_error_of_eager_does_not_excuse_a_timed_call(name, device, tmp_path):
     problem, cheat = LATER[name]
@@ -324,6 +326,7 @@ torch.Tensor.copy_ = copy
 LATE_COPIES += module("return torch.relu(x)")
 
 
+@pytest.mark.slow
 def test_copies_that_arrive_after_the_reply(tmp_path, monkeypatch):
     """The test plays a GPU: it does the copies as soon as some elements have been read."""
     monkeypatch.setattr(grading, "can_read", lambda *_: False)
@@ -369,6 +372,10 @@ KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
 # Right in the first three steps, while gradients are compared before the times, and wrong later.
 LATER_WRONG = OWN.replace("HERE", "kept.append(0)\n        g = g if len(kept) <= 3 else 1.2 * g")
 APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", LINEAR_INIT)
+HALF_PRECISION = """
+weight, bias = self.fc.weight.bfloat16(), self.fc.bias.bfloat16()
+return nn.functional.linear(x.bfloat16(), weight, bias).relu().float() * self.scale
+"""
 OF_PARAMETERS = {
     "folds": wrong(
         module(
@@ -380,12 +387,11 @@ OF_PARAMETERS = {
     "keeps_a_gradient": wrong(KEEPS_G + APPLY, "gradient of"),
     "wrong_gradients_later": wrong(LATER_WRONG + APPLY, "gradient of"),
     "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
-    "half_precision": wrong(
-        module("return self.fc.bfloat16()(x.bfloat16()).relu().float() * self.scale", LINEAR_INIT),
-    ),
+    "half_precision": wrong(module(HALF_PRECISION, LINEAR_INIT), "lower precision than eager's"),
     "right": correct(OWN.replace("HERE", "pass") + APPLY, "training step"),
 }
 
 
+@pytest.mark.slow
 def test_parameters_buffers_and_gradients(device, tmp_path):
     grade(LINEAR, OF_PARAMETERS, tmp_path, device=device)

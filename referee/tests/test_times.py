@@ -5,6 +5,7 @@ Sizes are chosen so that each expected number can be found by hand; the unit is 
 
 import pytest
 
+from referee import engine
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
 from referee.verdict import compare_times
 
@@ -138,3 +139,16 @@ WORDS = {
 @pytest.mark.parametrize(("eager", "again", "times", "device", "word"), WORDS.values(), ids=WORDS)
 def test_the_word_for_times(eager, again, times, device, word):
     assert compare_times(eager, again, times, device) == word
+
+
+def test_a_reason_says_what_was_done_and_not_how_far_it_was():
+    shown = []
+    stage = engine._Stage("a.py", lambda *words: shown.append(words))
+    stage.enter("timing the forward", how_far="round 3, 4 s left")
+    assert stage.text == "timing the forward"
+    stage.enter("checking", "zeros")
+    assert stage.text == "checking zeros"
+    assert shown == [
+        ("a.py: timing the forward", "round 3, 4 s left"),
+        ("a.py: checking", "zeros"),
+    ]

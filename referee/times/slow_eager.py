@@ -33,8 +33,8 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
         return
     if _is_harmed(grading.bench, plan.calls) or _is_faster_alone(grading, beside, plan.calls):
         alone = median(plan.seconds_alone) * 1e3
-        times = f"{median(beside) * 1e3:.3f} ms, {alone:.3f} ms before it started"
-        raise FoundError(ERROR, f"eager was slower beside it: {times}")
+        times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+        raise FoundError(ERROR, f"it has slowed eager: {times}")
     if grading.device.type == "cuda":
         reason = "the GPU has become slower since eager was timed alone: grade it again"
         raise FoundError(ERROR, reason)

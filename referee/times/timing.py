@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.program.console import Progress
-
 WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
 MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
 QUICK_ROUNDS = 5  # of the quick comparison on a GPU
@@ -134,7 +132,11 @@ def drop_unfinished_round(*parts: Timings) -> int:
 
 
 def run_rounds(
-    run_round: Callable, length: Rounds, device: torch.device, name: str, progress: Progress
+    run_round: Callable,
+    length: Rounds,
+    device: torch.device,
+    name: str,
+    progress: Callable[..., None],
 ) -> Iterator:
     """Run the warm-up and then the timed rounds; yield what each timed round returns.
 
@@ -143,11 +145,11 @@ def run_rounds(
         length: how many rounds are timed.
         device: the device on which solutions compute.
         name: the name of the timed calls in the progress line: "the forward".
-        progress: shows the progress line.
+        progress: shows the progress line: its arguments are what is done and `how_far`.
     """
     warm_up = WARM_UP_ROUNDS[device.type]
     for done in range(warm_up):
-        progress(f"warming up {name}", f"{done + 1} of {warm_up} rounds")
+        progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
     most = length.trials or MOST_ROUNDS[device.type]
     is_limited = device.type == "cpu" and not length.trials
@@ -157,7 +159,8 @@ def run_rounds(
         passed = perf_counter() - start
         if done >= LEAST_CPU_ROUNDS and passed >= limit:
             return
-        progress(f"timing {name}", f"round {done + 1}{_time_left(done, passed, most, limit)}")
+        how_far = f"round {done + 1}{_time_left(done, passed, most, limit)}"
+        progress(f"timing {name}", how_far=how_far)
         yield run_round()
 
 
