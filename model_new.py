@@ -50,9 +50,9 @@ register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 # Eager calls use the operator as a built-in function, which is the fastest way to call it.
 relu_builtin = as_builtin(relu_ops.relu.default)
 
-# The linear operator has three forms. Eager calls use the built-in function.
+# The linear operator, for eager calls.
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
-# Dynamo puts torch's `OpOverload` into a graph.
+# The same operator, as Dynamo puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
 # A program that torch.export saves refers to operators by name. The name in the stable namespace
 # does not change with the sources.
