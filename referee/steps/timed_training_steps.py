@@ -90,12 +90,20 @@ class TimedSteps(NamedTuple):
     early: EarlyElements
 
 
+class ChangingShapeError(Exception):
+    """The shape of a result or gradient depends on the inputs' values."""
+
+
 def time_training_steps(grading: Grading) -> None:
-    """Time training steps if the gradients were right; a lack of memory is noted."""
+    """Time training steps if the gradients were right; a note says why they could not be timed."""
     if not grading.quantities:
         return
     try:
         _time_rounds(grading)
+    except ChangingShapeError:  # draws before this one had equal shapes by chance
+        grading.run.training_step = None
+        note = "the training step is not timed: shapes of its results depend on the inputs' values"
+        grading.verdict.notes.append(note)
     except (NoRoomError, torch.OutOfMemoryError, FoundError, RaisedError) as error:
         grading.run.training_step = None
         if not _is_lack_of_memory(error):
@@ -303,6 +311,10 @@ def _compare_steps(
 ) -> None:
     """Compare all results and gradients of a timed request.
 
+    Raises:
+        FoundError: something is wrong.
+        ChangingShapeError: the reference's results have other shapes than in other draws.
+
     Args:
         grading: the file under grading.
         quantities: results and gradients of a step; they take in how far off the solution's are.
@@ -321,6 +333,8 @@ def _compare_steps(
             expected = drawn.expected[result_index]
             if not quantity.expected or expected is None:
                 continue
+            if quantity.expected.shape != list(expected.shape):
+                raise ChangingShapeError
             description = descriptions[result_index]
             prefix = f"a timed step's {quantity.name}: "
             indices = call_index, result_index

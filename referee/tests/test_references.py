@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from texts import IMPORTS, reference
+from graded import grade
+from texts import IMPORTS, correct, module, reference
 
 from referee.contestants.results import elements_share_memory
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.reference.training_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
+from referee.steps import timed_training_steps
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():
@@ -76,3 +78,17 @@ def test_a_result_that_the_budget_allows_is_not_called_the_same(tmp_path, forwar
 )
 def test_strides_with_which_elements_share_memory(shape, strides, is_shared):
     assert elements_share_memory(shape, strides) == is_shared
+
+
+def test_a_shape_that_changes_only_in_timed_steps_ends_them(tmp_path, monkeypatch):
+    draw_round = timed_training_steps._draw_round
+
+    def draw_a_negative_element(*arguments):
+        monkeypatch.setenv("NEGATIVE", "1")
+        return draw_round(*arguments)
+
+    monkeypatch.setattr(timed_training_steps, "_draw_round", draw_a_negative_element)
+    last = "torch.tensor([-1.0 if 'NEGATIVE' in os.environ else 1.0])"
+    problem = "import os\n" + reference("return x[x > 0]", f"[torch.cat([torch.rand(63), {last}])]")
+    table = {"same": correct(module("return x[x > 0]"), "not timed: shapes of its results depend")}
+    grade(problem, table, tmp_path)

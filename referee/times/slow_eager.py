@@ -96,4 +96,4 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
 def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
     sample = time_and_free(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
-    return sample.mean
+    return sample.mean_call
