@@ -2,7 +2,7 @@
 //
 //   z    = bias[n] + sum over k of x[m][k] weight[n][k]   float
 //   out  = relu(z) / divisor, or z / divisor              float or a half type, rounded once
-//   mask = !(z <= 0)                                      one bit an element, for backward
+//   mask = !(z <= 0)                                      one bit for each element, for backward
 //
 // This file has what the GEMM kernels share: the division, the arguments of a call's epilogue, and
 // the stores of the general epilogue. Each GEMM kernel adds code that brings the sums from its

@@ -3,7 +3,8 @@
 // The three kernels:
 //
 //   forward.cuh            relu_kernel: out = x < 0 ? 0 : x. In training it also packs the mask:
-//                          one bit an element, which tells backward where the gradient passes.
+//                          one bit for each element, which tells backward where the gradient
+//                          passes.
 //   backward.cuh           relu_backward_kernel: grad_input = grad_output where the mask's bit is
 //                          1, else 0.
 //   backward_strided.cuh   relu_backward_strided_kernel: the same for a grad_output that is not
@@ -15,8 +16,8 @@
 // flat arrays that begin at multiples of 16 bytes; only a strided grad_output may begin anywhere.
 // The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
 //
-// Why this is the limit: ReLU does one comparison an element, which costs nothing beside the memory
-// traffic. Every element of x is read once, and every element of out is written once, so the
+// Why this is the limit: ReLU does one comparison for each element, which costs nothing beside the
+// memory traffic. Every element of x is read once, and every element of out is written once, so the
 // practical limit is a copy of x. docs/BENCHMARKS.md has the times of both. On large tensors
 // relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in config.cuh). In
 // training, forward also writes the mask, which in float32 is 1/32 of the bytes of x. Backward

@@ -2,7 +2,7 @@
 //
 // This file decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and
 // records the backward. torch keeps the whole output for the backward. This operator keeps a mask
-// of one bit an element instead, which the forward kernel packs.
+// of one bit for each element instead, which the forward kernel packs.
 //
 // The output, the mask and the gradient of x are in the memory order of x, so the kernels see
 // one-dimensional arrays. Only the gradient of the output may have another order (GradientLayout).

@@ -153,7 +153,7 @@ struct SubnormalCounter {
   uint32_t subnormals = 0;
 
   // Adds an octet, v before the scaling. Most octets have neither zeros nor subnormals, and take
-  // one comparison an element.
+  // one comparison for each element.
   __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll

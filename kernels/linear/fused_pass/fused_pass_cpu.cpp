@@ -2,7 +2,8 @@
 // included, and backward before torch's own products. launchers.h declares the functions; forward.h
 // and backward.h call them on torch's threads. Each call handles a range of the elements.
 //
-//     forward    out [m, n], in place: out = relu(out) / divisor, and a mask of one bit an element
+//     forward    out [m, n], in place: out = relu(out) / divisor, and a mask, a bit for each
+//                element
 //     backward   grad_z [m, n] = mask bit ? grad_output / divisor : 0
 //                grad_bias [n] = the sums of grad_z's columns
 //

@@ -1,7 +1,7 @@
 // Linear -> ReLU -> divide for few rows of x in float32, on Hopper:
 //
 //   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor
-//   mask [m, (n + 7) / 8]: one bit an element of out, if the caller wants it (epilogue.cuh)
+//   mask [m, (n + 7) / 8]: one bit for each element of out, if asked for (epilogue.cuh)
 //
 // run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names. The parts of the
 // kernel, which this file puts together and launches:
@@ -220,7 +220,7 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   return best;
 }
 
-// Launches the kernel with kM rows a tile, or with fewer if a block's range of kM rows of x does
+// Launches the kernel with kM rows in a tile, or with fewer if a block's range of kM rows of x does
 // not fit into shared memory.
 template <int kM>
 void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {

@@ -97,7 +97,7 @@ __device__ float add_blocks(const Arguments& arguments, const double* block_sum,
 // of the cluster's blocks.
 //
 // A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
-// handles 4 bytes at once. A tile [kM][32] has 4 bytes a row: byte b is in row b / 4, and its
+// handles 4 bytes at once. A tile [kM][32] has 4 bytes in each row: byte b is in row b / 4, and its
 // columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
 // blocks:
 //

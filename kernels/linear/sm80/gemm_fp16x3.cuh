@@ -23,9 +23,9 @@
 // Why it is fast. Copies for later k-tiles, loads of fragments, promotion and products of the
 // tensor cores are interleaved, so that the tensor cores seldom wait:
 //
-//   global memory --cp.async--> ring of 4 stages --ldmatrix--> fragments --mma--> accumulators -->
-//   sums
-//                               in shared memory               in registers
+//   global memory --cp.async--> ring of 4 stages, in shared memory
+//                 --ldmatrix--> fragments, in registers
+//                 --mma-------> accumulators --promotion--> sums
 
 #pragma once
 

@@ -39,7 +39,7 @@ struct BlockConfig {
   // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's columns
   // (rows of the weight), and both have all of its rows.
   static constexpr int kClusterSize = 2;
-  // The blocks that a multicast copy writes to: one bit a block.
+  // The blocks that a multicast copy writes to: one bit for each block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
   // Returns whether the block has enough registers if each thread of the producer's warpgroup has

@@ -43,9 +43,8 @@
 //   1. A cluster stores its own partial sums before it waits: it stores partial sums only of the
 //      last tile of its range, which it takes first, and waits only in the first tile of its range,
 //      which it takes last.
-//   2. A cluster waits only for clusters with smaller numbers, which have the tile's k-groups
-//   before
-//      its own.
+//   2. A cluster waits only for clusters with smaller numbers, which have the k-groups of the tile
+//      that come before its own.
 //
 // A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
 // end if one of these conditions holds:
