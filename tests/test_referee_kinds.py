@@ -202,7 +202,10 @@ KINDS["ones"] = (
 # Dropout that is switched off returns its input.
 KINDS["the input"] = (
     reference("return nn.functional.dropout(x, 0.5, False) * 1", "[torch.randn(64, 512)]"),
-    {"copy": correct(module("return x.clone()"), "result is its input 0")},
+    {
+        "copy": correct(module("return x.clone()"), "result is its input 0"),
+        "no copy": wrong(module("return x"), "returns its input"),
+    },
 )
 
 # The input, each element of which is one ulp larger.

@@ -62,11 +62,10 @@ class CudaClock:
     def seconds(self) -> list[float]:
         """Return the seconds of each call since `seconds` was called last; wait for their ends.
 
-        A call's work on another stream counts only if the current stream waits for it. A caller
-        could not use its result otherwise.
+        Work on a stream for which the current one does not wait is in none of these seconds. The
+        reply waits for it, so the referee's clock includes it.
         """
-        for _, end in self._events:
-            end.synchronize()
+        torch.cuda.synchronize()
         durations = [start.elapsed_time(end) * 1e-3 for start, end in self._events]
         self._events = []
         return durations

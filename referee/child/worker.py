@@ -9,6 +9,7 @@ The referee believes none of these replies: the solution can change all that is 
 
 import base64
 import gc
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,7 @@ from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.execute import execute
+from referee.contestants.reading import memory_offset
 from referee.contestants.results import describe, flatten, plain
 from referee.contestants.shared import Mapping, unpack
 from referee.names import MODULE, NOTHING
@@ -34,6 +36,7 @@ from referee.names import MODULE, NOTHING
 FREED_FIRST_BYTES = 31 << 20
 
 CHECKED_AT_ONCE = 1 << 24  # elements
+READ_NOW = 4  # elements, see `Worker._read_now`
 
 
 class Worker:
@@ -56,6 +59,7 @@ class Worker:
         self._calls: dict[str, Callable] = {}  # what can be called: see `referee.names`
         self._results: list = []  # keeps results alive while the referee reads them
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
+        self._random = random.Random()  # torch's and Python's generators are the solution's
         torch.empty(FREED_FIRST_BYTES, dtype=torch.uint8)  # freed at once
         # Filling this tensor before calls wakes all threads; it is large enough to use them all.
         self._wakes_threads = torch.empty(1 << 18, device=device)
@@ -157,8 +161,10 @@ class Worker:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
+        elements = self._read_now(returned[-1])
         seconds = self._clock.seconds()
-        return {"seconds": seconds, "calls": self._keep_all(returned, outputs)}
+        calls = self._keep_all(returned, outputs)
+        return {"seconds": seconds, "calls": calls, "elements": elements}
 
     def step(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
@@ -194,10 +200,12 @@ class Worker:
             else:
                 sources = sources_of(arguments, state, parameters)
                 returned.append(self._one_step(name, arguments, sources, gradients))
+        elements = self._read_now(returned[-1])
         # The clock has timed a forward, its backward, the next forward, ...
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
-        return {"seconds": halves, "calls": self._keep_all(returned, outputs)}
+        calls = self._keep_all(returned, outputs)
+        return {"seconds": halves, "calls": calls, "elements": elements}
 
     def _empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
@@ -321,6 +329,34 @@ class Worker:
         """Return the module's parameters and buffers by name, the objects themselves."""
         return self._module.state_dict(keep_vars=True)
 
+    def _read_now(self, returned: object) -> dict:
+        """Read some elements of a call's results on the current stream, as its caller may do.
+
+        The stream is not synchronized with others before. If another stream still has to write
+        the elements, and the call has not made the current stream wait for it, old values are read.
+
+        Returns:
+            The index of a result among the leaves, the elements' indices in the flattened result,
+            and their bytes; an empty dictionary on a CPU, and if no result is a dense tensor.
+        """
+        if self._device.type == "cpu":
+            return {}
+        tensors = {}
+        for result_index, leaf in enumerate(flatten(returned)[1]):
+            x = plain(leaf)
+            if x is not None and x.is_cuda and x.numel():
+                tensors[result_index] = x
+        if not tensors:
+            return {}
+        result_index, x = self._random.choice(list(tensors.items()))
+        indices = [self._random.randrange(x.numel()) for _ in range(READ_NOW)]
+        data: list[int] = []
+        for index in indices:
+            offset = x.storage_offset() + memory_offset(index, x.shape, x.stride())
+            # A copy of one element. A kernel could start only when the other stream is nearly done.
+            data += x.as_strided((1,), (1,), offset).view(torch.uint8).tolist()
+        return {"result": result_index, "indices": indices, "bytes": bytes(data).hex()}
+
     def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep and describe what each call has returned, see `_keep`."""
         output_forms = [None] * len(returned) if outputs is None else outputs
@@ -338,7 +374,10 @@ class Worker:
         for leaf in leaves:
             plain_tensor = plain(leaf)
             self._results += [leaf, plain_tensor]
-            descriptions.append(describe(leaf if plain_tensor is None else plain_tensor))
+            description = describe(leaf if plain_tensor is None else plain_tensor)
+            if description.get("handle", "") is None:  # it may be in memory of the referee's
+                description |= self._mapping.place_of(description["address"])
+            descriptions.append(description)
         if output_form is not None:
             _copy_results(leaves, self._mapping.tensors(output_form))
             if self._device.type == "cuda":

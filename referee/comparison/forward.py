@@ -176,7 +176,7 @@ def check_results(
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
         check_elements_apart(description, tensor, prefix)
-        if not grading.problem.may_share_memory and _is_within(description, grading.solution.span):
+        if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
             raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
     return descriptions
 
@@ -231,15 +231,13 @@ def check_elements_apart(
         raise FoundError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
 
 
-def _is_within(description: dict, span: tuple[int, int]) -> bool:
-    """Return whether a result is in the shared memory, where inputs and parameters are.
-
-    Args:
-        description: describes the result.
-        span: the first address of the shared memory, and the one beyond the last.
-    """
+def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
+    """Return whether a result is in the referee's memory, where inputs and parameters are."""
+    if grading.device.type == "cuda":
+        return grading.bench.pool.allocation(description.get("handle")) is not None
+    start, end = grading.solution.span
     address = description.get("address")
-    return isinstance(address, int) and span[0] <= address < span[1]
+    return isinstance(address, int) and start <= address < end
 
 
 def read_result(

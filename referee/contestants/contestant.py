@@ -134,7 +134,7 @@ class Contestant:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._pipes.replies, selectors.EVENT_READ)
         self._selector.register(self._pipes.output, selectors.EVENT_READ)
-        self.reader = Reader(self.pid, device)
+        self.reader = Reader(self.pid, device, pool)
         try:
             first_reply = self._receive(token="")  # not forged: no solution's code has run yet
         except BaseException:
@@ -332,7 +332,7 @@ def _has_right_types(reply: dict) -> bool:
     calls = reply.get("calls", [])
     if not _is_list_of_dicts(calls) or not _is_list_of_dicts(reply.get("state", [])):
         return False
-    if not isinstance(reply.get("raised", {}), dict):
+    if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
         return False
     return all(_is_list_of_dicts(call.get("results")) for call in calls)
 

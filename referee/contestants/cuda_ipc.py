@@ -66,6 +66,7 @@ class Allocation:
         device: a GPU.
 
     Attributes:
+        size: in bytes.
         handle: in hexadecimal; another process opens the memory with it.
 
     Raises:
@@ -74,6 +75,7 @@ class Allocation:
 
     def __init__(self, size: int, device: torch.device) -> None:
         torch.zeros(1, device=device)  # makes torch's context the current one
+        self.size = size
         self._device = device
         self._address = ctypes.c_uint64()
         try:

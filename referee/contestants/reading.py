@@ -19,6 +19,7 @@ import torch
 from referee.contestants import cuda_ipc
 from referee.contestants.memory import free_bytes
 from referee.contestants.results import span_of
+from referee.contestants.shared import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
@@ -128,11 +129,13 @@ class Reader:
     Args:
         pid: the process.
         device: where its results are.
+        pool: the referee's own memory, which the process has opened. A gradient may be there.
     """
 
-    def __init__(self, pid: int, device: torch.device) -> None:
+    def __init__(self, pid: int, device: torch.device, pool: Pool) -> None:
         self._pid = pid
         self._device = device
+        self._pool = pool
         self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
         self._buffer = torch.empty(0, dtype=torch.uint8)  # a CPU's results are copied here
         self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
@@ -236,15 +239,21 @@ class Reader:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
+        own_allocation = self._pool.allocation(handle)  # a process cannot open a handle of its own
         try:
-            if handle not in self._address_of:
-                self._address_of[handle] = cuda_ipc.open_handle(handle)
-            base = self._address_of[handle]
-            if distance < 0 or distance + size > cuda_ipc.size_of(base):
-                raise BadDescriptionError("it reaches beyond its allocation")
+            if own_allocation:
+                allocation_size = own_allocation.size
+            else:
+                if handle not in self._address_of:
+                    self._address_of[handle] = cuda_ipc.open_handle(handle)
+                allocation_size = cuda_ipc.size_of(self._address_of[handle])
         except (cuda_ipc.CudaError, ValueError) as error:
             raise UnreadableError(str(error)) from None
-        return cuda_ipc.bytes_at(base + distance, size, self._device)
+        if distance < 0 or distance + size > allocation_size:
+            raise BadDescriptionError("it reaches beyond its allocation")
+        if own_allocation:
+            return own_allocation.bytes(distance, size)
+        return cuda_ipc.bytes_at(self._address_of[handle] + distance, size, self._device)
 
 
 def as_indexable(x: torch.Tensor) -> torch.Tensor:

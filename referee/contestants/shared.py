@@ -362,6 +362,13 @@ class Pool:
         self._end += _aligned(size)
         return _Block(start, size, self._mapping)
 
+    def allocation(self, handle: object) -> cuda_ipc.Allocation | None:
+        """Return the GPU allocation that has this handle; None if it is not the pool's."""
+        for allocation in self._allocations:
+            if allocation.handle == handle:
+                return allocation
+        return None
+
     def give_back(self, block: _Block) -> None:
         """Take a block back so that another region can use it."""
         self._free_blocks.append(block)
@@ -403,6 +410,16 @@ class Mapping:
             else:
                 values.append(with_form(storages[value["storage"]], value))
         return values
+
+    def place_of(self, address: int) -> dict:
+        """Return the "handle" and the "distance" of an address in one of the GPU's allocations.
+
+        The dictionary is empty if the address is in none of them. See `cuda_ipc` for both words.
+        """
+        for handle, start in self._address_of.items():
+            if start <= address < start + cuda_ipc.size_of(start):
+                return {"handle": handle, "distance": address - start}
+        return {}
 
     def forget(self) -> None:
         """Close all GPU allocations so that the referee can free them."""

@@ -43,7 +43,7 @@ def stopped():
     ids=["transposed", "with a step", "expanded"],
 )
 def test_reading_in_another_process(stopped, x):
-    reader = Reader(stopped(), CPU)
+    reader = Reader(stopped(), CPU, Pool(CPU))
     description = describe(x)
     assert torch.equal(reader.whole(description), x)
     indices = torch.tensor([0, x.numel() - 1])
@@ -52,7 +52,7 @@ def test_reading_in_another_process(stopped, x):
 
 def test_what_cannot_be_read(stopped):
     description = describe(torch.rand(3))
-    reader = Reader(stopped(), CPU)
+    reader = Reader(stopped(), CPU, Pool(CPU))
     with pytest.raises(UnreadableError):
         reader.whole({**description, "address": 8})
     with pytest.raises(UnreadableError, match="more than there is memory"):
@@ -71,7 +71,7 @@ def test_dtypes_that_torch_cannot_compute_with(dtype):
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_all_other_dtypes_can_be_read(stopped):
     bytes_of_all = torch.randint(2, (64,), dtype=torch.uint8)
-    reader = Reader(stopped(), CPU)
+    reader = Reader(stopped(), CPU, Pool(CPU))
     for name in reading.DTYPES:
         if not hasattr(torch, name):
             continue
@@ -84,7 +84,7 @@ def test_all_other_dtypes_can_be_read(stopped):
 
 def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
     x = torch.rand(1 << 12)
-    reader = Reader(stopped(), CPU)
+    reader = Reader(stopped(), CPU, Pool(CPU))
     monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.numel())
     with pytest.raises(UnreadableError, match="more than there is memory"):
         reader.whole(describe(x[:2049:4]))
@@ -93,7 +93,8 @@ def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
 
 
 def test_addresses_between_elements_are_not_read_on_a_gpu():
-    reader = Reader(os.getpid(), torch.device("cuda"))
+    gpu = torch.device("cuda")
+    reader = Reader(os.getpid(), gpu, Pool(gpu))
     description = describe(torch.rand(3)) | {"handle": "00" * 64}
     for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
         with pytest.raises(BadDescriptionError):
@@ -106,11 +107,12 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
     ids=["contiguous", "transposed"],
 )
 def test_results_that_change_after_their_clock_has_stopped(stopped, values):
-    reader = Reader(stopped(), CPU)
+    reader = Reader(stopped(), CPU, Pool(CPU))
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
-    early.read({"calls": [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]})
+    calls = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
+    early.read({"calls": calls, "elements": {}})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
@@ -125,7 +127,7 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
     region.place(results)
     problem = SimpleNamespace(device=torch.device(device))
     bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
-    forged = {"calls": [{"results": []}]}
+    forged = {"calls": [{"results": []}], "elements": {}}
     is_late = {0: False, 2: False}
     for _ in range(100):
         region.fill()
@@ -139,6 +141,21 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
             is_late[result_index] |= early.differs(0, result_index, region.tensors[result_index])
     assert is_late == {0: True, 2: True}
     pool.close()
+
+
+def test_elements_that_the_process_has_read():
+    """They are the last call's, and must be in its result."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t()
+    right = {"result": 1, "indices": [1, 3], "bytes": "0000404000008040"}  # 3.0, 4.0
+    wrong = [{"bytes": "00"}, {"bytes": 5}, {"indices": 1}, {"indices": [4]}, {"indices": [-1, 3]}]
+    for elements in (right, *(right | other for other in wrong)):
+        problem = SimpleNamespace(device=CPU)
+        bench = SimpleNamespace(problem=problem, are_results_copied=False, outputs=[])
+        early = EarlyElements(bench, SimpleNamespace(reader=None))
+        early.read({"calls": [{"results": []}, {"results": []}], "elements": elements})
+        assert early.differs(1, 1, x) == (elements != right)
+        assert not early.differs(1, 0, x)
+        assert not early.differs(0, 1, x)
 
 
 def test_flatten():
