@@ -112,7 +112,7 @@ FAULTS = {
         LAUNCH,
         CHANGE_OF_STREAM + LAUNCH,
         "wrong",
-        ".*(is not complete when its clock stops|elements differ)",
+        ".*not complete on the current stream",
     ),
     # A few bits of the mask are missing.
     "gpu_linear_mask": Fault(

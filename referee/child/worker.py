@@ -147,7 +147,8 @@ class Worker:
             name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: a form of the arguments for each call.
             fill: torch fills every new tensor with NaN.
-            poison: size in bytes of free memory that is filled with NaN before the calls.
+            poison: size in bytes of free memory that is filled with NaN before the calls. If it is
+                not 0, the reply has some elements of the last call's results, see `_read_now`.
             outputs: a form for each call, into which its results are copied; None if the referee
                 can read results where they are.
         """
@@ -161,7 +162,7 @@ class Worker:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
-        elements = self._read_now(returned[-1])
+        elements = self._read_now(returned[-1]) if poison else {}
         seconds = self._clock.seconds()
         calls = self._keep_all(returned, outputs)
         return {"seconds": seconds, "calls": calls, "elements": elements}
@@ -185,7 +186,8 @@ class Worker:
             inputs: a form of the arguments for each step.
             output_gradients: a form of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
-            poison: size in bytes of free memory that is filled with NaN before the steps.
+            poison: size in bytes of free memory that is filled with NaN before the steps. If it is
+                not 0, the reply has some elements, as in `call`.
             outputs: forms for copies of each step's results, as in `call`.
         """
         _poison(poison, self._device)
@@ -200,7 +202,7 @@ class Worker:
             else:
                 sources = sources_of(arguments, state, parameters)
                 returned.append(self._one_step(name, arguments, sources, gradients))
-        elements = self._read_now(returned[-1])
+        elements = self._read_now(returned[-1]) if poison else {}
         # The clock has timed a forward, its backward, the next forward, ...
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
@@ -332,8 +334,8 @@ class Worker:
     def _read_now(self, returned: object) -> dict:
         """Read some elements of a call's results on the current stream, as its caller may do.
 
-        The stream is not synchronized with others before. If another stream still has to write
-        the elements, and the call has not made the current stream wait for it, old values are read.
+        If another stream still has to write the elements, and the call has not made the current
+        stream wait for it, old values are read.
 
         Returns:
             The index of a result among the leaves, the elements' indices in the flattened result,

@@ -7,7 +7,7 @@ from referee.comparison.compare import flat_reals
 from referee.comparison.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.contestants.contestant import RaisedError
-from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
+from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
 from referee.contestants.results import elements_share_memory
 from referee.contestants.shared import dtype_name
 from referee.grading import Grading
@@ -22,6 +22,7 @@ MOST_EARLIER_RESULTS = 32
 LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
+MOST_READ_AT_ONCE = 32  # elements that a process reads when a call has returned
 
 
 def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> list[Comparison]:
@@ -57,7 +58,9 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
     descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     comparisons = []
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
-        got = flat_reals(read_result(grading, description, case.name, (0, result_index)))
+        whole = read_result(grading, description, case.name, (0, result_index))
+        check_complete(reply["elements"], result_index, whole, case.name)
+        got = flat_reals(whole)
         second_look = grading.second_look(case.inputs, result_index)
         result = ComparedResult(result_index, tensor, got, tensor.compare(got, second_look))
         comparisons.append(result.comparison)
@@ -261,6 +264,31 @@ def read_result(
         raise FoundError(WRONG, reason[:LONGEST_LINE]) from None
     except BadDescriptionError as error:
         raise FoundError(WRONG, f"{name}: {error}") from None
+
+
+def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name: str) -> None:
+    """Check that the process has read the same elements at once when the call had returned.
+
+    They differ if the call leaves work on another stream for which the current one does not wait.
+    A process that deceives the referee may report false ones. This check is for mistakes; for late
+    results of deceivers see `times.early_elements`.
+
+    Args:
+        elements: what the process has read, see `Worker._read_now`.
+        result_index: the index of the result.
+        whole: the result, read later.
+        name: the case in messages.
+    """
+    if elements.get("result") != result_index:
+        return
+    indices = elements.get("indices")
+    is_valid = isinstance(indices, list) and len(indices) <= MOST_READ_AT_ONCE
+    if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
+        late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
+        if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
+            return
+    reason = f"{name}: its result is not complete on the current stream when the call has returned"
+    raise FoundError(WRONG, reason[:LONGEST_LINE])
 
 
 def note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:

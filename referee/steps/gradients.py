@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from referee.comparison.forward import (
+    check_complete,
     check_description,
     check_elements_apart,
     check_intact,
@@ -175,7 +176,7 @@ def _compare_training_step(
     descriptions = reply["calls"][0]["results"]
     if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
         return []
-    _compare_quantities(grading, quantities, descriptions, is_strict=drawn.are_masked)
+    _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
     grading.bench.free_results(grading.solution)
     return quantities
 
@@ -212,22 +213,24 @@ def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
 
 
 def _compare_quantities(
-    grading: Grading, quantities: list[Quantity], descriptions: list, is_strict: bool
+    grading: Grading, quantities: list[Quantity], reply: dict, is_strict: bool
 ) -> None:
     """Compare each result and gradient of a step with its error budget.
 
     Args:
         grading: the file under grading.
         quantities: results and gradients.
-        descriptions: the reply's descriptions, one for each quantity.
+        reply: has a description for each quantity.
         is_strict: whether a single wrong element is a mistake.
     """
+    descriptions = reply["calls"][0]["results"]
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
             got = read_quantity(grading, quantity, description, prefix, (0, result_index))
+            check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 
 

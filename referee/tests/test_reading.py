@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from referee.comparison.forward import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.results import describe, flatten
 from referee.contestants.shared import Pool, Region
 from referee.times.early_elements import EarlyElements
+from referee.verdict import FoundError
 
 CPU = torch.device("cpu")
 TRANSPOSED = torch.arange(12.0).view(3, 4).t()
@@ -112,7 +114,7 @@ def test_results_that_change_after_their_clock_has_stopped(stopped, values):
     bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     calls = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
-    early.read({"calls": calls, "elements": {}})
+    early.read({"calls": calls})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
@@ -127,7 +129,7 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
     region.place(results)
     problem = SimpleNamespace(device=torch.device(device))
     bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
-    forged = {"calls": [{"results": []}], "elements": {}}
+    forged = {"calls": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):
         region.fill()
@@ -144,18 +146,19 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
 
 
 def test_elements_that_the_process_has_read():
-    """They are the last call's, and must be in its result."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t()
     right = {"result": 1, "indices": [1, 3], "bytes": "0000404000008040"}  # 3.0, 4.0
-    wrong = [{"bytes": "00"}, {"bytes": 5}, {"indices": 1}, {"indices": [4]}, {"indices": [-1, 3]}]
-    for elements in (right, *(right | other for other in wrong)):
-        problem = SimpleNamespace(device=CPU)
-        bench = SimpleNamespace(problem=problem, are_results_copied=False, outputs=[])
-        early = EarlyElements(bench, SimpleNamespace(reader=None))
-        early.read({"calls": [{"results": []}, {"results": []}], "elements": elements})
-        assert early.differs(1, 1, x) == (elements != right)
-        assert not early.differs(1, 0, x)
-        assert not early.differs(0, 1, x)
+    check_complete(right, 1, x, "case")
+    for wrong in (
+        {"bytes": "00"},
+        {"bytes": 5},
+        {"indices": 1},
+        {"indices": [4]},
+        {"indices": [-1]},
+    ):
+        check_complete(right | wrong, 0, x, "case")
+        with pytest.raises(FoundError, match="case: its result is not complete"):
+            check_complete(right | wrong, 1, x, "case")
 
 
 def test_flatten():

@@ -31,10 +31,6 @@ class EarlyElements:
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.
 
-    On a GPU a process also reads some elements of its last call itself, as soon as the call has
-    returned, see `Worker._read_now`. It may report false ones. But an honest process shows in this
-    way that a call leaves work on another stream, however short that work is.
-
     On a CPU nothing is read in place, because a stopped process computes nothing.
 
     Args:
@@ -48,13 +44,10 @@ class EarlyElements:
         self._reader = process.reader
         # By the index of the call and of the result: flat indices and the elements there.
         self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        # What the process has read: the index of the call, and the entry "elements" of the reply.
-        self._from_process: tuple[int, dict] = 0, {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
         calls = reply["calls"]
-        self._from_process = len(calls) - 1, reply["elements"]
         count = max(1, READ_ELEMENTS // max(len(calls), 1))
         if self._bench.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
@@ -99,28 +92,8 @@ class EarlyElements:
             result_index: the index of the result in the call.
             whole: the result as it was read after the clock had stopped.
         """
-        if self._differs_from_process(call_index, result_index, whole):
-            return True
         if (call_index, result_index) not in self._elements:
             return False
         indices, early = self._elements[call_index, result_index]
         late = as_indexable(whole).reshape(-1)[indices.to(whole.device)].cpu()
         return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))
-
-    def _differs_from_process(
-        self, call_index: int, result_index: int, whole: torch.Tensor
-    ) -> bool:
-        """Return whether the elements that the process has read have other bits in the result.
-
-        So have elements that do not exist.
-        """
-        of_call, elements = self._from_process
-        if call_index != of_call or result_index != elements.get("result"):
-            return False
-        indices = elements.get("indices")
-        if not isinstance(indices, list) or len(indices) > READ_ELEMENTS:
-            return True
-        if not all(type(index) is int and 0 <= index < whole.numel() for index in indices):
-            return True
-        late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
-        return bytes(late.view(torch.uint8).tolist()).hex() != elements.get("bytes")
