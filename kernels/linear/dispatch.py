@@ -5,7 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import Linear, Parameter
-from torch.nn.modules import module as hooks_of_all_modules
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 from torch.overrides import has_torch_function_variadic
 
 from kernels.interception import (
@@ -90,10 +95,10 @@ def is_plain_linear(linear: object) -> bool:
         or attributes["_forward_pre_hooks"]
         or attributes["_backward_hooks"]
         or attributes["_backward_pre_hooks"]
-        or hooks_of_all_modules._global_forward_hooks
-        or hooks_of_all_modules._global_forward_pre_hooks
-        or hooks_of_all_modules._global_backward_hooks
-        or hooks_of_all_modules._global_backward_pre_hooks
+        or _global_forward_hooks
+        or _global_forward_pre_hooks
+        or _global_backward_hooks
+        or _global_backward_pre_hooks
         or "forward" in attributes
         or "_call_impl" in attributes
         or "_compiled_call_impl" in attributes

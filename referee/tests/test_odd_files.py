@@ -196,27 +196,6 @@ def test_work_that_is_queued_behind_the_reply(tmp_path):
     grade(RELU, table, tmp_path, device="cuda")
 
 
-# The current stream does not wait for the work, which takes a fraction of a millisecond.
-BESIDE = "STREAM = torch.cuda.Stream()\n" + module("""
-STREAM.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(STREAM):
-    return torch.relu(x)
-""")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_work_that_is_left_on_another_stream(tmp_path):
-    large = reference("return torch.relu(x)", "[torch.rand(4096, 16384)]")
-    joined = BESIDE.replace("return torch.relu(x)", "out = torch.relu(x)")
-    joined += "        torch.cuda.current_stream().wait_stream(STREAM)\n        return out\n"
-    table = {
-        "left": wrong(BESIDE, "not complete on the current stream"),
-        "joined": correct(joined),
-    }
-    grade(large, table, tmp_path, device="cuda")
-
-
 def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
     slow = "import time\n" + reference("return torch.relu(x)", "[draw()]")
     slow += "\ndef draw():\n    time.sleep(0.05)\n    return torch.rand(8, 64)\n"
