@@ -4,9 +4,8 @@ import pytest
 from processes import compiled
 
 MIB = 1 << 20
-# As in chunks.h.
-MAX_WORKSPACE = 254 * MIB
-MIN_FOR_ROWS = 64 * MIB
+MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
+MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
 TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
 

@@ -1,5 +1,8 @@
 """float32 products by our kernels on a GPU: forward and backward are as accurate as torch's."""
 
+import faulthandler
+import sys
+
 import pytest
 import torch
 from compare import assert_as_accurate, assert_mask_of, assert_same_bits, rounding_errors
@@ -311,6 +314,15 @@ def test_operands_on_a_device_that_is_not_current(path):
     assert torch.cuda.current_device() == 0
 
 
+@pytest.fixture
+def at_most_a_minute():
+    """End this process if the test takes longer, because a GPU that hangs cannot be interrupted."""
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.usefixtures("at_most_a_minute")
 def test_two_streams_at_once_do_not_deadlock(path):
     """Blocks may wait for partial sums although not all blocks fit on the GPU at once."""
     ours, _, x, _ = draw_step(*SHARED[1])

@@ -26,8 +26,7 @@ int main() {
     product.is_forward = relu;
     product.x_is_transposed = is_transposed;
     product.weight_has_vector_rows = has_vectors;
-    const char* const names[] = {"skinny", "sm90", "sm80", "torch"};
-    puts(names[static_cast<int>(choose_path(product, gpu))]);
+    puts(name_of(choose_path(product, gpu)));
   }
 }
 """

@@ -7,6 +7,7 @@ without a GPU.
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from processes import compiled
@@ -15,22 +16,21 @@ from processes import compiled
 WIDE = 176
 NARROW = 160
 
-# As in StreamKConfig, linear/sm90/stream_k.cuh. The first three are in k-groups, the others in
-# row-groups: the time in which a cluster multiplies one row of x over one k-group.
-MIN_RANGE = 2
-MIN_PART = 2
-MIN_SAVING = 3
-GROUP_OVERHEAD = 80
-ADDING_PER_ROW = 2
-
 # Prints how many clusters have work, the whole waves, and where each cluster's range begins.
+# Without arguments it prints the constants of the schedule.
 PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
 
 #include "linear/sm90/stream_k.cuh"
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  using Config = kernels::sm90::StreamKConfig;
+  if (count == 1) {
+    printf("%d %d %d %d %d", Config::kMinRange, Config::kMinPart, Config::kMinSaving,
+           Config::kKGroupOverhead, Config::kAddingPerRow);
+    return 0;
+  }
   const int tiles = atoi(arguments[1]);
   const int k_groups = atoi(arguments[2]);
   const int clusters = atoi(arguments[3]);
@@ -96,10 +96,28 @@ class Plan:
         return sum(a < end and b > first for a, b in pairwise(self.begin))
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    program = compiled(tmp_path_factory.mktemp("plan"), PLAN, "nvcc")
+class Constants(NamedTuple):
+    """Those of StreamKConfig in linear/sm90/stream_k.cuh, which says what they are."""
 
+    min_range: int
+    min_part: int
+    min_saving: int
+    k_group_overhead: int
+    adding_per_row: int
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("plan"), PLAN, "nvcc")
+
+
+@pytest.fixture(scope="module")
+def constants(program):
+    return Constants(*map(int, program()))
+
+
+@pytest.fixture(scope="module")
+def plan(program):
     def call(tiles, k_groups, clusters, rows_of_third=NARROW):
         used, waves, *begin = map(int, program(tiles, k_groups, clusters, rows_of_third))
         return Plan(tiles, k_groups, clusters, used, waves, begin)
@@ -112,11 +130,19 @@ def test_the_example_in_the_headers_comment_is_right(plan):
     assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 6, 12, 18])
 
 
+def test_no_tile_is_shared_if_the_environment_forbids_it(plan, monkeypatch):
+    monkeypatch.setenv("KERNELS_STREAM_K", "0")
+    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
+    assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 9, 18, 18])
+
+
 # Results of one tile and of many, short sums and long ones, and GPUs of other sizes.
 @pytest.mark.parametrize("clusters", [1, 2, 57, 66, 72])
 @pytest.mark.parametrize("k_groups", [1, 2, 16, 17, 128, 1024])
 @pytest.mark.parametrize("tiles", [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504])
-def test_every_k_group_has_one_cluster_and_loads_are_even(plan, tiles, k_groups, clusters):
+def test_every_k_group_has_one_cluster_and_loads_are_even(
+    plan, constants, tiles, k_groups, clusters
+):
     planned = plan(tiles, k_groups, clusters)
     begin = planned.begin
     tiles_of_last_wave = tiles - planned.first_of_last_wave
@@ -135,13 +161,13 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(plan, tiles, k_groups,
     assert all(a < b or a % k_groups == 0 for a, b in pairwise(begin))
 
     # Few clusters share a tile, as one of them adds the partial sums of the others.
-    adding_in_groups = ADDING_PER_ROW * WIDE / (WIDE + GROUP_OVERHEAD)
-    min_range = max(MIN_RANGE, math.isqrt(int(k_groups * adding_in_groups)))
+    adding_in_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
+    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_groups)))
     for tile in range(tiles_of_last_wave):
         assert planned.sharers(tile) <= k_groups / min_range + 2
 
     # Tiles are not cut near their ends.
-    assert all(MIN_PART <= cut <= k_groups - MIN_PART for cut in planned.cuts)
+    assert all(constants.min_part <= cut <= k_groups - constants.min_part for cut in planned.cuts)
 
     # If tiles are cut, clusters have about the same load. If none is cut, no load is longer than
     # that of tiles dealt out whole.
@@ -153,12 +179,15 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(plan, tiles, k_groups,
     whole_waves = planned.longest_load(planned.first_of_last_wave)
     if planned.cuts:
         most_of_whole_waves = whole_waves + min_range * WIDE
-        assert max(loads) <= max(fair, most_of_whole_waves) + (MIN_PART + MIN_RANGE) * WIDE
+        assert (
+            max(loads)
+            <= max(fair, most_of_whole_waves) + (constants.min_part + constants.min_range) * WIDE
+        )
     else:
         assert max(loads) <= uncut
 
     # Tiles are cut where that pays.
-    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= MIN_SAVING * WIDE:
+    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= constants.min_saving * WIDE:
         assert planned.cuts
 
 

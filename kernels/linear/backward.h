@@ -211,8 +211,10 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
   const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
                            mask.dim() > 0 && mask.device() == grad.device();
   if (!is_readable || rows_of(mask) != rows || mask.size(-1) != row_bytes) {
-    fail("mask must be contiguous, uint8, on the gradient's device, with " + std::to_string(rows) +
-         " rows of " + std::to_string(row_bytes));
+    fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " +
+         std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes on " +
+         grad.device().str() + ", got " + (mask.is_contiguous() ? "" : "non-contiguous ") +
+         describe(mask) + ": a hook for saved tensors must return it unchanged");
   }
 }
 

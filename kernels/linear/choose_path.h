@@ -52,6 +52,21 @@ enum class Path {
   kTorch,
 };
 
+// Returns the name of a path, as set_linear_path takes it.
+inline const char* name_of(Path path) {
+  switch (path) {
+    case Path::kSkinny:
+      return "skinny";
+    case Path::kSm90:
+      return "sm90";
+    case Path::kSm80:
+      return "sm80";
+    case Path::kTorch:
+      break;
+  }
+  return "torch";
+}
+
 struct Gpu {
   int capability;  // 10 times the major number plus the minor number: 90 for Hopper
   int multiprocessors;

@@ -104,21 +104,6 @@ inline OperandRules rules_of(Path path, const Product& product, int64_t element_
   return rules;
 }
 
-// Returns the name of a path, as set_linear_path takes it.
-inline const char* name_of(Path path) {
-  switch (path) {
-    case Path::kSkinny:
-      return "skinny";
-    case Path::kSm90:
-      return "sm90";
-    case Path::kSm80:
-      return "sm80";
-    case Path::kTorch:
-      break;
-  }
-  return "torch";
-}
-
 // Returns true if the path's kernel can compute the call on this GPU.
 inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
   switch (path) {

@@ -156,7 +156,9 @@ struct ReluBackward : Node {
   void check_mask(const Tensor& mask, const Tensor& grad_output) const {
     const int64_t bytes = bytes_of_bits(c10::multiply_integers(sizes));
     if (mask.numel() != bytes || mask.device() != grad_output.device()) {
-      fail("mask must have " + std::to_string(bytes) + " elements on the gradient's device");
+      fail("relu's backward: expected the saved mask, which has " + std::to_string(bytes) +
+           " elements on " + grad_output.device().str() + ", got " + describe(mask) +
+           ": a hook for saved tensors must return it unchanged");
     }
   }
 

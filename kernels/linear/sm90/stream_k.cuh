@@ -61,6 +61,9 @@
 //     GPU, and waits only for clusters that have ended (by fact 2). So it ends, and another one
 //     gets its place.
 //
+// Whoever does not rely on these conditions sets the environment variable KERNELS_STREAM_K to 0.
+// Tiles are then never cut, and no cluster waits for another.
+//
 // Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
@@ -68,6 +71,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 #include "common/ptx/cluster.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -113,6 +118,15 @@ struct StreamKConfig {
   }
 };
 
+// Returns false if the environment has KERNELS_STREAM_K=0. The variable is read once.
+inline bool is_cutting_allowed() {
+  static const bool is_allowed = [] {
+    const char* const setting = std::getenv("KERNELS_STREAM_K");
+    return setting == nullptr || std::strcmp(setting, "0") != 0;
+  }();
+  return is_allowed;
+}
+
 // One cluster's unit of work: the k-groups begin <= i < end of a tile.
 struct WorkTile {
   int tile;
@@ -140,7 +154,7 @@ struct Schedule {
     whole_waves = tiles / clusters;
     k_groups = k_groups_of_tile;
     const Loads loads = count_loads(tiles, clusters, row_count);
-    if (cutting_pays(loads, clusters, max_rows)) {
+    if (is_cutting_allowed() && cutting_pays(loads, clusters, max_rows)) {
       assign_ranges(loads, tiles, clusters, max_rows, row_count);
     } else {
       assign_uncut_tiles(tiles, clusters);
