@@ -37,7 +37,7 @@ namespace kernels::sm90::gemm_one_product {
 //   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = fp16x3::k_tile_depth(/*has_lo=*/false);  // 64 of K
+  static constexpr int kKTileDepth = fp16x3::k_tile_depth(fp16x3::Halves::kHi);  // 64 of K
   static constexpr int kUnitKTiles = 4;
   static constexpr int kUnitRows = 32;
   static constexpr int kUnitsPerPanel = Config::kBlockColumns / kUnitRows;
