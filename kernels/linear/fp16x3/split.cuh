@@ -27,7 +27,7 @@
 //
 // split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. On sm90 the
 // GEMMs convert the weight: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
-// product rounds it to hi (sm90/convert_weight.cuh).
+// product rounds it to hi (sm90/convert_patch.cuh).
 
 #pragma once
 
@@ -133,7 +133,7 @@ constexpr float kSmallHi = 0x1p-14f;
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
 // know how many zeros a row of the weight has. They pass K as `elements`, and scale `subnormals` up
-// to match (count_subnormals, sm90/convert_weight.cuh).
+// to match (count_subnormals, sm90/convert_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   return subnormals * 32 > elements;
 }
