@@ -19,13 +19,16 @@
 // converter warp puts an infinity into the row, so that its tiles are computed again
 // (gemm_one_product.cuh).
 //
-// The steps of a patch:
+// Which function calls which:
 //
-//   1. convert_whole_patch       hi, piece by piece through shared memory; notes which pieces have
-//                                subnormals
-//      convert_edge_patch        the same at the edge of the weight, without shared memory
-//   2. count_pieces              the subnormals of the noted pieces
-//   3. mark_row_for_tf32         an infinity in rows with too many subnormals
+//   convert_patch
+//     convert_whole_patch      a patch inside the weight, piece by piece through shared memory
+//       convert_piece
+//         round_octet
+//       count_pieces           after the conversion, if pieces have subnormals
+//         count_subnormals
+//     convert_edge_patch       a patch at the edge of the weight: both jobs, octet by octet
+//     mark_row_for_tf32        puts an infinity into rows with too many subnormals
 
 #pragma once
 
@@ -35,10 +38,10 @@
 
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/vectors.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight_layouts.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/split_x.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
@@ -74,10 +77,10 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet each.
 //
-// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But nobody counts the
-// nonzero elements of a whole row, so the row's subnormals are compared with K, which includes
-// zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to all 64,
-// as if the zeros had the same share of subnormals, and rounded down.
+// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But the
+// nonzero elements of a whole row are not counted, so its subnormals are compared with K, which
+// includes zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to
+// all 64, as if the zeros had the same share of subnormals, and rounded down.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
@@ -106,8 +109,8 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed. `hi_k_tile`
 // points to row 0 of the patch's first k-tile, and the next k-tile is k_tile_elements further.
 //
-// Most patches have no subnormals, so counting is a pass of its own: it would slow down the
-// conversion of every piece.
+// Counting is a second pass over the patch, as counting in every piece would slow the conversion
+// down.
 __device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
                                              const __half* hi_k_tile, int64_t k_tile_elements,
                                              uint32_t pieces) {
@@ -165,23 +168,24 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
-// Converts a whole patch, from `first_row` and `k_tile` on. Returns whether anything was added to
-// the counters of subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and
+// Converts a patch that is inside the weight. Returns whether anything was added to the counters of
+// subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and
 // meet at `barrier`.
 //
 // The warp has a ring of four buffers in shared memory. It converts the piece in one of them while
 // the next three pieces are loaded.
 template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
-                                                    int64_t first_row, int k_tile, PieceRing& ring,
+                                                    const Patch& patch, PieceRing& ring,
                                                     int barrier) {
   using C = ConvertWeightConfig;
   const fp16x3::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * fp16x3::kKTileNumbers;
-  const int64_t k = int64_t{k_tile} * C::kKTileDepth;
-  __half* const hi_k_tile = weight.hi + k_tile * k_tile_elements;
+  const int64_t first_row = patch.row;
+  const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
+  __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
   __half* target =
       hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers + Layout::k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
@@ -231,9 +235,9 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 }
 
 // Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
-// shared memory. Eight lanes have a row, eight k each, so a lane has every fourth row from lane_row
-// on. Returns whether anything was added to the counters of subnormals. All lanes of a warp call
-// it.
+// shared memory. Eight lanes share a row, with eight k each, so a lane has every fourth row of the
+// patch, from lane_row on. Returns whether anything was added to the counters of subnormals. All
+// lanes of a warp call it.
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                    int k_tile) {
@@ -296,7 +300,7 @@ __device__ __forceinline__ void convert_patch(const WeightConversion& conversion
                         int64_t{patch.k_tile + C::kPatchKTiles} * C::kKTileDepth <= k;
   bool any_counted;  // whether anything was added to subnormals
   if (is_whole) {
-    any_counted = convert_whole_patch<Layout>(conversion, patch.row, patch.k_tile, ring, barrier);
+    any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);
   } else {
     any_counted = convert_edge_patch<Layout>(conversion, k, patch.row + lane / 8, patch.k_tile);
   }

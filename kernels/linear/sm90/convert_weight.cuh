@@ -28,15 +28,14 @@
 // the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads
 // it, so a release and an acquire are not enough. Both sides also have a proxy fence:
 //
-//   converter (publish)           each lane: store hi, fence.proxy.async
-//                                 __syncwarp
-//                                 four lanes, one for each k-tile of the patch: red.release of
-//                                 ready
+//   converter (publish)         each lane: store hi, fence.proxy.async
+//                               __syncwarp
+//                               a lane for each of the patch's k-tiles: red.release of ready
 //
-//   producer (wait_converted)     each lane: ld.acquire of ready
-//                                 __syncwarp
-//                                 each lane: fence.proxy.async
-//                                 lane 0: TMA load of hi
+//   producer (wait_converted)   each lane: ld.acquire of ready
+//                               __syncwarp
+//                               each lane: fence.proxy.async
+//                               lane 0: TMA load of hi
 
 #pragma once
 
@@ -71,6 +70,7 @@ namespace kernels::sm90::gemm_one_product {
 //     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
 //     first needs the patch at its k-tile 128 + 20 = 148, which is first_use.
 struct PatchOrder {
+  const WeightConversion& conversion;
   int patches_along_k;
   int patch_rows;  // of the whole weight; a patch row is 32 of its rows
   int patch_rows_of_wave;
@@ -78,7 +78,7 @@ struct PatchOrder {
 
   // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
   __device__ PatchOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
-      : clusters(clusters) {
+      : conversion(conversion), clusters(clusters) {
     using C = ConvertWeightConfig;
     constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * C::kPatchesPerPanel;
     patches_along_k = (conversion.k_tiles + C::kPatchKTiles - 1) / C::kPatchKTiles;
@@ -89,7 +89,7 @@ struct PatchOrder {
   __device__ unsigned count() const { return static_cast<unsigned>(patch_rows) * patches_along_k; }
 
   // The patch of this number, 0 <= number < count().
-  __device__ __forceinline__ Patch find(const WeightConversion& conversion, int number) const {
+  __device__ __forceinline__ Patch find(int number) const {
     using C = ConvertWeightConfig;
     const int wave = number / (patch_rows_of_wave * patches_along_k);
     const int number_in_wave = number - wave * patch_rows_of_wave * patches_along_k;
@@ -116,10 +116,10 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
 // This wait and the producers' waits for `ready` cannot block each other for ever. Consider the
-// first patch, in PatchOrder, that is taken but not converted. Its warp waits here for the producer
-// of its own block. Until that producer is near the patch's first use, it needs only earlier
-// patches, and these are converted. (docs/DESIGN.md also considers blocks that have not started
-// yet.)
+// first patch that is taken but not converted. All earlier ones are converted, as patches are taken
+// in their order. The patch's warp waits here at most for the producer of its own block. Until that
+// producer is near the patch's first use, it needs only earlier patches, so it proceeds.
+// (docs/DESIGN.md, "gemm_one_product on Hopper", also considers patches that nobody has taken.)
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(progress, 0) + ConvertWeightConfig::kLead < patch.first_use) __nanosleep(200);
@@ -162,7 +162,7 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   unsigned number = __shfl_sync(0xffffffff, first, 0);
   while (number < patches) {
     const unsigned next_number = take_patch(conversion);  // arrives during the conversion
-    const Patch patch = order.find(conversion, static_cast<int>(number));
+    const Patch patch = order.find(static_cast<int>(number));
     wait_for_turn(patch, progress);
     convert_patch<Layout>(conversion, k, patch, ring, barrier);
     publish(conversion, patch);
