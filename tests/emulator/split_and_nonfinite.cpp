@@ -20,7 +20,8 @@ namespace {
 __global__ void split_row_kernel(fp16x3::SplitMatrix matrix, int64_t k, fp16x3::Splitter splitter) {
   const bool is_warp = splitter == fp16x3::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  if (row < matrix.rows) fp16x3::split_row(matrix, row, k, splitter, matrix.lo != nullptr);
+  const auto halves = matrix.lo != nullptr ? fp16x3::Halves::kHiAndLo : fp16x3::Halves::kHi;
+  if (row < matrix.rows) fp16x3::split_row(matrix, halves, row, k, splitter);
 }
 
 __global__ void nonfinite_rows_kernel(fp16x3::SplitMatrix x, fp16x3::SplitMatrix weight, int64_t k,

@@ -25,9 +25,9 @@
 // results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one product a GEMM in
 // TF32 (see kNeedsTf32).
 //
-// split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. The sm90 GEMMs
-// treat the weight themselves: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
-// product rounds it to hi (sm90/convert_weight.cuh).
+// split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. On sm90 the
+// GEMMs convert the weight: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
+// product rounds it to hi (sm90/convert_patch.cuh).
 
 #pragma once
 
@@ -51,9 +51,20 @@ constexpr int kOctet = 8;
 // and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
 constexpr int kKTileNumbers = 64;
 
-// Returns how many elements of K a k-tile has.
-__host__ __device__ constexpr int k_tile_depth(bool has_lo) {
-  return has_lo ? kKTileNumbers / 2 : kKTileNumbers;
+// The halves that are made of each element.
+//
+//                            kHiAndLo                  kHi
+//
+//   for                      the fp16x3 GEMMs          the GEMM with one product
+//   depth of a k-tile        32 of K                   64 of K
+//   exponent of a row        any                       at most kMaxHiExponent
+//   mark of a row that the   RowState, in the state    kNeedsTf32, in the exponent
+//   halves do not represent
+enum class Halves { kHi, kHiAndLo };
+
+// Returns how many elements of K a k-tile of the k-tiled layout has.
+__host__ __device__ constexpr int k_tile_depth(Halves halves) {
+  return halves == Halves::kHiAndLo ? kKTileNumbers / 2 : kKTileNumbers;
 }
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
@@ -71,9 +82,9 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //                missed may overflow fp16.
 //   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
 //
-// split_row writes kExact or kNonfinite. Rows of the weight on sm90, which split_row does not
-// split, begin as kExact. The first run sets kOverflowed where it finds a sum that is not finite.
-// The second run changes that to kNonfinite where the row holds infinity or NaN.
+// split_row writes kExact or kNonfinite. A row of the weight on sm90 begins as kExact. The first
+// run sets kOverflowed if it finds a sum that is not finite, and the second run changes that to
+// kNonfinite if the row holds infinity or NaN.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
@@ -120,9 +131,9 @@ constexpr float kSmallHi = 0x1p-14f;
 
 // Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
-// Zeros should not count, as hi represents them exactly. So for a row of x, `elements` is how many
-// are not zero. For a row of the weight it is K, with zeros, and count_subnormals
-// (sm90/convert_weight.cuh) scales `subnormals` up accordingly.
+// Zeros do not count as elements, because hi represents them exactly. The converter warps do not
+// know how many zeros a row of the weight has. They pass K as `elements`, and scale `subnormals` up
+// to match (count_subnormals, sm90/convert_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   return subnormals * 32 > elements;
 }

@@ -8,7 +8,7 @@
 //   1. load_and_find_largest   the row's largest magnitude; the first octets stay in registers
 //   2. RowScale                the power of two
 //   3. split_and_store         hi and lo, in the layout of the SplitMatrix
-//   4. in split_row            the row's exponent and state
+//   4. the end of split_row    the row's exponent and state
 
 #pragma once
 
@@ -32,20 +32,22 @@ namespace kernels::fp16x3 {
 enum class Splitter { kBlock, kWarp };
 
 struct SplitConfig {
-  static constexpr int kThreads = 256;          // of a block, at most
-  static constexpr int kMinThreads = 64;        // of a block, at least
-  static constexpr int kWarps = kThreads / 32;  // of a block, at most
-  static constexpr int kKept = 32;              // elements that a thread keeps in registers
+  // The largest and the smallest block.
+  static constexpr int kThreads = 256;
+  static constexpr int kMinThreads = 64;
+  static constexpr int kWarps = kThreads / 32;
+  // The elements of a row that a thread, or a whole warp, keeps in registers.
+  static constexpr int kKept = 32;
   static constexpr int kKeptOctets = kKept / kOctet;
-  static constexpr int kKeptByWarp = 32 * kKept;  // elements of the longest row that a warp keeps
+  static constexpr int kKeptByWarp = 32 * kKept;
 };
 static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
 static_assert(32 * kOctet % kKTileNumbers == 0,
               "a thread's octets are whole k-tiles apart, as split_and_store assumes");
 
-// Returns how many threads a block has that splits rows: the fewest, from 64 to 256, that keep a
-// whole row in registers, or 256 for longer rows. With a thread for each octet of a row, splitting
-// takes 1.6 times as long on an H200.
+// Returns how many threads a block needs to split a row: the fewest, from 64 to 256, that keep the
+// whole row in registers, or 256 for longer rows. More threads would be slower: with one for each
+// octet of a row, splitting takes 1.6 times as long on an H200.
 inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
   while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
@@ -84,9 +86,8 @@ template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
-  // Loads of four elements, which give zeros where their condition is false. No branch separates
-  // them, so all are issued at once. If the row is not aligned, all conditions are false, and the
-  // loop below loads single elements.
+  // If the row is aligned, this loads four elements at a time, or zeros past k. No branch separates
+  // the loads, so all are issued at once. If the row is not aligned, this loads nothing.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
@@ -113,10 +114,10 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
 // Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
 // threads of a warp call it.
 //
-//                     even thread    odd thread
-//   before            0 1 2 3        4 5 6 7
-//   after the swaps   0 4 2 6        1 5 3 7      1 for 4, and 3 for 6
-//   at the end        0 2 4 6        1 3 5 7      each thread exchanges its middle pairs
+//                                                       even thread   odd thread
+//   before                                              0 1 2 3       4 5 6 7
+//   the threads swap 1 and 4, and 3 and 6               0 4 2 6       1 5 3 7
+//   each thread swaps the two pairs in its middle       0 2 4 6       1 3 5 7
 __device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
   static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
                     pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
@@ -147,13 +148,13 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 
 // ------------------------------------------------------------ counts, scale and a thread's octets
 
-// Counts the elements of a row that are not zero, and those of them whose hi is subnormal.
+// Counts a thread's elements that are not zero, and those of them whose hi is subnormal.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Adds an octet, v before the scaling. Most octets have neither zeros nor subnormals, and take
-  // one comparison for each element.
+  // Adds an octet: v before the scaling, and scaled. Most octets have neither zeros nor subnormals,
+  // so the first loop looks whether there are any at all.
   __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
@@ -169,23 +170,23 @@ struct SubnormalCounter {
   }
 };
 
-// The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
-// largest element is 2^-149, but a float ends below 2^128. So there are two factors. The first is
-// 2^exponent, but at most 2^126 (kMaxHiExponent). The second is the rest: 1 for most rows, and for
-// all rows with hi alone.
+// The power of two that a row is multiplied by, as two factors: with lo, exponents reach 163 (for a
+// row whose largest element is 2^-149), but a float ends below 2^128. The first factor has at most
+// the exponent 126 (kMaxHiExponent). The second has the rest, so it is 1 for most rows.
 struct RowScale {
-  // True if all of the row is finite and, for hi alone, the exponent is at most kMaxHiExponent. Any
-  // other row is split as zeros.
+  // False if the row holds infinity or NaN, or if its exponent is too large for hi alone. Such a
+  // row is split as zeros.
   bool can_split;
   int exponent;
   float factor;
   float second_factor;  // 1 where the first is enough; 0 where the row is split as zeros
 
   // `largest` has the bits of the row's largest magnitude, as a float.
-  __device__ RowScale(uint32_t largest, bool has_lo) {
+  __device__ RowScale(uint32_t largest, Halves halves) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
     const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
-    can_split = largest < kInfinityBits && (has_lo || needed <= kMaxHiExponent);
+    const bool fits = halves == Halves::kHiAndLo || needed <= kMaxHiExponent;
+    can_split = largest < kInfinityBits && fits;
     exponent = can_split ? needed : 0;
     factor = power_of_two(min(exponent, kMaxHiExponent));
     second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
@@ -196,7 +197,7 @@ struct RowScale {
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
     if (second_factor == 1) return;
-    // Zeros by selection, as infinity or NaN times 0 would be NaN.
+    // Zeros are selected, because infinity or NaN times 0 would be NaN.
 #pragma unroll
     for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
   }
@@ -206,6 +207,8 @@ struct RowScale {
 // g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
 // the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
+  const SplitMatrix& matrix;
+  Halves halves;
   int64_t row;
   int64_t k;
   int64_t padded_k;
@@ -213,8 +216,11 @@ struct RowOfThread {
   int64_t start;
   int64_t step;
 
-  __device__ RowOfThread(const SplitMatrix& matrix, int64_t row, int64_t k, int thread, int threads)
-      : row(row),
+  __device__ RowOfThread(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
+                         int thread, int threads)
+      : matrix(matrix),
+        halves(halves),
+        row(row),
         k(k),
         padded_k(padded(k)),
         source(matrix.source + row * matrix.row_stride),
@@ -222,8 +228,8 @@ struct RowOfThread {
         step(int64_t{kOctet} * threads) {}
 
   // Returns where the octet that begins at element i is stored, as an index of hi or lo.
-  __device__ int64_t place_of(const SplitMatrix& matrix, int64_t i, bool has_lo) const {
-    const int depth = k_tile_depth(has_lo);
+  __device__ int64_t place_of(int64_t i) const {
+    const int depth = k_tile_depth(halves);
     if (!matrix.is_k_tiled) return row * padded_k + i;
     return (i / depth * matrix.rows + row) * kKTileNumbers + i % depth;
   }
@@ -255,16 +261,18 @@ load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptO
   return largest;
 }
 
-// Step 3 of split_row: scales, splits and stores the thread's octets. Counts subnormals if there is
-// no lo; what split_pair computes for lo is then not used.
+// Step 3 of split_row: scales, splits and stores the thread's octets. Counts the subnormals of a
+// row with hi alone.
 __device__ __forceinline__ SubnormalCounter
-split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowScale& scale,
-                bool has_lo, const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
+split_and_store(const RowOfThread& part, const RowScale& scale,
+                const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
+  const SplitMatrix& matrix = part.matrix;
+  const bool has_lo = part.halves == Halves::kHiAndLo;
   // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
-  const int64_t place = part.place_of(matrix, part.start, has_lo);
-  const int64_t place_step = part.place_of(matrix, part.start + part.step, has_lo) - place;
+  const int64_t place = part.place_of(part.start);
+  const int64_t place_step = part.place_of(part.start + part.step) - place;
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
@@ -293,14 +301,15 @@ split_and_store(const SplitMatrix& matrix, const RowOfThread& part, const RowSca
   return counter;
 }
 
-// Splits one row into hi and, if has_lo, lo. Writes the row's exponent and, if has_lo, its state.
-// All threads of the splitter call it. A block must pass __syncthreads between two rows.
-__device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t k,
-                                 Splitter splitter, bool has_lo) {
+// Splits one row of k elements into these halves. All threads of the splitter call it. A block must
+// pass
+// __syncthreads between two rows.
+__device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
+                                 Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
   const int threads = is_warp ? 32 : blockDim.x;
   const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
-  const RowOfThread part(matrix, row, k, thread, threads);
+  const RowOfThread part(matrix, halves, row, k, thread, threads);
 
   // 1. Find the largest magnitude.
   float kept[SplitConfig::kKeptOctets][kOctet];
@@ -308,22 +317,23 @@ __device__ inline void split_row(const SplitMatrix& matrix, int64_t row, int64_t
   largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
   // 2. Choose the power of two.
-  const RowScale scale(largest, has_lo);
+  const RowScale scale(largest, halves);
 
   // 3. Scale, split and store.
-  const SubnormalCounter counter = split_and_store(matrix, part, scale, has_lo, kept);
+  const SubnormalCounter counter = split_and_store(part, scale, kept);
 
-  // 4. Decide whether hi, or hi and lo, represent the row, and store the answer.
+  // 4. Decide whether the halves represent the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
-  if (!has_lo) {
+  if (halves == Halves::kHi) {
     // Sum both counts of all threads at once, in the two words of a 64-bit number.
     const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
     const uint64_t totals = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
     is_represented &= !has_many_subnormals(static_cast<uint32_t>(totals), totals >> 32);
   }
   if (thread != 0) return;
-  matrix.exponent[row] = has_lo || is_represented ? scale.exponent : kNeedsTf32;
-  if (has_lo) matrix.state[row] = is_represented ? kExact : kNonfinite;
+  const bool needs_tf32 = halves == Halves::kHi && !is_represented;
+  matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
+  if (halves == Halves::kHiAndLo) matrix.state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::fp16x3

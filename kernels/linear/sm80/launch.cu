@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    fp16x3::split_row(is_first ? first : second, is_first ? index : index - first.rows, k,
-                      fp16x3::Splitter::kBlock, /*has_lo=*/true);
+    fp16x3::split_row(is_first ? first : second, fp16x3::Halves::kHiAndLo,
+                      is_first ? index : index - first.rows, k, fp16x3::Splitter::kBlock);
     __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }
 }

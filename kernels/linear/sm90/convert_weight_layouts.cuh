@@ -1,10 +1,10 @@
 // How converter warps (convert_weight.cuh) divide the weight, and how a warp loads and reads its
-// part: one struct for each layout of the weight in memory, RowMajor and Transposed.
+// part: one struct for each layout of the weight in memory, RowMajor and Transposed. These structs
+// are all that convert_patch.cuh knows of the layouts.
 //
-// A warp copies a batch to a slot in shared memory: 512 floats, in the order that they have in
-// global memory. Copy i of lane l copies the four floats from 128 i + 4 l on, so a warp copies 128
-// successive floats at a time. A lane then converts two octets of the batch. The structs say which
-// floats these are, and are all that convert_whole_unit knows of the layouts.
+// A warp copies a piece, 512 floats, to a buffer in shared memory, in the order that the floats
+// have in global memory. Copy i of lane l copies the four floats from 128 i + 4 l on, so a warp
+// copies 128 successive floats at a time. A lane then converts two octets of the piece.
 
 #pragma once
 
@@ -19,10 +19,10 @@ namespace kernels::sm90::gemm_one_product {
 // How the weight is divided:
 //
 //   panel   128 rows of the weight: what one block multiplies
-//   unit    32 rows x 256 of K (4 k-tiles): what a warp converts at a time
-//   batch   a sixteenth of a unit, 2 KiB of float32: what a warp loads to shared memory at a time
+//   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
+//   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
 //
-// The 16 batches b0 - b15 of a unit, in the order in which a warp converts them. Those of a
+// The 16 pieces b0 - b15 of a patch, in the order in which a warp converts them. Those of a
 // row-major weight have 8 rows x 64 of K:
 //
 //                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
@@ -37,22 +37,22 @@ namespace kernels::sm90::gemm_one_product {
 //   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = fp16x3::k_tile_depth(/*has_lo=*/false);  // 64 of K
-  static constexpr int kUnitKTiles = 4;
-  static constexpr int kUnitRows = 32;
-  static constexpr int kUnitsPerPanel = Config::kBlockColumns / kUnitRows;
+  static constexpr int kKTileDepth = fp16x3::k_tile_depth(fp16x3::Halves::kHi);  // 64 of K
+  static constexpr int kPatchKTiles = 4;
+  static constexpr int kPatchRows = 32;
+  static constexpr int kPatchesPerPanel = Config::kBlockColumns / kPatchRows;
 
-  static constexpr int kBatchesPerKTile = 4;
-  static constexpr int kBatchesPerUnit = kUnitKTiles * kBatchesPerKTile;
-  // Batches of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
+  static constexpr int kPiecesPerKTile = 4;
+  static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
+  // Pieces of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
   // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
-  static constexpr int kRowMajorBatchRows = 8;      // x 64 of K
-  static constexpr int kTransposedBatchDepth = 16;  // of K, x 32 rows
-  static constexpr int kSlots = 4;  // batches of a warp in shared memory: 1 in use, 3 in flight
-  // A lane copies 16 bytes at a time, so a warp copies a batch in 4 steps.
-  static constexpr int kCopiesPerBatch = 4;
-  // A lane's share of a batch, in octets: 8 neighbours along K.
-  static constexpr int kOctetsPerBatch = 2;
+  static constexpr int kRowMajorPieceRows = 8;      // x 64 of K
+  static constexpr int kTransposedPieceDepth = 16;  // of K, x 32 rows
+  static constexpr int kBuffers = 4;  // pieces of a warp in shared memory: 1 in use, 3 in flight
+  // A lane copies 16 bytes at a time, so a warp copies a piece in 4 steps.
+  static constexpr int kCopiesPerPiece = 4;
+  // A lane's share of a piece, in octets: 8 neighbours along K.
+  static constexpr int kOctetsPerPiece = 2;
 
   // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
   // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
@@ -63,25 +63,26 @@ struct ConvertWeightConfig {
   // than 0x0400, the bits of fp16's least normal number.
   static constexpr uint32_t kNoSubnormal = 0x03ff03ff;
 
-  static_assert(kBatchesPerKTile * kRowMajorBatchRows == kUnitRows,
-                "four batches of a row-major weight make a k-tile of a unit");
-  static_assert(kBatchesPerKTile * kTransposedBatchDepth == kKTileDepth,
-                "four batches of a transposed weight make a k-tile of a unit");
-  static_assert(kRowMajorBatchRows * kKTileDepth == kCopiesPerBatch * 32 * 4,
-                "the copies of a warp make a batch of a row-major weight");
-  static_assert(kUnitRows * kTransposedBatchDepth == kCopiesPerBatch * 32 * 4,
-                "the copies of a warp make a batch of a transposed weight");
-  static_assert(kOctetsPerBatch * fp16x3::kOctet * 32 == kCopiesPerBatch * 32 * 4,
-                "a warp converts all elements of a batch");
-  static_assert(kBatchesPerUnit <= 32, "a 32-bit word has a bit for each batch of a unit");
+  static_assert(kPiecesPerKTile * kRowMajorPieceRows == kPatchRows,
+                "four pieces of a row-major weight make a k-tile of a patch");
+  static_assert(kPiecesPerKTile * kTransposedPieceDepth == kKTileDepth,
+                "four pieces of a transposed weight make a k-tile of a patch");
+  static_assert(kRowMajorPieceRows * kKTileDepth == kCopiesPerPiece * 32 * 4,
+                "the copies of a warp make a piece of a row-major weight");
+  static_assert(kPatchRows * kTransposedPieceDepth == kCopiesPerPiece * 32 * 4,
+                "the copies of a warp make a piece of a transposed weight");
+  static_assert(kOctetsPerPiece * fp16x3::kOctet * 32 == kCopiesPerPiece * 32 * 4,
+                "a warp converts all elements of a piece");
+  static_assert(kPiecesPerPatch <= 32, "a 32-bit word has a bit for each piece of a patch");
 };
 
-// The shared memory of a converter warp: a ring of batches, a float4 for each copy of each lane.
-using Batch = float4[ConvertWeightConfig::kCopiesPerBatch][32];
-using BatchRing = Batch[ConvertWeightConfig::kSlots];
-using ConverterMemory = BatchRing[ConvertWeightConfig::kWarps];
+// The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
+// float4 for each copy of each lane.
+using PieceBuffer = float4[ConvertWeightConfig::kCopiesPerPiece][32];
+using PieceRing = PieceBuffer[ConvertWeightConfig::kBuffers];
+using ConverterMemory = PieceRing[ConvertWeightConfig::kWarps];
 
-// A row-major weight. A slot is [8 rows][64 of K]. Which lane handles what:
+// A row-major weight. A buffer is [8 rows][64 of K]. Which lane handles what:
 //
 //   load                                      convert
 //
@@ -96,21 +97,21 @@ struct RowMajor {
   using C = ConvertWeightConfig;
   static constexpr bool kIsTransposed = false;
 
-  // A lane converts octets of kRows rows of a unit: two octets of a batch, times four batches of a
-  // k-tile. They are the unit's rows row(lane, 0), row(lane, 1) and so on.
-  static constexpr int kRows = C::kOctetsPerBatch * C::kBatchesPerKTile;
+  // A lane converts octets of kRows rows of a patch: two octets of a piece, times four pieces of a
+  // k-tile. They are the patch's rows row(lane, 0), row(lane, 1) and so on.
+  static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // The i for which row(lane, i) has this octet of a batch. `batch` is a number in the k-tile, 0
+  // The i for which row(lane, i) has this octet of a piece. `piece` is a number in the k-tile, 0
   // to 3.
-  __host__ __device__ static constexpr int row_number(int batch, int octet) {
-    return C::kOctetsPerBatch * batch + octet;
+  __host__ __device__ static constexpr int row_number(int piece, int octet) {
+    return C::kOctetsPerPiece * piece + octet;
   }
-  // The first k, in the k-tile, of the lane's octets in a batch.
-  __host__ __device__ static constexpr int k(int lane, int /*batch*/) { return lane % 8 * 8; }
+  // The first k, in the k-tile, of the lane's octets in a piece.
+  __host__ __device__ static constexpr int k(int lane, int /*piece*/) { return lane % 8 * 8; }
 
-  // The float of a slot that has this row and k of the batch, as in the picture. `read` computes it
-  // in another way; the static_asserts below compare both.
-  __host__ __device__ static constexpr int slot_float(int row, int k) {
+  // The float of a buffer that has this row and k of the piece, as in the picture. `read` computes
+  // it in another way; the static_asserts below compare both.
+  __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
   // Which copy, of which lane, loads the first four floats of an octet. The next lane loads the
@@ -120,36 +121,37 @@ struct RowMajor {
   }
   __host__ __device__ static constexpr int lane_of(int lane) { return lane % 16 * 2; }
 
-  // The lane's first four floats of the first batch of a unit that begins at (first_row, k).
+  // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
   __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
     return weight.source + (first_row + lane / 16) * weight.row_stride + k + lane % 16 * 4;
   }
 
-  // Loads a batch of the unit. `source` is what first_source has returned.
-  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
-                              int lane, uint64_t policy) {
-    const int batch_k = batch / C::kBatchesPerKTile * C::kKTileDepth;
+  // Loads a piece of the patch. `source` is what first_source has returned.
+  __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,
+                              int piece, int lane, uint64_t policy) {
+    const int piece_k = piece / C::kPiecesPerKTile * C::kKTileDepth;
     const float* address =
-        source + (batch_k + batch % C::kBatchesPerKTile * C::kRowMajorBatchRows * row_stride);
+        source + (piece_k + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows * row_stride);
 #pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      ptx::copy_async_with_policy(&slot[i][lane], address, policy);
+    for (int i = 0; i < C::kCopiesPerPiece; ++i) {
+      ptx::copy_async_with_policy(&buffer[i][lane], address, policy);
       address += 2 * row_stride;
     }
   }
 
-  // Reads one of the lane's octets of a batch.
-  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
-    const float4* const loaded = &slot[copy_of(lane, octet)][lane_of(lane)];
+  // Reads one of the lane's octets of a piece.
+  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
+                              float (&v)[fp16x3::kOctet]) {
+    const float4* const loaded = &buffer[copy_of(lane, octet)][lane_of(lane)];
     *reinterpret_cast<float4*>(v) = loaded[0];
     *reinterpret_cast<float4*>(v + 4) = loaded[1];
   }
 
-  // If a batch has subnormals, count_batches has to count them, in batches of the row-major shape.
-  // Returns these batches as bits. `first` is the number of the k-tile's first batch in the unit.
-  __device__ static uint32_t batches_to_count(int first, int batch_in_k_tile) {
-    return 1u << (first + batch_in_k_tile);
+  // If a piece has subnormals, count_pieces has to count them, in pieces of the row-major shape.
+  // Returns these pieces as bits. `first` is the number of the k-tile's first piece in the patch.
+  __device__ static uint32_t pieces_to_count(int first, int piece_in_k_tile) {
+    return 1u << (first + piece_in_k_tile);
   }
   // A lane counts only octets that it has written itself. If a layout has false here, the warp
   // needs a __syncwarp between writing and counting.
@@ -161,9 +163,9 @@ static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::lane_of(27) == 22,
               "copy 3 of lanes 22 and 23 loads this octet");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
-    for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerBatch; ++octet) {
+    for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
       const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::lane_of(lane);
-      const int first = RowMajor::slot_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
+      const int first = RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
       if (4 * float4_read != first) return false;
     }
   }
@@ -171,7 +173,7 @@ constexpr bool row_major_reads_as_pictured() {
 }
 static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
 
-// A transposed weight [K, N]. A slot is [16 of K][32 rows]. Which lane handles what:
+// A transposed weight [K, N]. A buffer is [16 of K][32 rows]. Which lane handles what:
 //
 //   load                                      convert
 //
@@ -185,22 +187,22 @@ static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
 //
 // Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. These would be 8 * 32
 // floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
-// swapped in the slot.
+// swapped in the buffer.
 struct Transposed {
   using C = ConvertWeightConfig;
   static constexpr bool kIsTransposed = true;
 
   // These members mean what RowMajor's members of the same names mean.
-  static constexpr int kRows = C::kOctetsPerBatch;
+  static constexpr int kRows = C::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
-  __host__ __device__ static constexpr int row_number(int /*batch*/, int octet) { return octet; }
-  __host__ __device__ static constexpr int k(int lane, int batch) {
-    return batch * C::kTransposedBatchDepth + lane / 16 * 8;
+  __host__ __device__ static constexpr int row_number(int /*piece*/, int octet) { return octet; }
+  __host__ __device__ static constexpr int k(int lane, int piece) {
+    return piece * C::kTransposedPieceDepth + lane / 16 * 8;
   }
 
-  __host__ __device__ static constexpr int slot_float(int row, int k) {
+  __host__ __device__ static constexpr int buffer_float(int row, int k) {
     const int swap = k < 8 ? 0 : 16;
-    return k * C::kUnitRows + (row ^ swap);
+    return k * C::kPatchRows + (row ^ swap);
   }
 
   __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
@@ -208,38 +210,40 @@ struct Transposed {
     return weight.source + (k + lane / 8) * weight.row_stride + first_row + lane % 8 * 4;
   }
 
-  __device__ static void load(Batch& slot, const float* source, int64_t row_stride, int batch,
-                              int lane, uint64_t policy) {
-    const float* address = source + batch * C::kTransposedBatchDepth * row_stride;
+  __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,
+                              int piece, int lane, uint64_t policy) {
+    const float* address = source + piece * C::kTransposedPieceDepth * row_stride;
 #pragma unroll
-    for (int i = 0; i < C::kCopiesPerBatch; ++i) {
-      const bool is_swapped = i >= C::kCopiesPerBatch / 2;  // from k = 8 on
-      const int slot_lane = is_swapped ? lane ^ 4 : lane;
-      ptx::copy_async_with_policy(&slot[i][slot_lane], address, policy);
+    for (int i = 0; i < C::kCopiesPerPiece; ++i) {
+      const bool is_swapped = i >= C::kCopiesPerPiece / 2;  // from k = 8 on
+      const int buffer_lane = is_swapped ? lane ^ 4 : lane;
+      ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, policy);
       address += 4 * row_stride;
     }
   }
 
-  __device__ static void read(const Batch& slot, int lane, int octet, float (&v)[fp16x3::kOctet]) {
+  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
+                              float (&v)[fp16x3::kOctet]) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
-    const float* const first_k = &slot[half_warp * (C::kCopiesPerBatch / 2)][0].x;
+    const float* const first_k = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
     const float* const column = first_k + half_of_rows * 16 + lane % 16;
 #pragma unroll
-    for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kUnitRows];
+    for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }
 
-  // A transposed batch has elements of all 32 rows, but count_batches counts row by row. So the
-  // whole k-tile is counted, which is four batches of the row-major shape.
-  __device__ static uint32_t batches_to_count(int first, int /*batch_in_k_tile*/) {
-    constexpr uint32_t kWholeKTile = (1u << C::kBatchesPerKTile) - 1;
+  // A transposed piece has elements of all 32 rows, but count_pieces counts row by row. So the
+  // whole k-tile is counted, which is four pieces of the row-major shape.
+  __device__ static uint32_t pieces_to_count(int first, int /*piece_in_k_tile*/) {
+    constexpr uint32_t kWholeKTile = (1u << C::kPiecesPerKTile) - 1;
     return kWholeKTile << first;
   }
   static constexpr bool kCountsOwnOctets = false;
 };
 static_assert(Transposed::row(27, 1) == 27 && Transposed::k(27, 0) == 8,
-              "octet 1 of lane 27 is row 27, k = 8 to 15 of the batch");
-static_assert(Transposed::slot_float(27, 0) == 27 && Transposed::slot_float(27, 8) == 8 * 32 + 11,
+              "octet 1 of lane 27 is row 27, k = 8 to 15 of the piece");
+static_assert(Transposed::buffer_float(27, 0) == 27 &&
+                  Transposed::buffer_float(27, 8) == 8 * 32 + 11,
               "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
 
 }  // namespace kernels::sm90::gemm_one_product

@@ -56,7 +56,7 @@ struct GemmFp16x3Config {
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
                 "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == fp16x3::k_tile_depth(/*has_lo=*/true),
+  static_assert(kKTileDepth == fp16x3::k_tile_depth(fp16x3::Halves::kHiAndLo),
                 "x is split into these k-tiles");
   // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
   // hi first, then 32 lo, and descriptors count in units of 16 bytes.

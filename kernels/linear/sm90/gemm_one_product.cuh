@@ -45,6 +45,7 @@
 //
 //   pipeline.cuh                          the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
+//   convert_patch.cuh                     how a converter converts its part of the weight
 //   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
 //   gemm_one_product_epilogue_half.cuh    the same for half types

@@ -139,7 +139,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 struct WeightConversion {
   fp16x3::SplitMatrix weight;
   unsigned* next;
-  unsigned* ready;       // [panels][k_tiles], each kUnitsPerPanel at last
+  unsigned* ready;       // [panels][k_tiles], each kPatchesPerPanel at last
   unsigned* subnormals;  // [N]
   int k_tiles;           // of the whole of K
   // All clusters together multiply x_tiles_at_once x weight_tiles_at_once tiles at a time, in the

@@ -161,7 +161,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
     }
     k_tiles_before += k_tiles;
   });
-  // This producer has no more k-tiles to load, but other blocks may still need units that this
+  // This producer has no more k-tiles to load, but other blocks may still need patches that this
   // block's converters have taken. So converters must no longer wait for this producer: progress
   // becomes the largest number for which progress + kLead does not overflow.
   if (Traits::kConvertsWeight && is_loader) {

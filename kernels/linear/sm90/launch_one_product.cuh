@@ -175,7 +175,7 @@ struct OneProductWorkspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
     const int64_t padded_k = fp16x3::padded(linear.k);
-    const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(/*has_lo=*/false);
+    const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(fp16x3::Halves::kHi);
     const TileOrder tiles = one_product_tiles(linear);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 

@@ -185,10 +185,12 @@ __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
   return min(fp16x3::kMaxHiExponent, SampleConfig::kHiTarget - mean);
 }
 
-// Writes the exponents and, if has_lo, the states of the kRows rows of the weight from first_row
-// on. All lanes of a warp call it.
-__device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight, bool is_transposed,
-                                              int64_t first_row, int64_t k, bool has_lo) {
+// Writes the exponents and, with lo, the states of the kRows rows of the weight from first_row on.
+// All lanes of a warp call it.
+__device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
+                                              fp16x3::Halves halves, bool is_transposed,
+                                              int64_t first_row, int64_t k) {
+  const bool has_lo = halves == fp16x3::Halves::kHiAndLo;
   const SampledRows rows(weight, is_transposed, first_row, k);
 #pragma unroll
   for (int i = 0; i < SampleConfig::kRows; ++i) {
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     cleared[i] = 0;
   }
-  const bool has_lo = x.lo != nullptr;
+  const auto halves = x.lo != nullptr ? fp16x3::Halves::kHiAndLo : fp16x3::Halves::kHi;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
@@ -227,10 +229,10 @@ __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
   if (splits_x) {
     const bool is_warp = splitter == fp16x3::Splitter::kWarp;
     const int64_t row = is_warp ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < x.rows) fp16x3::split_row(x, row, k, splitter, has_lo);
+    if (row < x.rows) fp16x3::split_row(x, halves, row, k, splitter);
     return;
   }
-  sample_weight(weight, weight_is_transposed, warp * SampleConfig::kRows, k, has_lo);
+  sample_weight(weight, halves, weight_is_transposed, warp * SampleConfig::kRows, k);
 #endif
 }
 

@@ -1,0 +1,313 @@
+// Converts one patch of the float32 weight to scaled fp16: 32 rows x 4 k-tiles
+// (convert_weight_layouts.cuh). A converter warp calls convert_patch for each patch that it takes
+// (convert_weight.cuh).
+//
+//   source     [N, K] float32, row-major, or its transpose [K, N]
+//   exponent   [N] int, of each row of the weight
+//   hi         [k-tile][N][64] fp16
+//
+// All three are members of WeightConversion::weight. For each n and each k < K,
+//
+//   hi[k / 64][n][k % 64] = source[n][k] * 2^exponent[n], rounded to nearest
+//
+// and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
+// sample of each row.
+//
+// Rows that need TF32. fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on: a smaller
+// element is subnormal and has lost bits. In each k-tile of a row, count_subnormals takes the share
+// of subnormals among the nonzero elements. If the mean of the k-tiles' shares exceeds 1/32, a
+// converter warp puts an infinity into the row, so that its tiles are computed again
+// (gemm_one_product.cuh).
+//
+// Which function calls which:
+//
+//   convert_patch
+//     convert_whole_patch      a patch inside the weight, piece by piece through shared memory
+//       convert_piece
+//         round_octet
+//       count_pieces           after the conversion, if pieces have subnormals
+//         count_subnormals
+//     convert_edge_patch       a patch at the edge of the weight: both jobs, octet by octet
+//     mark_row_for_tf32        puts an infinity into rows with too many subnormals
+
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/ptx/barrier.cuh"
+#include "common/ptx/memory.cuh"
+#include "common/vectors.cuh"
+#include "linear/fp16x3/split.cuh"
+#include "linear/sm90/convert_weight_layouts.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
+
+namespace kernels::sm90::gemm_one_product {
+
+// 32 rows x 4 k-tiles of the weight.
+struct Patch {
+  int64_t row;    // the first one
+  int k_tile;     // the first one
+  int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
+};
+
+// Scales eight neighbours along K and rounds them to fp16.
+//
+// `least` tells whether an element was subnormal. It packs two unsigned 16-bit numbers, one for
+// even and one for odd elements. The caller starts with 0x03ff in both (kNoSubnormal). Each element
+// lowers its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
+//
+//   element     magnitude bits    - 1               lowers the number
+//   zero        0x0000            0xffff (wraps)    no
+//   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
+//   normal      0x0400 - ...      0x03ff - ...      no
+__device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scale,
+                                    uint32_t* least) {
+  uint32_t hi[fp16x3::kOctet / 2];
+#pragma unroll
+  for (int j = 0; j < fp16x3::kOctet / 2; ++j) {
+    const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
+    hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
+    *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
+  }
+  return make_uint4(hi[0], hi[1], hi[2], hi[3]);
+}
+
+// Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
+// lanes have a row, with an octet each.
+//
+// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But the
+// nonzero elements of a whole row are not counted, so its subnormals are compared with K, which
+// includes zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to
+// all 64, as if the zeros had the same share of subnormals, and rounded down.
+//
+// Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
+__device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
+                                        const uint4& octet) {
+  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
+  // Counts in fp16, exact up to 2048: elements with even index in .x, odd in .y.
+  __half2 nonzeros = __float2half2_rn(0);
+  __half2 normals = nonzeros;
+#pragma unroll
+  for (const uint32_t bits : pairs) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
+    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
+  }
+  // .x counts nonzero elements, .y normal ones: first of the lane, then of the row's eight lanes.
+  __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
+  for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
+  const unsigned nonzero_count = __half2int_rz(__low2half(sum));
+  const unsigned lost = nonzero_count - __half2int_rz(__high2half(sum));
+  if (threadIdx.x % 8 == 0 && lost != 0) {
+    atomicAdd(conversion.subnormals + row, lost * ConvertWeightConfig::kKTileDepth / nonzero_count);
+  }
+}
+
+// Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
+// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed. `hi_k_tile`
+// points to row 0 of the patch's first k-tile, and the next k-tile is k_tile_elements further.
+//
+// Counting is a second pass over the patch, as counting in every piece would slow the conversion
+// down.
+__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
+                                             const __half* hi_k_tile, int64_t k_tile_elements,
+                                             uint32_t pieces) {
+  using C = ConvertWeightConfig;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
+    const int piece = __ffs(pieces) - 1;
+    const int k_tile = piece / C::kPiecesPerKTile;
+    const int64_t row = first_row + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows + lane / 8;
+    const __half* const source = hi_k_tile + k_tile * k_tile_elements +
+                                 row * fp16x3::kKTileNumbers + lane % 8 * fp16x3::kOctet;
+    uint4 octets[C::kOctetsPerPiece];
+#pragma unroll
+    for (int i = 0; i < C::kOctetsPerPiece; ++i) {
+      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileNumbers);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kOctetsPerPiece; ++i) {
+      count_subnormals(conversion, row + 4 * i, octets[i]);
+    }
+  }
+}
+
+// Waits until the oldest piece in flight has arrived in shared memory, for all lanes. After that
+// the buffer of the piece before it is free, as all lanes have read it.
+__device__ __forceinline__ void wait_for_piece(int barrier) {
+  ptx::wait_copies<ConvertWeightConfig::kBuffers - 2>();
+  ptx::barrier_sync(barrier, 32);
+}
+
+// Converts the lane's octets of a piece, and stores them to hi. Returns round_octet's `least`.
+//
+//   buffer            the piece in shared memory
+//   piece_in_k_tile   0 to 3
+//   scale[i]          the factor of row Layout::row(lane, i)
+//   target            where the lane's first octet of the k-tile goes (octet 0 of piece 0)
+//
+// The distance from `target` to the lane's other octets is the same in all lanes, so it is computed
+// for lane 0, whose first octet is at row 0 and k 0.
+template <typename Layout>
+__device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int lane,
+                                                  int piece_in_k_tile,
+                                                  const float (&scale)[Layout::kRows],
+                                                  __half* target) {
+  uint32_t least = ConvertWeightConfig::kNoSubnormal;
+#pragma unroll
+  for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
+    alignas(16) float v[fp16x3::kOctet];
+    Layout::read(buffer, lane, octet, v);
+    const int i = Layout::row_number(piece_in_k_tile, octet);
+    const int distance = Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::k(0, piece_in_k_tile);
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
+  }
+  return least;
+}
+
+// Converts a patch that is inside the weight. Returns whether anything was added to the counters of
+// subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and
+// meet at `barrier`.
+//
+// The warp has a ring of four buffers in shared memory. It converts the piece in one of them while
+// the next three pieces are loaded.
+template <typename Layout>
+__device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
+                                                    const Patch& patch, PieceRing& ring,
+                                                    int barrier) {
+  using C = ConvertWeightConfig;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
+  const int lane = threadIdx.x % 32;
+  const int64_t row_stride = weight.row_stride;
+  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileNumbers;
+  const int64_t first_row = patch.row;
+  const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
+  __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
+  __half* target =
+      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers + Layout::k(lane, 0);
+  const uint64_t policy = ptx::evict_first_policy();
+  const float* const source = Layout::first_source(weight, first_row, k, lane);
+  const auto load = [&](int piece) {
+    Layout::load(ring[piece % C::kBuffers], source, row_stride, piece, lane, policy);
+  };
+
+  float scale[Layout::kRows];
+#pragma unroll
+  for (int i = 0; i < Layout::kRows; ++i) {
+    const int64_t row = first_row + Layout::row(lane, i);
+    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
+  }
+
+  // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
+#pragma unroll
+  for (int piece = 0; piece < C::kBuffers - 1; ++piece) {
+    load(piece);
+    ptx::commit_copies();
+  }
+  uint32_t subnormal_pieces = 0;  // a bit for each piece of the row-major shape
+#pragma unroll 1
+  for (int first = 0; first < C::kPiecesPerPatch; first += C::kPiecesPerKTile) {
+#pragma unroll
+    for (int piece_in_k_tile = 0; piece_in_k_tile < C::kPiecesPerKTile; ++piece_in_k_tile) {
+      const int piece = first + piece_in_k_tile;
+      wait_for_piece(barrier);
+      if (piece + C::kBuffers - 1 < C::kPiecesPerPatch) load(piece + C::kBuffers - 1);
+      ptx::commit_copies();
+      const uint32_t least =
+          convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
+      if (least != C::kNoSubnormal) {
+        subnormal_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
+      }
+    }
+    target += k_tile_elements;
+  }
+
+  // Count the subnormals of the pieces in which a lane has found one.
+  subnormal_pieces = __reduce_or_sync(0xffffffff, subnormal_pieces);
+  const bool any_counted = subnormal_pieces != 0;
+  // Other lanes may have written what count_pieces reads.
+  if (!Layout::kCountsOwnOctets && any_counted) __syncwarp();
+  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_pieces);
+  return any_counted;
+}
+
+// Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
+// shared memory. Eight lanes share a row, with eight k each, so a lane has every fourth row of the
+// patch, from lane_row on. Returns whether anything was added to the counters of subnormals. All
+// lanes of a warp call it.
+template <typename Layout>
+__device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
+                                   int k_tile) {
+  using C = ConvertWeightConfig;
+  constexpr int kRowsPerLane = C::kPatchRows / 4;
+  const fp16x3::SplitMatrix& weight = conversion.weight;
+  bool any_counted = false;
+#pragma unroll 1
+  for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
+    const int64_t own_row = lane_row + i % kRowsPerLane * 4;
+    const int own_k_tile = k_tile + i / kRowsPerLane;
+    const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * fp16x3::kOctet;
+    uint32_t least = C::kNoSubnormal;
+    uint4 octet = {};
+    if (own_row < weight.rows && own_k < fp16x3::padded(k)) {
+      float v[fp16x3::kOctet];
+      if constexpr (Layout::kIsTransposed) {
+        for (int j = 0; j < fp16x3::kOctet; ++j) {
+          const bool exists = own_k + j < k;
+          v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
+        }
+      } else {
+        load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
+                    /*is_aligned=*/true);
+      }
+      octet = round_octet(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      __half* const target =
+          weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileNumbers;
+      *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
+    }
+    if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
+      count_subnormals(conversion, own_row, octet);
+      any_counted = true;
+    }
+  }
+  return any_counted;
+}
+
+// Puts an infinity into the patch's part of a row if too many subnormals have been counted in the
+// row so far. No row is missed, because the patch that is the last to add its count sees the whole
+// count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary load might
+// find an old count in L1.
+__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
+                                                  int64_t row, int k_tile) {
+  const fp16x3::SplitMatrix& weight = conversion.weight;
+  if (row < weight.rows &&
+      fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
+    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileNumbers] = __float2half(INFINITY);
+  }
+}
+
+// Converts a patch, and marks its rows that have too many subnormals. `k` is K. All lanes of a warp
+// call it, and meet at `barrier`.
+template <typename Layout>
+__device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
+                                              const Patch& patch, PieceRing& ring, int barrier) {
+  using C = ConvertWeightConfig;
+  const int lane = threadIdx.x % 32;
+  const bool is_whole = patch.row + C::kPatchRows <= conversion.weight.rows &&
+                        int64_t{patch.k_tile + C::kPatchKTiles} * C::kKTileDepth <= k;
+  bool any_counted;  // whether anything was added to subnormals
+  if (is_whole) {
+    any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);
+  } else {
+    any_counted = convert_edge_patch<Layout>(conversion, k, patch.row + lane / 8, patch.k_tile);
+  }
+  if (any_counted) {
+    __syncwarp();  // all lanes have added their counts
+    mark_row_for_tf32(conversion, k, patch.row + lane, patch.k_tile);
+  }
+}
+
+}  // namespace kernels::sm90::gemm_one_product
