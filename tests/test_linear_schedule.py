@@ -206,10 +206,10 @@ int main(int, char** arguments) {
   const int n = atoi(arguments[2]);
   const int k = atoi(arguments[3]);
   const int clusters = 66;
-  const GemmTiles tiles = choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide_x_tiles > 0 ? GemmFp16x3Config::kWideRows : tiles.other_rows;
+  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(m, n, k, clusters);
+  const int rows = tiles.wide_x_tiles > 0 ? gemm_fp16x3::Config::kWideRows : tiles.other_rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), GemmFp16x3Config::k_groups(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), gemm_fp16x3::Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }
@@ -247,7 +247,7 @@ ROWS = r"""
 #include "linear/sm90/choose_tiles.h"
 
 int main() {
-  const auto tiles = kernels::sm90::choose_tiles(1024, 8192, 8192, 66);
+  const auto tiles = kernels::sm90::gemm_fp16x3::choose_tiles(1024, 8192, 8192, 66);
   for (int weight = 0; weight < 3; ++weight) {
     for (int x = 0; x < tiles.order.x_tiles; ++x) {
       const auto rows = tiles.rows_of({x, weight});

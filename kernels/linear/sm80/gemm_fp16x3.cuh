@@ -40,9 +40,9 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm80 {
+namespace kernels::sm80::gemm_fp16x3 {
 
-struct GemmFp16x3Config {
+struct Config {
   static constexpr int kThreads = 256;
   static constexpr int kWarpsM = 2;  // along M
   static constexpr int kWarpsN = 4;  // along N
@@ -70,15 +70,14 @@ struct GemmFp16x3Config {
   static constexpr int kSubtilePitch = kFragmentsN * 8 + 8;                      // floats
   static constexpr int kSubtileFloats = kSubtileFragments * 16 * kSubtilePitch;  // of a warp
 };
-static_assert(GemmFp16x3Config::kBlockM == GemmFp16x3Config::kBlockN,
+static_assert(Config::kBlockM == Config::kBlockN,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
-    GemmFp16x3Config::kFragmentsM == 4,
+    Config::kFragmentsM == 4,
     "for each of the four fragments along M, a quarter of a stage is copied, and a quarter of the "
     "weight's fragments loaded");
-static_assert(GemmFp16x3Config::kRowBytes == 4 * 16, "vector_offset swizzles four vectors a row");
-static_assert(GemmFp16x3Config::kThreads / 32 * GemmFp16x3Config::kSubtileFloats * 4 <=
-                  GemmFp16x3Config::kSharedBytes,
+static_assert(Config::kRowBytes == 4 * 16, "vector_offset swizzles four vectors a row");
+static_assert(Config::kThreads / 32 * Config::kSubtileFloats * 4 <= Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
 // The parts of a split number, as indices of fragments.
@@ -91,12 +90,11 @@ enum Part { kHi, kLo };
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
 __device__ inline uint32_t vector_offset(int row, int vector) {
-  return row * GemmFp16x3Config::kRowBytes + (vector ^ (row / 2 % 4)) * 16;
+  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * 16;
 }
 
 // Returns the byte offset of the stage after the one at offset `stage`.
 __device__ inline uint32_t next_stage(uint32_t stage) {
-  using Config = GemmFp16x3Config;
   if (stage == Config::kSharedBytes - Config::kStageBytes) return 0;
   return stage + Config::kStageBytes;
 }
@@ -105,7 +103,6 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
 // and lo, of two rows of x and of two rows of the weight, 64 rows apart. Rows and k-tiles past the
 // end become zeros.
 struct Copies {
-  using Config = GemmFp16x3Config;
   static constexpr int kRowStep = Config::kThreads / 4;             // four vectors a row
   static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
 
@@ -166,7 +163,6 @@ struct Copies {
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
-  using Config = GemmFp16x3Config;
   uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Part, registers
   uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Part, fragment, registers
   uint32_t a_address;  // address of the lane's row of x in the first stage, for ldmatrix
@@ -211,7 +207,6 @@ struct Fragments {
 
 // A warp's results. The indices of both arrays: fragment along M, fragment along N, register.
 struct Results {
-  using Config = GemmFp16x3Config;
   // Promoted over all k-tiles; 2^11 times too large.
   float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};
   // The tensor cores add the products of one k-tile to these.
@@ -258,7 +253,6 @@ struct Results {
 // k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
 __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
                                                 Results& results, uint32_t& stage) {
-  using Config = GemmFp16x3Config;
 #pragma unroll
   for (int phase = 0; phase < 4; ++phase) {
     const int k_step = phase % 2;
@@ -300,10 +294,9 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
 //   in registers   lane 4 g + t has columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
 //   stored         each lane stores four neighbouring columns of one row
 __device__ __forceinline__ void store_results(
-    const float (&sums)[GemmFp16x3Config::kFragmentsM][GemmFp16x3Config::kFragmentsN][4],
-    float* staged, const Epilogue<float>& epilogue, const int* x_exponent,
-    const int* weight_exponent, int first_m, int first_n) {
-  using Config = GemmFp16x3Config;
+    const float (&sums)[Config::kFragmentsM][Config::kFragmentsN][4], float* staged,
+    const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent, int first_m,
+    int first_n) {
   constexpr int kLanesOfRow = Config::kFragmentsN * 8 / 4;
   constexpr int kSubtileRows = Config::kSubtileFragments * 16;
   const int lane = threadIdx.x % 32;
@@ -355,12 +348,11 @@ __device__ __forceinline__ void store_results(
 // kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
 // this one only if is_built().
 template <typename Matrix>
-__global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
                        int k, const TileOrder tiles,
                        const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
-  using Config = GemmFp16x3Config;
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
@@ -404,4 +396,4 @@ __global__ void __launch_bounds__(GemmFp16x3Config::kThreads, 1)
 #endif
 }
 
-}  // namespace kernels::sm80
+}  // namespace kernels::sm80::gemm_fp16x3

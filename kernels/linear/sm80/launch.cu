@@ -108,7 +108,7 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 }
 
 int64_t rows_of_chunk(const LinearArguments& linear) {
-  using Config = GemmFp16x3Config;
+  using Config = gemm_fp16x3::Config;
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const Tiling tiling{Config::kBlockM, divide_up(linear.n, Config::kBlockN),
                       std::max(multiprocessors, 1)};
@@ -119,7 +119,7 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 // Launches the three kernels for a chunk. The first chunk splits the weight for all.
 template <typename Matrix>
 void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t stream) {
-  using Config = GemmFp16x3Config;
+  using Config = gemm_fp16x3::Config;
   const Workspace workspace(linear);
   const Matrix& x = workspace.x;
   const Matrix& weight = workspace.weight;
@@ -134,7 +134,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
               split_rows_kernel<Matrix>, x, weight_to_split, linear.k);
 
   // Multiply.
-  const auto gemm = gemm_fp16x3_kernel<Matrix>;
+  const auto gemm = gemm_fp16x3::gemm_fp16x3_kernel<Matrix>;
   allow_shared_memory(gemm, Config::kSharedBytes);
   const TileOrder tiles{blocks_of(linear.m, Config::kBlockM), blocks_of(linear.n, Config::kBlockN)};
   const int padded_k = static_cast<int>(fp16x3::padded(linear.k));
@@ -152,7 +152,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 namespace kernels::cuda {
 
 bool linear_sm80_supports(const LinearArguments& linear) {
-  using Config = sm80::GemmFp16x3Config;
+  using Config = sm80::gemm_fp16x3::Config;
   // Indices are ints in the kernels. The last tile and k-tile may end past m, n and k.
   constexpr int64_t kMaxSize = INT32_MAX - 1024;
   const bool has_gpu =

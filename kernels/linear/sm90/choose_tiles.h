@@ -21,11 +21,11 @@
 #include "linear/sm90/stream_k.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // How many tiles cover M and N if a tile has `rows` rows of x and 256 columns.
 inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
-  constexpr int kTileColumns = GemmFp16x3Config::kBlockColumns * BlockConfig::kClusterSize;
+  constexpr int kTileColumns = Config::kBlockColumns * BlockConfig::kClusterSize;
   return {blocks_of(m, rows), blocks_of(n, kTileColumns)};
 }
 
@@ -63,7 +63,6 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
 // units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all are wide, as the
 // kernels for these K have no code for narrow tiles.
 inline int count_wide_x_tiles(int64_t m, int k, int x_tiles) {
-  using Config = GemmFp16x3Config;
   constexpr int kUnit = Config::kWideRows - Config::kNarrowRows;
   constexpr int kUnitsOfNarrow = Config::kNarrowRows / kUnit;
   static_assert(Config::kNarrowRows % kUnit == 0, "a narrow tile is whole units");
@@ -73,15 +72,14 @@ inline int count_wide_x_tiles(int64_t m, int k, int x_tiles) {
 
 // Chooses the tiles of x [m, k] times weight [n, k], for a GPU on which `clusters` clusters run at
 // once: wide tiles, mixed with narrow ones, or tiles of 128 or 64 rows if these take less time.
-inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
-  using Config = GemmFp16x3Config;
+inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int k_groups = Config::k_groups(k);
 
   const TileOrder wide_and_narrow = tiles_of(m, n, Config::kWideRows);
   const int wide_x_tiles = count_wide_x_tiles(m, k, wide_and_narrow.x_tiles);
   const int mean_rows = Config::kNarrowRows + (Config::kWideRows - Config::kNarrowRows) *
                                                   wide_x_tiles / wide_and_narrow.x_tiles;
-  GemmTiles best{wide_and_narrow, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
+  Tiles best{wide_and_narrow, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
   double best_time = estimate_time(wide_and_narrow, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
@@ -95,4 +93,4 @@ inline GemmTiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   return best;
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

@@ -78,19 +78,18 @@
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t base,
-                                             GemmMemory& shared, int warpgroup) {
-  using Config = GemmFp16x3Config;
+__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t base,
+                                             SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int weight_row = warp_column + fp16x3::column_of_a_row(g, 0);
-  Consumer<kPromotionInterval> consumer(base, lane, weight_row);
+  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, weight_row);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
@@ -143,8 +142,7 @@ __device__ __forceinline__ void run_consumer(const GemmArguments& args, uint32_t
 // their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
 // block does all rows that it multiplies. Blocks of other clusters may do the same rows, and write
 // the same values.
-__device__ inline void rescale_overflowed_rows(const GemmArguments& args) {
-  using Config = GemmFp16x3Config;
+__device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
@@ -174,14 +172,13 @@ template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
                        const __grid_constant__ CUtensorMap weight_map,
-                       const __grid_constant__ GemmArguments args) {
+                       const __grid_constant__ Arguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = GemmFp16x3Config;
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  GemmMemory& shared = *reinterpret_cast<GemmMemory*>(dynamic_memory);
+  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
-  const int warpgroup = ptx::uniform(threadIdx.x / 128);
+  const int warpgroup = ptx::uniform(threadIdx.x / BlockConfig::kWarpgroupThreads);
   start_next_kernel();
   if (args.is_second_run) {
     wait_for_previous_kernel();
@@ -193,8 +190,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Config::kStages>(base + offsetof(GemmMemory, barriers.full),
-                                 base + offsetof(GemmMemory, barriers.empty));
+  init_barriers<Config::kStages>(base + offsetof(SharedMemory, barriers.full),
+                                 base + offsetof(SharedMemory, barriers.empty));
   wait_for_previous_kernel();
   if (args.is_second_run) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
@@ -214,4 +211,4 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
 #endif
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

@@ -20,9 +20,9 @@
 #include "linear/sm90/stream_k.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
-struct GemmFp16x3Config {
+struct Config {
   // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x.
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
@@ -45,7 +45,7 @@ struct GemmFp16x3Config {
 
   // Sums of a thread for the widest tile, and as many accumulators: 64 columns * 176 rows / 128
   // threads = 88.
-  static constexpr int kSums = 64 * kWideRows / 128;
+  static constexpr int kSums = 64 * kWideRows / BlockConfig::kWarpgroupThreads;
 
   // ----- The pipeline.
   //
@@ -103,13 +103,14 @@ struct GemmFp16x3Config {
 
   // ----- Numbers of the named barriers. 0 is that of __syncthreads.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  // Where the second consumer warpgroup waits until the first lets it start (Consumer::multiply).
+  // Where the second consumer warpgroup waits until the first lets it start
+  // (ConsumerWarpgroup::multiply).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
 
 // The tiles of out. A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of
-// x that both blocks share. TileOrder numbers the tiles; GemmTiles adds which rows of x each has.
+// x that both blocks share. TileOrder numbers the tiles; Tiles adds which rows of x each has.
 //
 // Either all tiles have the same number of rows, kMediumRows or kSmallRows. Then wide_x_tiles is 0.
 // Or some of the x_tiles tiles along M have kWideRows rows, and the others kNarrowRows.
@@ -127,7 +128,7 @@ struct GemmFp16x3Config {
 // Without the rotation, some clusters would get only wide tiles. With 66 clusters, for instance,
 // cluster c computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a
 // multiple of 6.
-struct GemmTiles {
+struct Tiles {
   TileOrder order;
   int wide_x_tiles;  // how many of the x_tiles tiles along M have kWideRows rows
   int other_rows;    // rows of the other tiles
@@ -138,8 +139,8 @@ struct GemmTiles {
   // Rows of x that TMA loads for every tile: those of the widest one. (For a narrow tile, 16 of the
   // rows that it loads belong to the next tile, and are not multiplied.)
   __host__ __device__ int max_rows() const {
-    const bool is_mixed = other_rows == GemmFp16x3Config::kNarrowRows;
-    return is_mixed ? GemmFp16x3Config::kWideRows : other_rows;
+    const bool is_mixed = other_rows == Config::kNarrowRows;
+    return is_mixed ? Config::kWideRows : other_rows;
   }
 
   struct RowRange {
@@ -168,10 +169,9 @@ struct GemmTiles {
     const unsigned shift = tile.weight * wide_in_pattern % pattern_length;
     const unsigned place = shift + tile.x;
     const unsigned wide_before = count_wide_before(place) - count_wide_before(shift);
-    const int begin =
-        tile.x * other_rows + wide_before * (GemmFp16x3Config::kWideRows - other_rows);
+    const int begin = tile.x * other_rows + wide_before * (Config::kWideRows - other_rows);
     const bool is_wide = place % pattern_length < wide_in_pattern;
-    return {begin, is_wide ? GemmFp16x3Config::kWideRows : other_rows};
+    return {begin, is_wide ? Config::kWideRows : other_rows};
   }
 };
 
@@ -179,8 +179,7 @@ struct GemmTiles {
 // for one tile's, as it stores partial sums of at most one.
 struct PartialSums {
   // [block of the cluster][row block][consumer thread]: four sums
-  using Sums =
-      float4[BlockConfig::kClusterSize][GemmFp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
+  using Sums = float4[BlockConfig::kClusterSize][Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
   using Flags = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
 
@@ -193,7 +192,7 @@ struct PartialSums {
 // such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second run scales
 // the marked rows by their largest elements, and computes all tiles with such rows again. Usually
 // no row is marked, and it ends at once.
-struct GemmArguments {
+struct Arguments {
   Epilogue<float> epilogue;
   fp16x3::SplitMatrix x;       // split into hi and lo
   fp16x3::SplitMatrix weight;  // not split, but with an exponent and a state for each row
@@ -201,23 +200,23 @@ struct GemmArguments {
   unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first run starts
   unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first run starts
   bool is_second_run;
-  GemmTiles tiles;
+  Tiles tiles;
   Schedule schedule;
   PartialSums partials;
 };
 
 // The first column of a tile that a block computes. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * GemmFp16x3Config::kBlockColumns;
+  return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockColumns;
 }
 
 // Returns whether this run computes the tiles of a weight tile. The first run computes all; the
 // second run those in which a row of the weight is not kExact. All lanes of a warp call it. All
 // warps of all clusters get the same answer, whenever they ask: in the second run, the state of a
 // row may change from kOverflowed to kNonfinite, but not to or from kExact.
-__device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
+__device__ inline bool is_computed(const Arguments& args, int weight_tile) {
   if (!args.is_second_run) return true;
-  constexpr int kTileColumns = BlockConfig::kClusterSize * GemmFp16x3Config::kBlockColumns;
+  constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
     const int column = weight_tile * kTileColumns + i;
@@ -229,7 +228,7 @@ __device__ inline bool is_computed(const GemmArguments& args, int weight_tile) {
 // Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
 // the schedule. All lanes of a warp call it.
 template <typename Body>
-__device__ __forceinline__ void for_each_work_tile(const GemmArguments& args, const Body& body) {
+__device__ __forceinline__ void for_each_work_tile(const Arguments& args, const Body& body) {
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.work_tile(i);
     if (!work.exists()) break;
@@ -238,4 +237,4 @@ __device__ __forceinline__ void for_each_work_tile(const GemmArguments& args, co
   }
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

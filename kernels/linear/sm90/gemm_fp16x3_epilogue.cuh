@@ -41,18 +41,18 @@
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // ----- partial sums of shared tiles
 
 // Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
 // tile. The consumer warps call it.
-__device__ inline void store_partial_sums(const GemmArguments& args, int rows,
-                                          const float (&sums)[GemmFp16x3Config::kSums]) {
+__device__ inline void store_partial_sums(const Arguments& args, int rows,
+                                          const float (&sums)[Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
+  for (int j = 0; j < Config::kSums / 4; ++j) {
     if (8 * j == rows) break;
     const float* const sum = sums + 4 * j;
     args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -68,8 +68,8 @@ __device__ inline void store_partial_sums(const GemmArguments& args, int rows,
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
 // stream_k.cuh says why no cluster waits forever.
-__device__ inline void add_partial_sums(const GemmArguments& args, int tile, int rows,
-                                        float (&sums)[GemmFp16x3Config::kSums]) {
+__device__ inline void add_partial_sums(const Arguments& args, int tile, int rows,
+                                        float (&sums)[Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
@@ -82,7 +82,7 @@ __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
-    for (int j = 0; j < GemmFp16x3Config::kSums / 4; ++j) {
+    for (int j = 0; j < Config::kSums / 4; ++j) {
       if (8 * j == rows) break;
       const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
       float* const sum = sums + 4 * j;
@@ -99,11 +99,11 @@ __device__ inline void add_partial_sums(const GemmArguments& args, int tile, int
 // A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
 // multiply the tile.
 struct EpilogueInputs {
-  int x_exponent[GemmFp16x3Config::kWideRows];
+  int x_exponent[Config::kWideRows];
   struct alignas(8) Column {
     int exponent;
     float bias;
-  } columns[GemmFp16x3Config::kBlockColumns];
+  } columns[Config::kBlockColumns];
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
@@ -119,34 +119,32 @@ struct EpilogueInputs {
 // in turn, so for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
-  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
-  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 #else
 __device__ inline void sync_with_loader(int warpgroup) {
-  ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier + warpgroup, 128 + 32);
+  ptx::barrier_sync(Config::kFirstEpilogueBarrier + warpgroup, BlockConfig::kWarpgroupThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
   for (int w = 0; w < BlockConfig::kConsumerWarpgroups; ++w) {
-    ptx::barrier_sync(GemmFp16x3Config::kFirstEpilogueBarrier + w, 128 + 32);
+    ptx::barrier_sync(Config::kFirstEpilogueBarrier + w, BlockConfig::kWarpgroupThreads + 32);
   }
 }
 #endif
 
 // The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
 // also reports whether a row of x holds infinity or NaN.
-__device__ inline void load_epilogue_inputs(const GemmArguments& args,
-                                            EpilogueInputs (&buffers)[2]) {
-  using Config = GemmFp16x3Config;
+__device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     EpilogueInputs& inputs = buffers[work_tiles++ % 2];
-    const GemmTiles::RowRange rows = args.tiles.rows_of(tile);
+    const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
     bool is_fast = args.epilogue.is_fast;
@@ -185,7 +183,7 @@ __device__ inline void load_epilogue_inputs(const GemmArguments& args,
 // Marks a column of out in which a sum is not finite, so that the second run computes it again. The
 // column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
-__device__ inline void mark_overflow(const GemmArguments& args, int column) {
+__device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_run || column >= args.epilogue.n) return;
   args.weight.state[column] = fp16x3::kOverflowed;
   *args.has_overflowed = 1;
@@ -207,8 +205,8 @@ __device__ inline void mark_overflow(const GemmArguments& args, int column) {
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
 template <bool kMask, int kSums>
-__device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inputs,
-                           int block_column, const float (&sums)[kSums]) {
+__device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
+                           const float (&sums)[kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
@@ -271,10 +269,10 @@ __device__ void store_fast(const GemmArguments& args, const EpilogueInputs& inpu
 
 // The epilogue of a tile: the fast one (store_fast) if the tile may take it, or else the general
 // one.
-__device__ inline void store_results(const GemmArguments& args, const EpilogueInputs& inputs,
-                                     float4 (&staging)[GemmFp16x3Config::kSubtileRowBlocks][128],
-                                     const float (&sums)[GemmFp16x3Config::kSums]) {
-  using Config = GemmFp16x3Config;
+__device__ inline void store_results(
+    const Arguments& args, const EpilogueInputs& inputs,
+    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Config::kSums]) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
@@ -302,16 +300,17 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
   // block_column is the first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
   const int block_column = warp_column + fp16x3::column_of_a_row(g & ~2, 0);
   const bool has_second_row = (lane & 8) != 0;
-  float4* const slot = &staging[0][threadIdx.x % 128];
+  float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
     if (inputs.first_row + first_row >= inputs.end_row) break;
-    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks, 128>(slot, sums, subtile);
+    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks,
+                     BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
       // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column.
-      const float4 own_sums = slot[j * 128];
+      const float4 own_sums = slot[j * BlockConfig::kWarpgroupThreads];
       const float kept[2] = {has_second_row ? own_sums.y : own_sums.x,
                              has_second_row ? own_sums.w : own_sums.z};
       const float received[2] = {
@@ -340,4 +339,4 @@ __device__ inline void store_results(const GemmArguments& args, const EpilogueIn
   }
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

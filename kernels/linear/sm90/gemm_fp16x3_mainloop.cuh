@@ -47,37 +47,37 @@
 #include "linear/sm90/gemm_fp16x3_epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // A block's shared memory.
-struct GemmMemory {
-  uint8_t x[GemmFp16x3Config::kStages][GemmFp16x3Config::kXBytes];
-  uint8_t weight[GemmFp16x3Config::kStages][GemmFp16x3Config::kWeightBytes];
-  float4 staging[BlockConfig::kConsumerWarpgroups][GemmFp16x3Config::kSubtileRowBlocks][128];
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
+                [BlockConfig::kWarpgroupThreads];
   EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
-  Barriers<GemmFp16x3Config::kStages> barriers;
+  Barriers<Config::kStages> barriers;
 };
-static_assert(sizeof(GemmMemory) <= 227 * 1024, "a block has no more shared memory");
-static_assert(GemmFp16x3Config::kXBytes % 1024 == 0 && GemmFp16x3Config::kWeightBytes % 1024 == 0,
+static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
+static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
               "the 128-byte swizzle repeats every 1024 bytes, so k-tiles are aligned to these");
 
 // ----- the producer warp
 
 // Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
 // stage is empty. All lanes of the producer warp call it; lane 0 copies. `base` is the
-// shared-memory address of the block's GemmMemory.
+// shared-memory address of the block's SharedMemory.
 __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
-                                    const CUtensorMap& weight_map, const GemmArguments& args) {
-  using Config = GemmFp16x3Config;
-  const uint32_t full = base + offsetof(GemmMemory, barriers.full);
-  const uint32_t empty = base + offsetof(GemmMemory, barriers.empty);
+                                    const CUtensorMap& weight_map, const Arguments& args) {
+  const uint32_t full = base + offsetof(SharedMemory, barriers.full);
+  const uint32_t empty = base + offsetof(SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
-  const uint32_t x = base + offsetof(GemmMemory, x) + rank * rows_of_block * Config::kRowBytes;
+  const uint32_t x = base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight = base + offsetof(GemmMemory, weight);
+  const uint32_t weight = base + offsetof(SharedMemory, weight);
   PipelineState<Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
@@ -86,8 +86,8 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = full + 8 * state.stage;
-      ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
+      const uint32_t full_of_stage = barrier_of(full, state.stage);
+      ptx::mbarrier_wait(barrier_of(empty, state.stage), state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
@@ -109,8 +109,8 @@ using Rows = std::integral_constant<int, kRows>;
 // A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
 // of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
 struct Fragments {
-  uint32_t hi[GemmFp16x3Config::kK16PerTile][4];
-  uint32_t lo[GemmFp16x3Config::kK16PerTile][4];
+  uint32_t hi[Config::kK16PerTile][4];
+  uint32_t lo[Config::kK16PerTile][4];
 };
 
 // A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
@@ -118,8 +118,7 @@ struct Fragments {
 // g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
 // (column_of_a_row, fp16x3/wgmma_order.cuh).
 template <int kPromotionInterval>
-struct Consumer {
-  using Config = GemmFp16x3Config;
+struct ConsumerWarpgroup {
   using State = PipelineState<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
@@ -130,7 +129,7 @@ struct Consumer {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t base;          // the block's GemmMemory
+  uint32_t base;          // the block's SharedMemory
   uint32_t remote_empty;  // the `empty` barrier in block lane % 2 of the cluster
   uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
@@ -141,13 +140,13 @@ struct Consumer {
   // `weight_row` is the thread's first row of weight in the block, an even number. A row of a stage
   // is 128 bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8)
   // of the row.
-  __device__ Consumer(uint32_t base, int lane, int weight_row) : base(base) {
+  __device__ ConsumerWarpgroup(uint32_t base, int lane, int weight_row) : base(base) {
     const int c = lane % 4;
     const int place = c ^ weight_row % 8;
-    weight = base + offsetof(GemmMemory, weight) + weight_row * Config::kRowBytes + place * 16;
-    remote_empty = ptx::map_shared(base + offsetof(GemmMemory, barriers.empty),
+    weight = base + offsetof(SharedMemory, weight) + weight_row * Config::kRowBytes + place * 16;
+    remote_empty = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
                                    lane % BlockConfig::kClusterSize);
-    x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(GemmMemory, x));
+    x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
   }
 
   // Waits for a stage, and converts the thread's part of its weight to fragments.
@@ -161,7 +160,7 @@ struct Consumer {
   // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
   // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
   __device__ void convert(Fragments& f, const State& position) const {
-    ptx::mbarrier_wait(base + offsetof(GemmMemory, barriers.full) + 8 * position.stage,
+    ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), position.stage),
                        position.parity);
     const uint32_t first = weight + position.stage * Config::kWeightBytes;
 #pragma unroll
@@ -246,9 +245,9 @@ struct Consumer {
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const State& position) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(base + offsetof(GemmMemory, barriers.empty) + 8 * position.stage);
+      release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), position.stage));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(remote_empty + 8 * position.stage);
+      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty, position.stage));
     }
   }
 
@@ -331,4 +330,4 @@ struct Consumer {
   }
 };
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

@@ -200,7 +200,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The first thread of the producer warp, which follows the consumer warpgroups.
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;
   if constexpr (Traits::kIsRedo) {

@@ -28,7 +28,7 @@ struct Config {
   // The blocks of a cluster multiply the same rows of x. Each loads its share, for all blocks.
   static constexpr int kXRowsPerBlock = kXRows / BlockConfig::kClusterSize;
   // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
-  static constexpr int kAccumulators = kWarpgroupColumns * kXRows / 128;
+  static constexpr int kAccumulators = kWarpgroupColumns * kXRows / BlockConfig::kWarpgroupThreads;
 
   // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. These are 64 elements of a
   // 16-bit type, or 32 of float32.

@@ -103,7 +103,8 @@ template <typename Traits>
 struct PrefetchedScales {
   using Out = typename Traits::Out;
   static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
-  static constexpr int kXRowsPerThread = kIsScaled ? Config::kXRows / 128 : 0;
+  static constexpr int kXRowsPerThread =
+      kIsScaled ? Config::kXRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
   int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
@@ -114,7 +115,7 @@ struct PrefetchedScales {
   __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
       : is_fast(args.epilogue.is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
-    const int thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = first_column + thread;
     if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
@@ -125,7 +126,7 @@ struct PrefetchedScales {
     is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      const int row = first_row + i * 128 + thread;
+      const int row = first_row + i * BlockConfig::kWarpgroupThreads + thread;
       if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
       is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
@@ -134,9 +135,9 @@ struct PrefetchedScales {
   // Stores to `scales`, and returns whether the fast epilogue supports the tile. If so, the stored
   // bias of half types is already divided. All threads of the warpgroup call it.
   __device__ bool store(const Epilogue<Out>& epilogue, Scales<Out>* scales, int barrier) const {
-    const int thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     // At this barrier all threads have read the scales of the tile before.
-    const bool tile_is_fast = ptx::barrier_and(barrier, 128, is_fast);
+    const bool tile_is_fast = ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, is_fast);
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
       scales->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
@@ -146,16 +147,17 @@ struct PrefetchedScales {
     }
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      scales->x_scale[i * 128 + thread] = fp16x3::power_of_two(-x_exponent[i]);
+      scales->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
+          fp16x3::power_of_two(-x_exponent[i]);
     }
-    ptx::barrier_sync(barrier, 128);
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     return tile_is_fast;
   }
 };
 
 // Where this thread writes its four results of the epilogue subtile's first row block.
 __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
-  const int warp = threadIdx.x % 128 / 32;
+  const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
   const int lane = threadIdx.x % 32;
   return &accumulators[0][warp][lane];
 }
@@ -197,7 +199,7 @@ struct StagedAccumulatorsReader {
 
   __device__ explicit StagedAccumulatorsReader(const StagedAccumulators& accumulators) {
     column = threadIdx.x % 16 * 4;
-    row = threadIdx.x % 128 / 16;
+    row = threadIdx.x % BlockConfig::kWarpgroupThreads / 16;
     swaps = threadIdx.x % 2 != 0;
     const int warp = staged_warp(column);
     const int lane = staged_lane(column, row);
@@ -257,7 +259,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
     copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(
         staging_slot(staging), accumulators, subtile);
-    ptx::barrier_sync(barrier, 128);
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const int row_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
@@ -278,7 +280,9 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
       }
       finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
-    ptx::barrier_sync(barrier, 128);  // before the next subtile overwrites what others still read
+    ptx::barrier_sync(barrier,
+                      BlockConfig::kWarpgroupThreads);  // before the next subtile overwrites what
+                                                        // others still read
   }
 }
 
@@ -310,10 +314,12 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    if (subtile > 0) ptx::barrier_sync(barrier, 128);  // all have read the subtile before
+    if (subtile > 0)
+      ptx::barrier_sync(barrier,
+                        BlockConfig::kWarpgroupThreads);  // all have read the subtile before
     copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.accumulators),
                                                             accumulators, subtile);
-    ptx::barrier_sync(barrier, 128);
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     float v[kSubtileRowBlocks][4];
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);

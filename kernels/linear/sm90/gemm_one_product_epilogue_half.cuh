@@ -101,7 +101,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
-  const int thread = threadIdx.x % 128;
+  const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int g = lane / 4;
@@ -148,7 +148,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     }
     // When all threads are here, they have stored this subtile to shared memory, and have read the
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
-    ptx::barrier_sync(barrier, 128);
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
@@ -227,7 +227,7 @@ struct PackedGradient {
     static_assert(kBox < kBoxes);
     constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
-    const int warp = threadIdx.x % 128 / 32;
+    const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
     const int lane = threadIdx.x % 32;
     const uint32_t box =
         ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);

@@ -147,7 +147,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
-      ptx::mbarrier_wait(empty + 8 * state.stage, state.parity ^ 1);
+      ptx::mbarrier_wait(barrier_of(empty, state.stage), state.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
         if (k_tile >= converted) {
@@ -156,7 +156,8 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
       }
       if (!is_loader) continue;
       const LoadTarget target{x + state.stage * Config::kXBytes,
-                              weight + state.stage * Config::kWeightBytes, full + 8 * state.stage};
+                              weight + state.stage * Config::kWeightBytes,
+                              barrier_of(full, state.stage)};
       load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
@@ -250,18 +251,18 @@ struct ConsumerWarpgroup {
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply(float (&accumulators)[Config::kAccumulators],
                                            int k_tile) {
-    ptx::mbarrier_wait(full + 8 * state.stage, state.parity);
+    ptx::mbarrier_wait(barrier_of(full, state.stage), state.parity);
     multiply_k_tile(args, accumulators, x + state.stage * Config::kXBytes,
                     weight + state.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(empty + 8 * state.previous());
+    if (k_tile > 0) release_stage(barrier_of(empty, state.previous()));
     state.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(empty + 8 * state.previous());
+    release_stage(barrier_of(empty, state.previous()));
   }
 };
 

@@ -96,7 +96,7 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 // wave: the chunks of a call then have as many waves as x has tiles.
 Tiling chunk_tiling(const LinearArguments& linear) {
   if (linear.precision == Precision::kHighest) {
-    return {GemmFp16x3Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};
+    return {gemm_fp16x3::Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};
   }
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const int clusters = std::max(multiprocessors / BlockConfig::kClusterSize, 1);

@@ -36,7 +36,7 @@ namespace kernels::sm90 {
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
-  PartialSums partials;  // of the first run; the second run's are_stored follows
+  gemm_fp16x3::PartialSums partials;  // of the first run; the second run's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
   size_t bytes_to_clear;  // at the beginning of the workspace
@@ -47,50 +47,51 @@ struct Fp16x3Workspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     WorkspaceSlices slices(linear.workspace);
-    partials.are_stored = slices.add<PartialSums::Flags>(2 * kMaxClusters);
+    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(2 * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
-    x.lo = slices.part(x.hi, GemmFp16x3Config::kKTileDepth);  // behind the hi of a row of a k-tile
+    // The lo of a row of a k-tile are behind its hi.
+    x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
     x.exponent = slices.add<int>(linear.m);
     x.state = slices.add<int>(linear.m);
     weight.exponent = slices.add<int>(linear.n);
     weight.state = slices.add<int>(linear.n);
-    partials.sums = slices.add<PartialSums::Sums>(kMaxClusters);
+    partials.sums = slices.add<gemm_fp16x3::PartialSums::Sums>(kMaxClusters);
     bytes = slices.bytes();
   }
 };
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_fp16x3_kernel(int k) {
-  using Config = GemmFp16x3Config;
-  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
-  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
-  return gemm_fp16x3_kernel<32>;
+  using Config = gemm_fp16x3::Config;
+  if (k >= Config::kLongK) return gemm_fp16x3::gemm_fp16x3_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3::gemm_fp16x3_kernel<64>;
+  return gemm_fp16x3::gemm_fp16x3_kernel<32>;
 }
 
-// Launches both runs of the GEMM. (GemmArguments explains why there are two.)
+// Launches both runs of the GEMM. (gemm_fp16x3::Arguments explains why there are two.)
 inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
                                const Epilogue<float>& epilogue, cudaStream_t stream) {
-  using Config = GemmFp16x3Config;
+  using Config = gemm_fp16x3::Config;
   const int k = static_cast<int>(linear.k);
   const auto kernel = choose_fp16x3_kernel(k);
-  const int max_clusters =
-      std::min(count_gemm_clusters(kernel, sizeof(GemmMemory)), StreamKConfig::kMaxClusters);
-  const GemmTiles tiles = choose_tiles(linear.m, linear.n, k, max_clusters);
+  const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(gemm_fp16x3::SharedMemory)),
+                                    StreamKConfig::kMaxClusters);
+  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(linear.m, linear.n, k, max_clusters);
 
-  GemmArguments arguments{epilogue,
-                          workspace.x,
-                          workspace.weight,
-                          k,
-                          workspace.has_overflowed,
-                          workspace.has_nonfinite,
-                          /*is_second_run=*/false,
-                          tiles,
-                          /*schedule=*/{},
-                          workspace.partials};
+  gemm_fp16x3::Arguments arguments{epilogue,
+                                   workspace.x,
+                                   workspace.weight,
+                                   k,
+                                   workspace.has_overflowed,
+                                   workspace.has_nonfinite,
+                                   /*is_second_run=*/false,
+                                   tiles,
+                                   /*schedule=*/{},
+                                   workspace.partials};
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
                                                tiles.max_rows(), rows_of);
@@ -102,12 +103,14 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
   const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
                                           linear.weight_stride, Config::kBlockColumns);
 
-  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
+  launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
+              arguments);
 
   // The first run has set its flags, so the second run uses others, which are still zero.
   arguments.is_second_run = true;
   arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
-  launch_gemm(kernel, sizeof(GemmMemory), clusters, stream, x_map, weight_map, arguments);
+  launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
+              arguments);
 }
 
 }  // namespace kernels::sm90

@@ -35,7 +35,7 @@ struct TmaConfig {
 };
 static_assert(TmaConfig::kBoxRowBytes == gemm_one_product::Config::kKTileBytes,
               "a row of a box is a k-tile of a row of gemm_one_product's operands");
-static_assert(TmaConfig::kBoxRowBytes == GemmFp16x3Config::kRowBytes,
+static_assert(TmaConfig::kBoxRowBytes == gemm_fp16x3::Config::kRowBytes,
               "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
 static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileNumbers * sizeof(__half),
               "a row of a box is a row of a k-tile of a k-tiled matrix");

@@ -28,11 +28,12 @@ namespace kernels::sm90 {
 // ----- the block
 
 struct BlockConfig {
-  // Warpgroups of 128 threads that multiply. One more warpgroup holds the producer warp.
+  static constexpr int kWarpgroupThreads = 128;
+  // Warpgroups that multiply. One more warpgroup holds the producer warp.
   static constexpr int kConsumerWarpgroups = 2;
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
-  static constexpr int kConsumerThreads = 128 * kConsumerWarpgroups;
-  static constexpr int kThreads = kConsumerThreads + 128;
+  static constexpr int kConsumerThreads = kWarpgroupThreads * kConsumerWarpgroups;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;
   // Registers of a thread at launch: 65536 registers of a multiprocessor / 384 threads, rounded
   // down to a multiple of 8. `setmaxnreg` then moves registers from the producer to the consumers.
   static constexpr int kRegistersAtLaunch = 168;
@@ -94,12 +95,18 @@ struct PipelineState {
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// The mbarriers of all stages, 8 bytes each, in shared memory.
+// The mbarriers of all stages, in shared memory.
 template <int kStages>
 struct Barriers {
   uint64_t full[kStages];   // complete when all bytes of the stage have arrived
   uint64_t empty[kStages];  // complete when the consumer warps of both blocks have read the stage
 };
+
+// Returns the shared-memory address of a stage's barrier, an element of `full` or `empty`.
+__device__ inline uint32_t barrier_of(uint32_t barriers, int stage) {
+  constexpr int kBarrierBytes = 8;
+  return barriers + kBarrierBytes * stage;
+}
 
 // Initialises the barriers at the shared-memory addresses `full` and `empty`, then waits until the
 // barriers of both blocks are initialised. All threads of the cluster call it.
@@ -109,8 +116,8 @@ __device__ void init_barriers(uint32_t full, uint32_t empty) {
   constexpr int kArrivalsOfConsumers = BlockConfig::kConsumerWarps * BlockConfig::kClusterSize;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(full + 8 * s, kArrivalsOfProducer);
-      ptx::mbarrier_init(empty + 8 * s, kArrivalsOfConsumers);
+      ptx::mbarrier_init(barrier_of(full, s), kArrivalsOfProducer);
+      ptx::mbarrier_init(barrier_of(empty, s), kArrivalsOfConsumers);
     }
     ptx::fence_mbarrier_init();
   }
