@@ -32,7 +32,7 @@ namespace kernels::fp16x3 {
 enum class Splitter { kBlock, kWarp };
 
 struct SplitConfig {
-  // The largest and the smallest block.
+  // Threads of the largest and of the smallest block, and warps of the largest.
   static constexpr int kThreads = 256;
   static constexpr int kMinThreads = 64;
   static constexpr int kWarps = kThreads / 32;
@@ -170,9 +170,10 @@ struct SubnormalCounter {
   }
 };
 
-// The power of two that a row is multiplied by, as two factors: with lo, exponents reach 163 (for a
-// row whose largest element is 2^-149), but a float ends below 2^128. The first factor has at most
-// the exponent 126 (kMaxHiExponent). The second has the rest, so it is 1 for most rows.
+// The power of two that a row is multiplied by. It may be too large for a float, which ends below
+// 2^128: with lo, exponents reach 163, for a row whose largest element is 2^-149. So there are two
+// factors. The first takes up to 2^126 (kMaxHiExponent), and the second the rest, which is 1 for
+// most rows.
 struct RowScale {
   // False if the row holds infinity or NaN, or if its exponent is too large for hi alone. Such a
   // row is split as zeros.

@@ -161,7 +161,7 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[fp16x3::kOctet];
     Layout::read(buffer, lane, octet, v);
-    const int i = Layout::row_number(piece_in_k_tile, octet);
+    const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance = Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
   }

@@ -22,19 +22,19 @@ namespace kernels::sm90::gemm_one_product {
 //   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
 //   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
 //
-// The 16 pieces b0 - b15 of a patch, in the order in which a warp converts them. Those of a
+// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. Those of a
 // row-major weight have 8 rows x 64 of K:
 //
 //                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
-//   rows  0 -  7     b0         b4         b8        b12
-//   rows  8 - 15     b1         b5         b9        b13
-//   rows 16 - 23     b2         b6        b10        b14
-//   rows 24 - 31     b3         b7        b11        b15
+//   rows  0 -  7     p0         p4         p8        p12
+//   rows  8 - 15     p1         p5         p9        p13
+//   rows 16 - 23     p2         p6        p10        p14
+//   rows 24 - 31     p3         p7        p11        p15
 //
 // Those of a transposed weight have 32 rows x 16 of K:
 //
 //                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
-//   rows  0 - 31  b0 b1 b2 b3   b4 b5 b6 b7   b8 b9 b10 b11   b12 b13 b14 b15
+//   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
   static constexpr int kKTileDepth = fp16x3::k_tile_depth(fp16x3::Halves::kHi);  // 64 of K
@@ -97,13 +97,13 @@ struct RowMajor {
   using C = ConvertWeightConfig;
   static constexpr bool kIsTransposed = false;
 
-  // A lane converts octets of kRows rows of a patch: two octets of a piece, times four pieces of a
-  // k-tile. They are the patch's rows row(lane, 0), row(lane, 1) and so on.
+  // A lane converts octets of kRows rows of the patch: row(lane, 0), row(lane, 1) and so on. Here
+  // they are as many as the lane's octets in a k-tile, two in each of four pieces.
   static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // The i for which row(lane, i) has this octet of a piece. `piece` is a number in the k-tile, 0
+  // The i of the row(lane, i) that has this octet of a piece. Pieces are numbered in the k-tile, 0
   // to 3.
-  __host__ __device__ static constexpr int row_number(int piece, int octet) {
+  __host__ __device__ static constexpr int row_index(int piece, int octet) {
     return C::kOctetsPerPiece * piece + octet;
   }
   // The first k, in the k-tile, of the lane's octets in a piece.
@@ -114,12 +114,12 @@ struct RowMajor {
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
-  // Which copy, of which lane, loads the first four floats of an octet. The next lane loads the
-  // other four.
+  // Which copy, of which lane, has loaded the first four floats of the lane's octet. The same copy
+  // of the next lane has loaded the other four.
   __host__ __device__ static constexpr int copy_of(int lane, int octet) {
     return 2 * octet + lane / 16;
   }
-  __host__ __device__ static constexpr int lane_of(int lane) { return lane % 16 * 2; }
+  __host__ __device__ static constexpr int copying_lane(int lane) { return lane % 16 * 2; }
 
   // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
   __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
@@ -143,28 +143,28 @@ struct RowMajor {
   // Reads one of the lane's octets of a piece.
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[fp16x3::kOctet]) {
-    const float4* const loaded = &buffer[copy_of(lane, octet)][lane_of(lane)];
+    const float4* const loaded = &buffer[copy_of(lane, octet)][copying_lane(lane)];
     *reinterpret_cast<float4*>(v) = loaded[0];
     *reinterpret_cast<float4*>(v + 4) = loaded[1];
   }
 
-  // If a piece has subnormals, count_pieces has to count them, in pieces of the row-major shape.
-  // Returns these pieces as bits. `first` is the number of the k-tile's first piece in the patch.
+  // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
+  // reads pieces of 8 rows x 64 of K.) `first` is the number of the k-tile's first piece.
   __device__ static uint32_t pieces_to_count(int first, int piece_in_k_tile) {
     return 1u << (first + piece_in_k_tile);
   }
-  // A lane counts only octets that it has written itself. If a layout has false here, the warp
-  // needs a __syncwarp between writing and counting.
+  // True if a lane counts only octets that it has written itself. If not, the warp needs a
+  // __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
 static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
               "octet 1 of lane 27 is row 7, k = 24 to 31");
-static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::lane_of(27) == 22,
+static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::copying_lane(27) == 22,
               "copy 3 of lanes 22 and 23 loads this octet");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
     for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
-      const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::lane_of(lane);
+      const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::copying_lane(lane);
       const int first = RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
       if (4 * float4_read != first) return false;
     }
@@ -195,7 +195,7 @@ struct Transposed {
   // These members mean what RowMajor's members of the same names mean.
   static constexpr int kRows = C::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
-  __host__ __device__ static constexpr int row_number(int /*piece*/, int octet) { return octet; }
+  __host__ __device__ static constexpr int row_index(int /*piece*/, int octet) { return octet; }
   __host__ __device__ static constexpr int k(int lane, int piece) {
     return piece * C::kTransposedPieceDepth + lane / 16 * 8;
   }
@@ -232,8 +232,8 @@ struct Transposed {
     for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }
 
-  // A transposed piece has elements of all 32 rows, but count_pieces counts row by row. So the
-  // whole k-tile is counted, which is four pieces of the row-major shape.
+  // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four
+  // pieces of 8 rows.
   __device__ static uint32_t pieces_to_count(int first, int /*piece_in_k_tile*/) {
     constexpr uint32_t kWholeKTile = (1u << C::kPiecesPerKTile) - 1;
     return kWholeKTile << first;

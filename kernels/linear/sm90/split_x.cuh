@@ -31,11 +31,11 @@ namespace kernels::sm90 {
 
 struct SampleConfig {
   // A sample of a row is eight spans of 16 elements, evenly spread along K. Four lanes read a span,
-  // four elements each. A row whose sample is all zeros is read whole.
+  // four elements each: one 16-byte access. A row whose sample is all zeros is read whole.
   static constexpr int kSpans = 8;
   static constexpr int kLanesOfSpan = 32 / kSpans;
-  static constexpr int kLaneElements = 4;  // that a lane reads of a row: one 16-byte access
-  static constexpr int kRows = 4;          // rows of the weight that a warp samples
+  static constexpr int kLaneElements = 4;
+  static constexpr int kRows = 4;  // rows of the weight that a warp samples
 
   // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). Elements 2^23 times
   // smaller still keep 22 bits, and elements that the sample missed may be 64 times as large before
@@ -100,8 +100,8 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
   const int64_t first_k = begin_of_span + lane % Config::kLanesOfSpan * Config::kLaneElements;
   if (first_k + Config::kLaneElements > k) return;
 
-  // In memory the elements are four lines of four neighbours. A line is part of a row of the weight
-  // or, if it is transposed, of a row of its transpose: four rows of the weight at one place in K.
+  // A line is a row of the matrix in memory: of the weight [n, k] or of its transpose [k, n]. The
+  // lane reads four neighbours of each of four lines.
   int64_t first_line = first_row;
   int64_t line_element = first_k;
   int64_t lines = weight.rows;
