@@ -12,13 +12,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from referee import records
 from referee.contestants.shared import dtype_name
 from referee.devices import choose_device
 from referee.engine import Engine, read_files, referee_at_work
-from referee.grading import Options
-from referee.program import records
-from referee.program.arguments import TIMEOUT
-from referee.program.records import Subject
+from referee.grading import TIMEOUT, Options
+from referee.records import Subject
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.report import by_role

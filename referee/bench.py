@@ -94,7 +94,7 @@ class Eager:
         seed = new_seed()
         module = problem.construct(seed)
         try:
-            self.state.construct(problem, seed, module, problem.args)
+            self.state.construct(problem.file.dtype, seed, module, problem.args)
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
         except StateError as error:

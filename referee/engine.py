@@ -28,13 +28,13 @@ from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
+from referee.rounds.timed_requests import is_planned, plan
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,
     STEPS_ONCE_OF_A_SWEEP,
     STEPS_PER_SETTING,
 )
-from referee.times.timed_requests import is_planned, plan
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import FoundError, Verdict, outcome
 from referee.words import CORRECT, ERROR, INTERRUPTED, LATE

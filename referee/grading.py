@@ -39,6 +39,7 @@ from referee.words import WRONG
 LARGEST_PREVIOUS_MODULE = 1 << 30
 OTHER_ROUNDINGS = 16  # results of the reference in a second look
 OTHER_ROUNDINGS_OF_STEPS = 8
+TIMEOUT = 300  # default of `Options.timeout`
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Grading:
         self.previous_module = None
         self.module = self.problem.construct(seed, args)
         try:
-            self.state.construct(self.problem, seed, self.module, args, compare)
+            self.state.construct(self.problem.file.dtype, seed, self.module, args, compare)
         except StateError as error:
             raise FoundError(WRONG, str(error)) from None
         self._changing_names = changing_names(self.module)

@@ -16,9 +16,10 @@ from documents import DTYPES, check_shape, document, record, timings
 import run
 from problems import linear_relu_divide as linear
 from problems import relu
+from referee import records
+from referee.console import Progress
 from referee.names import COMPILED
-from referee.program import records, roofline, session
-from referee.program.console import Progress
+from referee.program import roofline, session
 from referee.reference.file import NoRoomError
 from referee.report import graded_files, markdown, tables
 from referee.times import timing

@@ -15,7 +15,6 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
 from referee.contestants.results import span_of
 from referee.contestants.shared import Pool, Region, dtype_name, pack
-from referee.reference.problem import Problem
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
@@ -47,7 +46,7 @@ class State:
 
     def construct(
         self,
-        problem: Problem,
+        dtype: torch.dtype | None,
         seed: int,
         module: torch.nn.Module,
         args: list,
@@ -56,7 +55,7 @@ class State:
         """Have the contestant construct its module, and move its matched tensors into the region.
 
         Args:
-            problem: the problem, whose file has a dtype for modules.
+            dtype: the dtype to which floating point modules are converted; None for none.
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
             args: the constructor's arguments.
@@ -65,7 +64,6 @@ class State:
         Raises:
             StateError: the states do not match.
         """
-        dtype = problem.file.dtype
         is_converted = dtype is not None and dtype.is_floating_point
         reply = self._contestant.ask(
             "construct",

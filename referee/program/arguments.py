@@ -4,14 +4,15 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from referee.program import console, folders
+from referee import console
+from referee.grading import TIMEOUT
+from referee.program import folders
 from referee.program.project import Project
 from referee.reference.dtypes import DTYPES
 from referee.report import files, plot
 from referee.times.timing import LEAST_CPU_ROUNDS, MOST_ROUNDS, QUICK_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
-TIMEOUT = 300  # s that a solution may run, in each dtype
 MAX_FILE_BYTES = 64 << 20  # of a solution or reference
 
 

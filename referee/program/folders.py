@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+from referee import console, records
 from referee.engine import read_files
 from referee.grading import Options
-from referee.program import console, records
 from referee.program.folder_workers import Task, grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files

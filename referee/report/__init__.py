@@ -1,6 +1,6 @@
 """Reports on results: tables, Markdown and pictures, made from the content of a JSON file.
 
-Nothing here imports torch. `load` reads a JSON file; `referee.program.records` makes its content.
+Nothing here imports torch. `load` reads a JSON file; `referee.records` makes its content.
 """
 
 import json

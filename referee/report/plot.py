@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from referee import console
 from referee.names import COPY
-from referee.program import console
 from referee.report import SCALE, files, load
 
 # The styles of lines and bars by role, readable on white and on black. A yardstick is a copy, or a

@@ -5,7 +5,7 @@
     sweep_line                 a sweep: the line of a size
     closing_of_sweep           its last lines
 
-See `referee/program/records.py` for records, runs, summaries and rows. The parts of all reports are
+See `referee/records.py` for records, runs, summaries and rows. The parts of all reports are
 also used by `graded_files`, `folder_table` and `markdown`.
 """
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.forward import (
+from referee.checks.forward import (
     check_complete,
     check_description,
     check_elements_apart,
@@ -24,8 +24,8 @@ from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments, draw_gradients, reference_step
+from referee.rounds.turns import only_compiled
 from referee.steps.values import note_errors
-from referee.times.rounds import only_compiled
 from referee.verdict import FoundError, outcome_of_exception
 from referee.words import WRONG
 

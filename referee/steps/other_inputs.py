@@ -4,8 +4,8 @@ An honest file may rely on what `get_inputs` draws and compute another function 
 a note says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
+from referee.checks.forward import check_case
 from referee.comparison.case import Case
-from referee.comparison.forward import check_case
 from referee.grading import Grading
 from referee.reference.trivial_results import describe_trivial_results
 from referee.reference.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs

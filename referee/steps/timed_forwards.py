@@ -16,12 +16,21 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.checks.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.times.early_elements import EarlyElements
-from referee.times.rounds import (
+from referee.rounds.early_elements import EarlyElements
+from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.timed_requests import (
+    Entrant,
+    empty_entrant,
+    make_flush,
+    plan,
+    time_empty,
+    time_request,
+)
+from referee.rounds.turns import (
     CHANGES_LATE,
     RoundSamples,
     entrants_of,
@@ -30,15 +39,6 @@ from referee.times.rounds import (
     rewrite_small_memory,
     timed_rounds,
     write_state_for_all,
-)
-from referee.times.slow_eager import check_eager_speed
-from referee.times.timed_requests import (
-    Entrant,
-    empty_entrant,
-    make_flush,
-    plan,
-    time_empty,
-    time_request,
 )
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample

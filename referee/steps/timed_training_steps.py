@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.comparison.forward import (
+from referee.checks.forward import (
     check_eager_intact,
     check_intact,
 )
@@ -22,10 +22,17 @@ from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
-from referee.times.early_elements import EarlyElements
-from referee.times.round_memory import RoundMemory
-from referee.times.rounds import (
+from referee.rounds.early_elements import EarlyElements
+from referee.rounds.round_memory import RoundMemory
+from referee.rounds.timed_requests import (
+    EMPTY_REQUESTS,
+    Entrant,
+    checked_seconds,
+    empty_entrant,
+    make_flush,
+    plan,
+)
+from referee.rounds.turns import (
     CHANGES_LATE,
     RoundSamples,
     entrants_of,
@@ -36,14 +43,7 @@ from referee.times.rounds import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.timed_requests import (
-    EMPTY_REQUESTS,
-    Entrant,
-    checked_seconds,
-    empty_entrant,
-    make_flush,
-    plan,
-)
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.times.timing import Timings, TrainingStep
 from referee.times.two_clocks import Sample
 from referee.verdict import FoundError

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+from referee.checks.forward import check_case, check_intact, check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
-from referee.comparison.forward import check_case, check_intact, check_results, read_result
 from referee.contestants.memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE

@@ -8,7 +8,7 @@ from texts import correct, error, module, reference, wrong
 
 from referee import grading
 from referee.contestants.reading import UnreadableError
-from referee.times.early_elements import EarlyElements
+from referee.rounds.early_elements import EarlyElements
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 LINEAR_INIT = """

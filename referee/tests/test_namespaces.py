@@ -13,10 +13,10 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
+from referee import records
 from referee.contestants import cuda_walls, namespaces, prctl, processes
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
-from referee.program import records
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.times.timing import Rounds

@@ -11,7 +11,7 @@ from texts import correct, error, module, reference, wrong
 from referee.contestants.server import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
-from referee.times.timed_requests import checked_seconds
+from referee.rounds.timed_requests import checked_seconds
 from referee.verdict import outcome
 from referee.words import ERROR
 

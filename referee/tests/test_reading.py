@@ -12,7 +12,7 @@ from referee.contestants import processes, reading
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.results import describe, flatten
 from referee.contestants.shared import Pool, Region
-from referee.times.early_elements import EarlyElements
+from referee.rounds.early_elements import EarlyElements
 from referee.verdict import FoundError
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from referee.bench import Bench, Plan, write_all
 from referee.contestants.contestant import Contestant
 from referee.names import MODULE, NOTHING
-from referee.times.early_elements import EarlyElements
+from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
 # A request has enough calls to last so many seconds: many times the spread of empty requests.

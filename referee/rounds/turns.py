@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
+from referee.rounds.timed_requests import Entrant
 from referee.times import timing
-from referee.times.timed_requests import Entrant
 from referee.times.timing import Names
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import compare_times

@@ -2,9 +2,9 @@
 
 import torch
 
+from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
-from referee.comparison.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.contestants.contestant import RaisedError
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked

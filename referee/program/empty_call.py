@@ -1,4 +1,4 @@
-"""Measures the cost of an empty call and its spread: `python -m referee.times.empty_call`.
+"""Measures the cost of an empty call and its spread: `python -m referee.program.empty_call`.
 
 It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile of three
 times, in microseconds:
@@ -8,7 +8,7 @@ times, in microseconds:
     beyond    the time of the same request by the referee's clock, minus `own`
 
 Each request has one call. A grading measures the same for its own requests, which may have up to 32
-calls; "The overhead" in README.md says how. For a GPU: `python -m referee.times.empty_call cuda`.
+calls; "The overhead" in README.md says how. For a GPU: `python -m referee.program.empty_call cuda`.
 """
 
 import sys
@@ -23,7 +23,7 @@ from referee.engine import referee_at_work
 from referee.names import MODULE
 from referee.reference.file import load
 from referee.reference.problem import Problem
-from referee.times.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
+from referee.rounds.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
 REQUESTS = 200

@@ -11,8 +11,8 @@ from statistics import median
 from referee.bench import Bench, Eager, Plan
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.rounds.timed_requests import Entrant, make_flush, time_and_free
 from referee.times import timing
-from referee.times.timed_requests import Entrant, make_flush, time_and_free
 from referee.verdict import FoundError
 from referee.words import ERROR
 

@@ -1,0 +1,1 @@
+"""Timed rounds: contestants take turns, and each turn is a timed request."""
