@@ -1,7 +1,7 @@
 """One file under grading: everything that the steps share.
 
 The steps are functions in the files of `referee/steps`. They take a `Grading` and raise
-`FoundError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
+`NotCorrectError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
 `referee/steps/__init__` say what is checked, in which order.
 """
 
@@ -31,7 +31,7 @@ from referee.reference.other_roundings import OtherRoundings
 from referee.reference.random_values import changing_names, new_seed, redraw
 from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
-from referee.verdict import FoundError, Run, Verdict
+from referee.verdict import NotCorrectError, Run, Verdict
 from referee.words import WRONG
 
 # Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
@@ -199,7 +199,7 @@ class Grading:
         try:
             self.state.construct(self.problem.file.dtype, seed, self.module, args, compare)
         except StateError as error:
-            raise FoundError(WRONG, str(error)) from None
+            raise NotCorrectError(WRONG, str(error)) from None
         self._changing_names = changing_names(self.module)
         self._keep_first_values()
 

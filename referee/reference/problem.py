@@ -43,7 +43,7 @@ class Problem:
         device: the device on which solutions compute.
 
     Attributes:
-        names: the contestants' names in reports.
+        names: the timed calls' names in reports.
         rate: the speed that limits the problem.
         yardsticks: names of the calls that are timed beside eager, by the device's type.
         slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.

@@ -36,7 +36,7 @@ def by_role(summary: list[dict], role: str) -> dict:
     """Return the row of a summary with this role; the fastest of several; {} if there is none.
 
     Args:
-        summary: a row for each contestant, see `records`.
+        summary: a row for each timed call, see `records`.
         role: "solution", "eager", "control", "compiled" or "yardstick".
     """
     rows = (row for row in summary if row["role"] == role)
