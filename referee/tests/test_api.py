@@ -1,4 +1,4 @@
-"""The API of three names, and the examples in the README."""
+"""The names of the API, and the examples in the README."""
 
 import re
 import subprocess
@@ -34,6 +34,18 @@ def test_the_readmes_example(tmp_path):
     assert output.startswith("correct ")
 
 
+@pytest.mark.slow
+def test_several_solutions_have_a_result_each(tmp_path):
+    forward = "return torch.relu(x)"
+    problem, right, wrong_file = (tmp_path / f"{name}.py" for name in ("problem", "right", "wrong"))
+    problem.write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
+    right.write_text(IMPORTS + module(forward))
+    wrong_file.write_text(IMPORTS + module("return torch.zeros_like(x)"))
+    results = referee.grade_all(referee.Reference(problem), [wrong_file, right], "cpu", trials=3)
+    assert [result.file for result in results] == [wrong_file, right]
+    assert [result.is_correct for result in results] == [False, True]
+
+
 LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"
 FORWARD = "return self.fc(x)"
 # Adds in another order than eager, so that its roundings differ. For zeros both are exact.
@@ -62,7 +74,7 @@ def test_the_readmes_check(place, tmp_path, monkeypatch):
 
 
 def test_names():
-    assert set(referee.API_NAMES) == {"Reference", "Result", "grade"}
+    assert set(referee.API_NAMES) == {"Reference", "Result", "grade", "grade_all"}
     for name in referee.API_NAMES:
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):
