@@ -164,7 +164,7 @@ class _StepRounds:
     def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
         self._grading = grading
         self._calls = calls
-        self.quantities = [quantity.without_draws() for quantity in grading.quantities]
+        self.quantities = [quantity.without_steps() for quantity in grading.quantities]
         self._nothing = empty_call(grading.bench)
         self._timed_calls = [*timed_calls, self._nothing]
         self.samples = RoundSamples(grading.problem.names, timed_calls)
@@ -352,7 +352,7 @@ def _compare_steps(
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
     for quantity in quantities:
-        if quantity.is_wrong_at_once:
+        if quantity.is_wrong_in_one_step:
             raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
