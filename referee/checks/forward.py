@@ -143,17 +143,21 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
         with_gradients: whether gradients of outputs were written.
     """
     if not grading.are_inputs_intact(count):
-        raise NotCorrectError(WRONG, f"changes its input: {name}")
+        raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
     if with_gradients and not grading.are_output_gradients_intact(count):
-        raise NotCorrectError(WRONG, f"changes the gradient of its output: {name}")
+        reason = f"changes the gradient of its output, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
     if changed := grading.changed_parameters():
-        raise NotCorrectError(WRONG, f"changes its parameter {changed[0]}: {name}")
+        reason = f"changes its parameter {changed[0]}, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
 
 
 def check_eager_intact(grading: Grading) -> None:
     """Check that eager's parameters, which are in the same shared memory, are what was written."""
     if not grading.are_eager_parameters_intact():
-        raise NotCorrectError(WRONG, "writes into eager's parameters")
+        raise NotCorrectError(
+            WRONG, "writes into eager's parameters, which are in the same memory as its inputs"
+        )
 
 
 def check_results(
@@ -174,13 +178,13 @@ def check_results(
     expected_structure = grading.problem.structure
     if structure != expected_structure or len(descriptions) != len(expected):
         returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
-        raise NotCorrectError(WRONG, f"{name}: {returned}, * being a tensor")
+        raise NotCorrectError(WRONG, f"{name}: {returned}, where * is a tensor")
     for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
         check_elements_apart(description, tensor, prefix)
         if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
-            reason = f"returns its input or a parameter, not new memory: {name}"
+            reason = f"returns its input or a parameter, not new memory; return a copy: {name}"
             raise NotCorrectError(WRONG, reason)
     return descriptions
 
@@ -231,7 +235,10 @@ def check_elements_apart(
     except BadDescriptionError:  # the result cannot be read either, and the reading says why
         return
     if elements_share_memory(description["shape"], strides):
-        reason = f"elements of its result share memory (strides {strides}), the reference's do not"
+        reason = (
+            f"elements of its result share memory (strides {strides}), the reference's do not; "
+            "contiguous() separates them"
+        )
         raise NotCorrectError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
 
 

@@ -112,7 +112,7 @@ class Worker:
         if not isinstance(module, nn.Module):
             type_name = type(module).__name__
             class_name = getattr(self._class, "__name__", "ModelNew")
-            raise TypeError(f"{class_name} made a {type_name}, not a module")
+            raise TypeError(f"{class_name} makes a {type_name}, not an nn.Module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
         self._module = self._calls[MODULE] = module
         state = [{"name": name, **_describe_state(x)} for name, x in self._state().items()]

@@ -99,7 +99,9 @@ def _readable(text: str) -> Path:
         if path.is_dir() and any(path.glob("**/*.py")):
             return path
         if not path.is_file():  # the open below would wait for a FIFO's writer
-            raise argparse.ArgumentTypeError(f"{path} is no file, nor a folder with Python files")
+            raise argparse.ArgumentTypeError(
+                f"{path} is neither a file nor a folder with Python files"
+            )
         path.open("rb").close()
     except OSError as error:
         hint = ""
@@ -110,7 +112,9 @@ def _readable(text: str) -> Path:
     except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None
     if size > MAX_FILE_BYTES:
-        raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
+        raise argparse.ArgumentTypeError(
+            f"{path} has {size:,} bytes; a program has at most {MAX_FILE_BYTES:,}"
+        )
     return path
 
 

@@ -20,9 +20,9 @@ def load(path: Path) -> dict:
     try:
         content = json.loads(path.read_text())
     except ValueError:
-        raise ValueError(f"{path} is no JSON") from None
+        raise ValueError(f"{path} is no JSON; expected a file that --json wrote") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is not what --json of this version writes")
+        raise ValueError(f"{path} is not what --json of this version writes; make it again")
     return content
 
 

@@ -38,7 +38,7 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
         times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
     if grading.device.type == "cuda":
-        reason = "the GPU has become slower since eager was timed alone: grade it again"
+        reason = "the GPU has become slower since eager was timed alone: grade the file again"
         raise NotCorrectError(ERROR, reason)
     timings.notes.append("the machine has become slower since eager was timed alone")
 

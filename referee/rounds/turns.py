@@ -23,7 +23,9 @@ Round = TypeVar("Round")  # what a function that runs one round returns
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
 CACHED_BYTES = 1 << 26
-CHANGES_LATE = "result is not complete when its clock stops"
+CHANGES_LATE = (
+    "result is not complete when its clock stops; finish all streams and threads before returning"
+)
 FALSE_CLOCK = "its clock is false: the referee's counts"
 # A clock that can hide less than this part of a call's time is not mentioned.
 HIDDEN_PART = 0.1

@@ -192,7 +192,8 @@ def _check_result_stays(
         for later_inputs in inputs_of_calls[call_index + 1 :]:
             later = grading.run_reference(later_inputs)[result_index]
             if later.numel() == len(got) and tensor.mistake_in_other_draw(got, later) is None:
-                raise NotCorrectError(WRONG, "a later call overwrites an earlier call's result")
+                reason = "a later call overwrites an earlier call's result; return new memory"
+                raise NotCorrectError(WRONG, reason)
         raise NotCorrectError(WRONG, f"{name}: {mistake}")
 
 
