@@ -278,8 +278,8 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
     """Check that the process has read the same elements at once when the call had returned.
 
     They differ if the call leaves work on another stream for which the current one does not wait.
-    A process that deceives the referee may report false ones. This check is for mistakes; for late
-    results of deceivers see `times.early_elements`.
+    A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
+    finds late results of cheats.
 
     Args:
         elements: what the process has read, see `Worker._read_now`.
@@ -296,7 +296,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
     reason = f"{name}: its result is not complete on the current stream when the call has returned"
-    raise FoundError(WRONG, reason[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, reason[:LONGEST_LINE])
 
 
 def note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:

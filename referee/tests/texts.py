@@ -10,7 +10,7 @@ from textwrap import indent
 Row = tuple[str | Path, str, str]
 Table = dict[str, Row]
 # The reason if a result is computed too late; it depends on what is in memory before.
-LATE = "has not written|returns zeros|elements|not complete when its clock stops"
+LATE = "has not written|returns zeros|elements|is not complete"
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 
