@@ -22,7 +22,7 @@ MOST_EARLIER_RESULTS = 32
 LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
-MOST_READ_AT_ONCE = 32  # elements that a process reads when a call has returned
+MOST_READ_AT_ONCE = 32  # elements that a reply may report
 
 
 def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> list[Comparison]:
@@ -282,7 +282,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
     finds late results of cheats.
 
     Args:
-        elements: what the process has read, see `Worker._read_now`.
+        elements: what the process has read, see `Worker._read_at_once`.
         result_index: the index of the result.
         whole: the result, read later.
         name: the case in messages.
