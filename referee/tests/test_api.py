@@ -24,11 +24,9 @@ def code_in_readme(part: str) -> str:
 
 @pytest.mark.slow
 def test_the_readmes_example(tmp_path):
-    example = code_in_readme("grade(Reference")
-    forward = "return torch.relu(x)"
-    (tmp_path / "problem.py").write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
-    (tmp_path / "solution.py").write_text(IMPORTS + module(forward))
-    command = [sys.executable, "-c", example]
+    (tmp_path / "problem.py").write_text(code_in_readme("class Model(nn.Module)"))
+    (tmp_path / "solution.py").write_text(code_in_readme("class ModelNew(nn.Module)"))
+    command = [sys.executable, "-c", code_in_readme("grade(Reference")]
     environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
     output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert output.startswith("correct ")
