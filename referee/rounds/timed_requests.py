@@ -162,8 +162,8 @@ def time_request(
     reply = process.ask(
         "call", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
     )
-    own = checked_seconds(reply["seconds"], calls)
-    return TimedRequest(Sample(own, process.seconds), reply, early)
+    call_seconds = checked_seconds(reply["seconds"], calls)
+    return TimedRequest(Sample(call_seconds, process.seconds), reply, early)
 
 
 def checked_seconds(seconds: object, calls: int) -> list[float]:

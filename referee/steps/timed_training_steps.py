@@ -241,7 +241,7 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
 
 
 def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
-    """Have a timed call run the training steps of one request; return them with their times."""
+    """Time the training steps of one request of a timed call."""
     bench, parameters = grading.bench, grading.parameter_names()
     if timed_call.process is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
@@ -257,8 +257,8 @@ def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSte
         outputs=bench.room_for(grading.result_templates, calls) if is_copied else None,
     )
     forwards, backwards = _checked_halves(reply["seconds"], calls)
-    own = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
-    sample = Sample(own, timed_call.process.seconds)
+    step_seconds = [sum(halves) for halves in zip(forwards, backwards, strict=True)]
+    sample = Sample(step_seconds, timed_call.process.seconds)
     return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
 
 
