@@ -151,9 +151,8 @@ class Grading:
         self.relies_on_inputs = False
         self.is_forward_only = False
         self.run: Run | None = None
-        self._changing_names: list[
-            str
-        ] = []  # names of the parameters and buffers that get new values
+        # The names of the parameters and buffers that get new values.
+        self._changing_names: list[str] = []
         # Their first values. New ones are made from these, so that their size does not drift.
         self._first_values: dict[str, torch.Tensor] = {}
 

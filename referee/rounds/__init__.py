@@ -1,1 +1,1 @@
-"""Timed rounds: contestants take turns, and each turn is a timed request."""
+"""Timed rounds: timed calls take turns, and each turn is a timed request."""
