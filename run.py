@@ -9,7 +9,7 @@ its solution to it.
 import importlib.util
 import sys
 
-from referee.program import console
+from referee import console
 
 if __name__ == "__main__":
     console.program = "run.py"
@@ -27,7 +27,7 @@ import torch
 from model import PROBLEMS
 from problems import sizes
 from referee.program import command
-from referee.program.session import Subject
+from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.reference.problem import Problem
 

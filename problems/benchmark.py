@@ -33,7 +33,7 @@ from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
 from referee.comparison.accuracy import errors
-from referee.program.records import environment
+from referee.records import environment
 from referee.report import tables
 
 ROUNDS = 31

@@ -6,20 +6,10 @@
     print(result.verdict, result.speedup, result.reason)
 
 `README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
-To read the code, begin with `engine` and `steps`. These are the files, without their ".py":
+To read the code, begin with `engine` and `steps`. These are the parts of the package, from top to
+bottom. A part may import only the parts below it:
 
-The package's root: a grading from outside
-    api                  `Reference`, `grade` and `Result` for Python
-    __main__             `python -m referee`; its program is in program/
-    engine               runs the steps and makes a verdict of what they raise
-    grading              `Grading`: what the steps of a file share
-    bench                `Bench`: shared memory and eager's processes, for all files of a problem
-    verdict              `Verdict`; when a ratio is a gain; words for exceptions and crashes
-    devices              the device that the user names, or the best one
-    messages             lines of messages
-    names, words         the names of calls; the words of verdicts and times
-
-steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
+__main__: `python -m referee`
 
 program/: the command line
     command              the command line of `python -m referee` and of a project's own program
@@ -28,10 +18,32 @@ program/: the command line
     folder_workers       a worker for each device, which grades the files of a folder
     roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
-    console              prints lines and progress; what Ctrl-C does
-    records              results as JSON
+    empty_call           a program that measures what an empty call costs
 
-report/: tables, Markdown and pictures of results
+api: `Reference`, `grade`, `grade_all` and `Result` for Python
+
+records: results as JSON
+
+engine: runs the steps and makes a verdict of what they raise
+
+steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
+
+checks/: checks that several steps use
+    forward              a forward of the solution: form, values, inputs left intact
+    diagnosis            what a wrong result is: zeros, a copy, an earlier result
+
+rounds/: timed rounds
+    timed_requests       a timed request; how many calls it has
+    turns                all take turns in a round; their samples
+    early_elements       elements of results, read before the clock stops
+    round_memory         whether processes keep unused GPU memory in a round
+    slow_eager           whether a solution has slowed eager
+
+grading: `Grading`, which has what the steps of a file share
+
+bench: `Bench`, which has shared memory and eager's processes for all files of a problem
+
+verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 
 reference/: the reference
     file                 a problem as a KernelBench file defines it
@@ -47,21 +59,17 @@ reference/: the reference
     random_values        seeds and values of inputs, parameters and gradients
 
 comparison/: whether results are right
-    forward, case        a forward of the solution: form, values, inputs left intact
+    case                 the description of a forward that is compared
     reference_tensor     a result of the reference, with which a solution's is compared
     budget, accuracy     how far off a result may be and how far off it is
     compare              bits and distance of two tensors
     quantity             a result or gradient of training steps, over several draws
-    diagnosis            what a wrong result is: zeros, a copy, an earlier result
 
 times/: how fast it is
-    timed_requests       a timed request; how many calls it has
     two_clocks           the seconds of a call, from the process's clock and the referee's
-    rounds, timing       entrants take turns; their times and ratios
-    early_elements       elements of results, read before the clock stops
-    round_memory         whether processes keep unused GPU memory in a round
-    slow_eager           whether a solution has slowed eager
-    empty_call           a program that measures what an empty call costs
+    timing               times of rounds, and their ratios
+
+child/: the code that runs in a contestant's process
 
 contestants/: the processes of solutions and of eager, and their memory
     contestant           `Contestant`: such a process, as the referee sees it
@@ -78,7 +86,17 @@ contestants/: the processes of solutions and of eager, and their memory
     prctl                Linux's settings of a process
     cuda_walls           whether CUDA IPC works through the walls
 
-child/: the code that runs in a contestant's process
+report/: tables, Markdown and pictures of results
+
+console: prints lines and progress; what Ctrl-C does
+
+devices: the device that the user names, or the best one
+
+messages: lines of messages
+
+names: the names of calls
+
+words: the words of verdicts and times
 """
 
 import os
@@ -91,7 +109,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch warns if NumPy is missing, which the referee does not need.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-API_NAMES = ("Reference", "Result", "grade")
+API_NAMES = ("Reference", "Result", "grade", "grade_all")
 
 
 def __getattr__(name: str) -> object:

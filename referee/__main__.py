@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from referee.program import console
+from referee import console
 
 # The workers of `folders` import this file too, under another name: they run no command.
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
-"""The Python API: `Reference`, `grade` and `Result`.
+"""The Python API: `Reference`, `grade`, `grade_all` and `Result`.
 
     from referee import Reference, grade
 
     result = grade(Reference("problem.py"), "solution.py", device="cpu")
     print(result.verdict, result.speedup, result.reason)
 
-`referee/__init__.py` exports the three names.
+`referee/__init__.py` exports these names.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from referee import records
 from referee.contestants.shared import dtype_name
 from referee.devices import choose_device
 from referee.engine import Engine, read_files, referee_at_work
-from referee.grading import Options
-from referee.program import records
-from referee.program.arguments import TIMEOUT
-from referee.program.records import Subject
+from referee.grading import TIMEOUT, Options
+from referee.records import Subject
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.report import by_role
@@ -91,25 +91,38 @@ class Result:
 
 def grade(
     reference: Reference,
-    *solutions: str | os.PathLike,
+    solution: str | os.PathLike,
     device: str | None = None,
     trials: int | None = None,
     timeout: float = TIMEOUT,
-) -> Result | list[Result]:
-    """Grade solutions against a reference.
+) -> Result:
+    """Grade one solution against a reference: see `grade_all`."""
+    [result] = grade_all(reference, [solution], device, trials, timeout)
+    return result
 
-    While this runs, other threads of the caller's process must not start processes: the referee
-    would take them for the solution's and end them.
+
+def grade_all(
+    reference: Reference,
+    solutions: Iterable[str | os.PathLike],
+    device: str | None = None,
+    trials: int | None = None,
+    timeout: float = TIMEOUT,
+) -> list[Result]:
+    """Grade solutions against a reference, one after the other.
+
+    All files are read before the first solution starts. Until the function returns, other threads
+    of the caller's process must not start processes: the referee would take them for the
+    solution's and end them.
 
     Args:
         reference: the problem.
-        solutions: files that define `ModelNew`.
+        solutions: the paths of files that define `ModelNew`.
         device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
         trials: how many rounds are timed; by default as many as fit into some seconds.
         timeout: seconds that each solution may run, its compilation included.
 
     Returns:
-        One result for one solution, a list of results for several.
+        One result for each solution, in their order.
 
     Raises:
         OSError: a solution cannot be read.
@@ -123,10 +136,9 @@ def grade(
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, options, lambda *_: None)
         try:
-            results = [_result(problem, engine.grade(file)) for file in files]
+            return [_result(problem, engine.grade(file)) for file in files]
         finally:
             engine.close()
-    return results[0] if len(results) == 1 else results
 
 
 def _result(problem: Problem, verdict: Verdict) -> Result:

@@ -16,7 +16,7 @@ from referee.contestants.shared import Pool, Region
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
-from referee.verdict import FoundError, outcome
+from referee.verdict import NotCorrectError, outcome
 from referee.words import ERROR
 
 # Bytes of inputs. After a request with no more, a process keeps its unused memory even if the
@@ -94,15 +94,15 @@ class Eager:
         seed = new_seed()
         module = problem.construct(seed)
         try:
-            self.state.construct(problem, seed, module, problem.args)
+            self.state.construct(problem.file.dtype, seed, module, problem.args)
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
         except StateError as error:
             self.close()
-            raise FoundError(ERROR, f"eager itself could not be timed: {error}") from None
+            raise NotCorrectError(ERROR, f"eager itself could not be timed: {error}") from None
 
     def ask(self, op: str, **arguments: object) -> dict:
-        """Send a request; raise FoundError with the verdict "error" if eager fails."""
+        """Send a request; raise NotCorrectError with the verdict "error" if eager fails."""
         try:
             return self.contestant.ask(op, **arguments)
         except (EndedError, ForgedError, RaisedError) as error:
@@ -118,7 +118,7 @@ class Eager:
         self.close()  # if it fails in the constructor, the bench does not know it yet
         self._bench.close_eager()
         _, why = outcome(error, "being timed")
-        raise FoundError(ERROR, f"eager itself could not be timed: {why}") from None
+        raise NotCorrectError(ERROR, f"eager itself could not be timed: {why}") from None
 
 
 class Plan(NamedTuple):

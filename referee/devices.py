@@ -24,14 +24,15 @@ def choose_device(name: str | None) -> tuple[torch.device, str]:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"{name} is no device: cpu, cuda or cuda:N is meant") from None
+        raise ValueError(f"{name} is no device; expected cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {name} is neither a CPU nor a CUDA GPU")
+        raise ValueError(f"device {name} is of another kind; expected cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu"), why_no_gpu
     device = torch.device("cuda", device.index or 0)
     if device.index >= torch.cuda.device_count():
-        raise ValueError(f"device {device} is not there: torch sees no such GPU")
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {device} is not there; torch sees {count} GPUs")
     torch.cuda.set_device(device)
     return device, why_no_gpu
 

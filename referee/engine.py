@@ -28,15 +28,15 @@ from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
+from referee.rounds.timed_requests import is_planned, plan
 from referee.steps import (
     STEPS_OF_A_SWEEP,
     STEPS_ONCE,
     STEPS_ONCE_OF_A_SWEEP,
     STEPS_PER_SETTING,
 )
-from referee.times.timed_requests import is_planned, plan
 from referee.times.timing import drop_unfinished_round
-from referee.verdict import FoundError, Verdict, outcome
+from referee.verdict import NotCorrectError, Verdict, outcome
 from referee.words import CORRECT, ERROR, INTERRUPTED, LATE
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
@@ -108,7 +108,7 @@ class Engine:
         time a solution follow it. Later calls time nothing.
 
         Raises:
-            FoundError: eager cannot be timed.
+            NotCorrectError: eager cannot be timed.
         """
         for setting in self.problem.settings:
             self.problem.setting = setting
@@ -121,9 +121,8 @@ class Engine:
         """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
         try:
             self.prepare()
-        except FoundError as error:
-            _word, reason = error.args
-            return first_error_line(reason)
+        except NotCorrectError as error:
+            return first_error_line(error.reason)
         except (BadReferenceError, torch.OutOfMemoryError) as error:
             return first_error_line(str(error))
         return ""
@@ -162,8 +161,8 @@ class Engine:
             self.prepare()
             grading = Grading(self._bench, file, self._options, verdict, stage.enter)
             self._run_steps(grading)
-        except FoundError as error:
-            verdict.word, verdict.reason = error.args
+        except NotCorrectError as error:
+            verdict.word, verdict.reason = error.verdict, error.reason
         except BadReferenceError as error:  # it fails for some inputs only
             verdict.word, verdict.reason = ERROR, str(error)
         except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's

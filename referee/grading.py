@@ -1,7 +1,7 @@
 """One file under grading: everything that the steps share.
 
 The steps are functions in the files of `referee/steps`. They take a `Grading` and raise
-`FoundError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
+`NotCorrectError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
 `referee/steps/__init__` say what is checked, in which order.
 """
 
@@ -31,7 +31,7 @@ from referee.reference.other_roundings import OtherRoundings
 from referee.reference.random_values import changing_names, new_seed, redraw
 from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
-from referee.verdict import FoundError, Run, Verdict
+from referee.verdict import NotCorrectError, Run, Verdict
 from referee.words import WRONG
 
 # Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
@@ -39,6 +39,7 @@ from referee.words import WRONG
 LARGEST_PREVIOUS_MODULE = 1 << 30
 OTHER_ROUNDINGS = 16  # results of the reference in a second look
 OTHER_ROUNDINGS_OF_STEPS = 8
+TIMEOUT = 300  # default of `Options.timeout`
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,8 @@ class Grading:
         self.relies_on_inputs = False
         self.is_forward_only = False
         self.run: Run | None = None
-        self._changing_names: list[
-            str
-        ] = []  # names of the parameters and buffers that get new values
+        # The names of the parameters and buffers that get new values.
+        self._changing_names: list[str] = []
         # Their first values. New ones are made from these, so that their size does not drift.
         self._first_values: dict[str, torch.Tensor] = {}
 
@@ -196,9 +196,9 @@ class Grading:
         self.previous_module = None
         self.module = self.problem.construct(seed, args)
         try:
-            self.state.construct(self.problem, seed, self.module, args, compare)
+            self.state.construct(self.problem.file.dtype, seed, self.module, args, compare)
         except StateError as error:
-            raise FoundError(WRONG, str(error)) from None
+            raise NotCorrectError(WRONG, str(error)) from None
         self._changing_names = changing_names(self.module)
         self._keep_first_values()
 

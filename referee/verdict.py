@@ -21,8 +21,20 @@ PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 WIDEST_CONTROL = 1.3
 
 
-class FoundError(Exception):
-    """A step has found the verdict; the arguments are the verdict's word, and the reason."""
+class NotCorrectError(Exception):
+    """Ends a grading, because the file is not correct or cannot be graded.
+
+    Args:
+        verdict: the verdict in a word: WRONG or ERROR.
+        reason: why the file is not correct.
+
+    Both are attributes, too.
+    """
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(verdict, reason)
+        self.verdict = verdict
+        self.reason = reason
 
 
 @dataclass
@@ -64,7 +76,7 @@ def compare_times(
         - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
           interval that is farther from 1;
         - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
-          for launches. On a CPU, what slows a round slows all contestants in it.
+          for launches. On a CPU, what slows a round slows all timed calls in it.
 
     Args:
         eager: eager's seconds of a call, for each round.

@@ -123,7 +123,7 @@ KINDS["kept integers"] = (
     reference(
         "return self.w[inputs[1]] * x", "[torch.rand(512, 64), torch.randint(99, (512,))]", TABLE
     ),
-    {"keeps": wrong(module(KEPT_PICKS, TABLE), "")},
+    {"keeps": wrong(module(KEPT_PICKS, TABLE), "old parameters|elements")},
 )
 
 # ----------------------------------------------------- inputs and parameters of a certain structure
@@ -349,7 +349,7 @@ PROBLEMS = {
     "relu": {
         **CATCHERS,
         "columns": correct(module(IN_ORDER)),
-        "tail unwritten": wrong(module(UNWRITTEN)),
+        "tail unwritten": wrong(module(UNWRITTEN), "elements differ"),
         "one element": wrong(ONE_ELEMENT, "changes its input"),
         "beside a view": wrong(BESIDE_A_VIEW, "changes its input"),
         "subnormals": wrong(NO_SUBNORMALS, "special values|bit patterns"),
@@ -360,13 +360,13 @@ PROBLEMS = {
         "columns": correct(linear(IN_COLUMNS)),
         "no ReLU": wrong(after("out = own(x) / self.divisor"), "leaves out ReLU"),
         "no division": wrong(after("out = torch.relu(own(x))"), "leaves out the division"),
-        "other weights": wrong(after("", "self.linear.weight.data *= 2")),
+        "other weights": wrong(after("", "self.linear.weight.data *= 2"), "does not start with"),
         "weight changed": (after("own.weight.data[-1] += 1"), "wrong", ""),
         "20 bits": wrong(after(TWENTY_BITS), "lower precision"),
-        "float16": wrong(after("out = out.half().to(x.dtype)")),
+        "float16": wrong(after("out = out.half().to(x.dtype)"), "lower precision"),
         "nan becomes 0": wrong(after("out = torch.where(out.isnan(), 0, out)"), "NaN in "),
         "inf becomes large": wrong(after("out = out.nan_to_num(torch.nan)"), "inf "),
-        "columns unwritten": wrong(after(COLUMNS_UNWRITTEN)),
+        "columns unwritten": wrong(after(COLUMNS_UNWRITTEN), "elements"),
     },
 }
 

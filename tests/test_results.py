@@ -16,13 +16,14 @@ from documents import DTYPES, check_shape, document, record, timings
 import run
 from problems import linear_relu_divide as linear
 from problems import relu
+from referee import records
+from referee.console import Progress
 from referee.names import COMPILED
-from referee.program import records, roofline, session
-from referee.program.console import Progress
+from referee.program import roofline, session
 from referee.reference.file import NoRoomError
 from referee.report import graded_files, markdown, tables
 from referee.times import timing
-from referee.verdict import FoundError, Run
+from referee.verdict import NotCorrectError, Run
 from referee.words import CORRECT, ERROR, LEFT_OUT
 
 pytestmark = pytest.mark.usefixtures("one_server")
@@ -204,7 +205,7 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     """The output says "error", not "wrong"; a sweep leaves out sizes that do not fit."""
 
     def fail(self: object, *_: object) -> None:
-        raise FoundError(ERROR, "eager itself could not be timed: no")
+        raise NotCorrectError(ERROR, "eager itself could not be timed: no")
 
     def need_more(self: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore is said of it.")

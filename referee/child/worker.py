@@ -36,7 +36,7 @@ from referee.names import MODULE, NOTHING
 FREED_FIRST_BYTES = 31 << 20
 
 CHECKED_AT_ONCE = 1 << 24  # elements
-READ_NOW = 4  # elements, see `Worker._read_now`
+READ_AT_ONCE = 4  # elements, see `Worker._read_at_once`
 
 
 class Worker:
@@ -112,7 +112,7 @@ class Worker:
         if not isinstance(module, nn.Module):
             type_name = type(module).__name__
             class_name = getattr(self._class, "__name__", "ModelNew")
-            raise TypeError(f"{class_name} made a {type_name}, not a module")
+            raise TypeError(f"{class_name} makes a {type_name}, not an nn.Module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
         self._module = self._calls[MODULE] = module
         state = [{"name": name, **_describe_state(x)} for name, x in self._state().items()]
@@ -148,7 +148,7 @@ class Worker:
             inputs: a form of the arguments for each call.
             fill: torch fills every new tensor with NaN.
             poison: size in bytes of free memory that is filled with NaN before the calls. If it is
-                not 0, the reply has some elements of the last call's results, see `_read_now`.
+                not 0, the reply has some elements of the last call's results, see `_read_at_once`.
             outputs: a form for each call, into which its results are copied; None if the referee
                 can read results where they are.
         """
@@ -162,7 +162,7 @@ class Worker:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
-        elements = self._read_now(returned[-1]) if poison else {}
+        elements = self._read_at_once(returned[-1]) if poison else {}
         seconds = self._clock.seconds()
         calls = self._keep_all(returned, outputs)
         return {"seconds": seconds, "calls": calls, "elements": elements}
@@ -202,7 +202,7 @@ class Worker:
             else:
                 sources = sources_of(arguments, state, parameters)
                 returned.append(self._one_step(name, arguments, sources, gradients))
-        elements = self._read_now(returned[-1]) if poison else {}
+        elements = self._read_at_once(returned[-1]) if poison else {}
         # The clock has timed a forward, its backward, the next forward, ...
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
@@ -331,7 +331,7 @@ class Worker:
         """Return the module's parameters and buffers by name, the objects themselves."""
         return self._module.state_dict(keep_vars=True)
 
-    def _read_now(self, returned: object) -> dict:
+    def _read_at_once(self, returned: object) -> dict:
         """Read some elements of a call's results on the current stream, as its caller may do.
 
         If another stream still has to write the elements, and the call has not made the current
@@ -351,7 +351,7 @@ class Worker:
         if not tensors:
             return {}
         result_index, x = self._random.choice(list(tensors.items()))
-        indices = [self._random.randrange(x.numel()) for _ in range(READ_NOW)]
+        indices = [self._random.randrange(x.numel()) for _ in range(READ_AT_ONCE)]
         data: list[int] = []
         for index in indices:
             offset = x.storage_offset() + memory_offset(index, x.shape, x.stride())

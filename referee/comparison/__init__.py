@@ -1,1 +1,1 @@
-"""Comparison of results with the reference's: error budgets, accuracy, causes of wrong results."""
+"""Comparison of results with the reference's: error budgets, accuracy, distances."""

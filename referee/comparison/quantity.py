@@ -1,12 +1,17 @@
-"""A result or gradient of training steps, compared with the reference's over several draws.
+"""A result or gradient, compared with the reference's over several training steps.
 
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
 differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
-the outputs' gradients are zero there. Otherwise gradients are compared for several draws of inputs,
-which have these places elsewhere, and only an element that is wrong in every draw counts.
+the outputs' gradients are zero there. Otherwise gradients are compared in several steps, whose
+inputs have these places elsewhere. "Gradients of timed steps" in README.md explains the rules by
+which a gradient is then wrong; the methods of `Quantity` have the rules' names:
 
-In timed draws a gradient is also wrong if it is far off in most of them, or if most of its elements
-are less accurate than rounding explains in many of them. Another draw that is right does not help.
+    far off in one step         its relative error is large
+    far off in most steps       its relative error is larger than ReLU near zero makes it
+    wrong in every step         rounding does not explain the elements that are wrong in all steps
+    inaccurate in many steps    its typical error is larger than rounding makes it
+
+Untimed steps have only the third rule.
 """
 
 import math
@@ -25,29 +30,29 @@ from referee.comparison.reference_tensor import (
 from referee.contestants.autograd import is_differentiable
 
 RESULT = "result"  # the name of a result begins with it
-# Rounding explains the elements that are wrong in every draw only if the number that it predicts is
-# at least this share of their number; see the example of `Quantity`.
-LEAST_PREDICTED_SHARE = 0.01
-# In at least one draw, rounding makes at most this share of the elements wrong.
-LARGEST_SHARE_BY_ROUNDING = 0.02
-# In any timed draw, ReLU near zero makes at most this relative error.
-LARGEST_ERROR_BY_RELU = 0.25
-# In at least half of the timed draws, ReLU near zero makes at most this multiple of eager's own
-# error, to which it contributes, too.
+# Far off in one step: ReLU near zero makes at most this relative error.
+LARGEST_RELATIVE_ERROR = 0.25
+# Far off in most steps: in at least half of them, ReLU near zero makes at most this multiple of
+# eager's own error, to which it contributes, too. A relative error up to the second number may be
+# that of a lower precision.
 MOST_TIMES_EAGERS_ERROR = 4
-# A draw's typical error is too large only if it is this multiple of what other roundings make.
+LEAST_FAR_OFF = 0.02
+# Wrong in every step: rounding explains these elements only if the number that it predicts is at
+# least this share of their number (see the example of `Quantity`), and if it made at most the
+# second share of the elements wrong in at least one step.
+LEAST_PREDICTED_SHARE = 0.01
+LARGEST_SHARE_BY_ROUNDING = 0.02
+# Inaccurate in many steps: a step's typical error is too large if it exceeds this multiple of what
+# other roundings make. That may happen in at most the second share of the steps.
 MOST_TIMES_OTHER_ROUNDINGS = 2
-# In at most this share of the timed draws may the typical error be too large.
-LARGEST_SHARE_OF_INACCURATE_DRAWS = 0.25
-# A smaller relative error may be that of a lower precision.
-LEAST_ERROR_OF_A_MISTAKE = 0.02
+LARGEST_INACCURATE_SHARE = 0.25
 
 
 class Quantity:
-    """A result or a gradient of a training step, and how far off it was in the draws so far.
+    """A result or a gradient of a training step, and how far off it was in the steps so far.
 
-    An example: of 1,000 elements, 3 are wrong in each of two draws, and 2 of them are the same. If
-    rounding had chosen them, an element would be wrong in both draws with a probability of
+    An example: of 1,000 elements, 3 are wrong in each of two steps, and 2 of them are the same. If
+    rounding had chosen them, an element would be wrong in both steps with a probability of
     0.003 * 0.003, which predicts 0.009 such elements. That is less than 1% of 2 (the share is
     LEAST_PREDICTED_SHARE): the gradient is wrong.
 
@@ -55,8 +60,8 @@ class Quantity:
         name: the quantity in messages: "result 0", "gradient of x".
 
     Attributes:
-        expected: the reference's in this draw, with its budget; None where the reference has none.
-        comparison: the comparison of the last draw; None before the first.
+        expected: the reference's in this step, with its budget; None where the reference has none.
+        comparison: the comparison of the last step; None before the first.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,23 +69,23 @@ class Quantity:
         self.expected: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
         self._first_mistake = ""
-        self._is_wrong = False  # true once a single draw has shown it
-        self._had_a_right_draw = False
-        self._timed_draws = 0
-        self._timed_draws_far_off = 0  # see `_error_of_a_mistake`
-        self._inaccurate_timed_draws = 0  # see `_is_inaccurate`
-        self._least_relative_error = math.inf  # of a draw
-        self._least_wrong_share = math.inf  # of the elements of a draw
-        self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every draw
-        # The probability that rounding alone makes an element wrong in every draw.
+        self._is_wrong_in_one_step = False  # true once a single step has shown it
+        self._had_a_right_step = False
+        self._timed_steps = 0
+        self._steps_far_off = 0  # of the timed ones
+        self._inaccurate_steps = 0  # likewise
+        self._least_relative_error = math.inf  # of a step
+        self._least_wrong_share = math.inf  # of the elements of a step
+        self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every step
+        # The probability that rounding alone makes an element wrong in every step.
         self._chance = 1.0
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
-        """Compare the solution's tensor of one untimed draw.
+        """Compare the solution's tensor of one untimed step.
 
         Args:
             got: the tensor.
-            is_strict: whether a single wrong element is a mistake, in any draw.
+            is_strict: whether a single wrong element is a mistake, in any step.
         """
         comparison = self.expected.compare(got.reshape(-1))
         self.comparison = comparison
@@ -107,27 +112,31 @@ class Quantity:
         # Rounding does not decide whether a result is right, only whether a gradient is.
         if self.expected.is_exact or self.is_result:
             if mistake := self.expected.mistake_in_other_draw(got, eager, second_look):
-                self._is_wrong = True
+                self._is_wrong_in_one_step = True
                 self._keep_first(mistake)
             return
         wrong = self.expected.wrong_in_other_draw(got, eager)
         mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
         relative_error = relative_difference(got, eager) if mistake else 0.0
-        if relative_error > LARGEST_ERROR_BY_RELU:
-            self._is_wrong = True
+        self._timed_steps += 1
+        if relative_error > LARGEST_RELATIVE_ERROR:
+            self._is_wrong_in_one_step = True
             self._keep_first(mistake)
-        self._timed_draws += 1
-        if relative_error > self._error_of_a_mistake():
-            self._timed_draws_far_off += 1
+        if relative_error > self._least_far_off():
+            self._steps_far_off += 1
         if mistake and self._is_inaccurate(got, eager, error_of_other_roundings):
-            self._inaccurate_timed_draws += 1
+            self._inaccurate_steps += 1
         self._record(wrong, relative_error, mistake or "", is_strict=False)
 
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
-        if self._is_wrong or self._are_timed_draws_wrong() or self._is_wrong_in_every_draw():
-            return f"{self.name}: {self._first_mistake}"
-        return None
+        is_wrong = (
+            self._is_wrong_in_one_step
+            or self._is_far_off_in_most_steps()
+            or self._is_wrong_in_every_step()
+            or self._is_inaccurate_in_many_steps()
+        )
+        return f"{self.name}: {self._first_mistake}" if is_wrong else None
 
     @property
     def is_result(self) -> bool:
@@ -135,12 +144,12 @@ class Quantity:
         return self.name.startswith(RESULT)
 
     @property
-    def is_wrong_at_once(self) -> bool:
-        """True once a single draw has shown that the quantity is wrong."""
-        return self._is_wrong
+    def is_wrong_in_one_step(self) -> bool:
+        """True once a single step has shown that the quantity is wrong."""
+        return self._is_wrong_in_one_step
 
-    def without_draws(self) -> "Quantity":
-        """Return a quantity with the same name and budget, for which no draw was compared."""
+    def without_steps(self) -> "Quantity":
+        """Return a quantity with the same name and budget, for which no step was compared."""
         made = Quantity(self.name)
         made.expected = self.expected
         return made
@@ -148,7 +157,7 @@ class Quantity:
     def _record(
         self, wrong: torch.Tensor, relative_error: float, mistake: str, is_strict: bool
     ) -> None:
-        """Record the comparison of one draw.
+        """Record the comparison of one step.
 
         Args:
             wrong: a mask of the elements that are off by too much.
@@ -160,10 +169,11 @@ class Quantity:
         if wrong_count:
             self._keep_first(mistake)
         if self.expected.is_exact or is_strict:
-            self._is_wrong = self._is_wrong or wrong_count > 0
+            if wrong_count:
+                self._is_wrong_in_one_step = True
             return
         if wrong_count == 0:
-            self._had_a_right_draw = True
+            self._had_a_right_step = True
             return
         share = wrong_count / len(wrong)
         self._least_relative_error = min(self._least_relative_error, relative_error)
@@ -184,26 +194,28 @@ class Quantity:
             return False
         return typical > MOST_TIMES_OTHER_ROUNDINGS * error_of_other_roundings()
 
-    def _error_of_a_mistake(self) -> float:
-        """Return the relative error that shows a mistake if most timed draws exceed it."""
+    def _least_far_off(self) -> float:
+        """Return the relative error beyond which a gradient counts as far off in a step."""
         if self.expected.eager_errors.relative == 0:  # there is no float64 result, or no error
-            return LARGEST_ERROR_BY_RELU
+            return LARGEST_RELATIVE_ERROR
         by_eager = MOST_TIMES_EAGERS_ERROR * self.expected.eager_errors.relative
-        return min(max(by_eager, LEAST_ERROR_OF_A_MISTAKE), LARGEST_ERROR_BY_RELU)
+        return min(max(by_eager, LEAST_FAR_OFF), LARGEST_RELATIVE_ERROR)
 
     def _keep_first(self, mistake: str) -> None:
         """Keep the words for the first mistake, which the message quotes."""
         self._first_mistake = self._first_mistake or mistake
 
-    def _are_timed_draws_wrong(self) -> bool:
-        """Return whether too many timed draws are far off, or less accurate than they may be."""
-        most_inaccurate = LARGEST_SHARE_OF_INACCURATE_DRAWS * self._timed_draws
-        are_many_inaccurate = self._inaccurate_timed_draws > most_inaccurate
-        return are_many_inaccurate or self._timed_draws_far_off > self._timed_draws / 2
+    def _is_far_off_in_most_steps(self) -> bool:
+        """Return whether the relative error was too large in more than half of the timed steps."""
+        return self._steps_far_off > self._timed_steps / 2
 
-    def _is_wrong_in_every_draw(self) -> bool:
-        """Return whether all draws together show a mistake that rounding does not explain."""
-        if self._always_wrong is None or self._had_a_right_draw:
+    def _is_inaccurate_in_many_steps(self) -> bool:
+        """Return whether the typical error was too large in more timed steps than it may be."""
+        return self._inaccurate_steps > LARGEST_INACCURATE_SHARE * self._timed_steps
+
+    def _is_wrong_in_every_step(self) -> bool:
+        """Return whether all steps together show a mistake that rounding does not explain."""
+        if self._always_wrong is None or self._had_a_right_step:
             return False
         if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
             return True

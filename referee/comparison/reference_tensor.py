@@ -449,7 +449,8 @@ def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) 
     first_wrong = _describe_first(wrong, got, eager)
     if not first_wrong:
         return None
-    return f"{count_true(wrong):,} of {got.numel():,} elements, the first: {first_wrong}"
+    count = f"{count_true(wrong):,} of {got.numel():,}"
+    return f"{count} elements beyond the error budget, the first: {first_wrong}"
 
 
 def _describe_first(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:

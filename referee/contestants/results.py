@@ -29,7 +29,7 @@ def flatten(value: object) -> tuple[str, list]:
         nestings.append(nesting)
         leaves += part_leaves
         if len(leaves) > MOST_LEAVES:
-            raise ValueError(f"more than {MOST_LEAVES} outputs")
+            raise ValueError(f"more than {MOST_LEAVES} outputs, which is the most to compare")
     return f"[{', '.join(nestings)}]", leaves
 
 

@@ -15,7 +15,6 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
 from referee.contestants.results import span_of
 from referee.contestants.shared import Pool, Region, dtype_name, pack
-from referee.reference.problem import Problem
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
@@ -47,7 +46,7 @@ class State:
 
     def construct(
         self,
-        problem: Problem,
+        dtype: torch.dtype | None,
         seed: int,
         module: torch.nn.Module,
         args: list,
@@ -56,7 +55,7 @@ class State:
         """Have the contestant construct its module, and move its matched tensors into the region.
 
         Args:
-            problem: the problem, whose file has a dtype for modules.
+            dtype: the dtype to which floating point modules are converted; None for none.
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
             args: the constructor's arguments.
@@ -65,7 +64,6 @@ class State:
         Raises:
             StateError: the states do not match.
         """
-        dtype = problem.file.dtype
         is_converted = dtype is not None and dtype.is_floating_point
         reply = self._contestant.ask(
             "construct",
@@ -121,7 +119,10 @@ class State:
         """Raise StateError unless the contestant's constructor drew the reference's values."""
         for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
             if not self._has_value(description, value):
-                raise StateError(f"its {name} does not start with the values of the reference's")
+                raise StateError(
+                    f"its {name} does not start with the values of the reference's; its "
+                    "constructor must draw the same values, in the same order"
+                )
 
     def _match(
         self, by_name: dict[str, dict], reference_state: dict[str, torch.Tensor]
@@ -146,8 +147,10 @@ class State:
                 own_name = self._find(unmatched, value)
                 if own_name is None:
                     form = f"{list(value.shape)} {dtype_name(value.dtype)}"
-                    reason = f"its state is not the reference's: nothing in it is {name}, {form}"
-                    raise StateError(reason)
+                    raise StateError(
+                        "its state is not the reference's: no tensor of its state_dict is "
+                        f"{name}, {form}, by name or by value"
+                    )
                 names[name] = own_name
                 del unmatched[own_name]
         return {name: names[name] for name in reference_state}
@@ -187,7 +190,9 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
             value.shape, strides, value.stride(), strict=True
         ):
             if side > 1 and stride == 0 and reference_stride != 0:
-                raise StateError(f"elements of its {name} share memory")
+                raise StateError(
+                    f"elements of its {name} share memory (a stride of 0), the reference's do not"
+                )
 
 
 def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], list[dict]]:
@@ -209,18 +214,21 @@ def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], lis
     for description in descriptions:
         numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
         if not all(type(n) is int and n >= 0 for n in numbers):
-            raise StateError("the memory of its state is described by no numbers")
+            raise StateError("its reply says where its state is by something else than numbers")
         address, size, offset = numbers
         item_bytes = getattr(torch, description["dtype"]).itemsize
         span = span_of(description["shape"], description["strides"], item_bytes)
         if offset * item_bytes + span > size:
-            raise StateError("a tensor of its state reaches beyond its memory")
+            raise StateError("its reply says that a tensor of its state reaches beyond its memory")
         storage = address, size
         if storage not in indices:
             indices[storage] = len(sizes)
             sizes.append(size)
         if sum(sizes) > largest:
-            raise StateError("its parameters take much more memory than they need")
+            raise StateError(
+                f"the memory behind its state exceeds {largest:,} bytes; keep no views of large "
+                "tensors there"
+            )
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
     return sizes, forms

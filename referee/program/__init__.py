@@ -1,1 +1,1 @@
-"""The command, in its parts: options, sessions, folders, records and the terminal."""
+"""The command line: its options, sessions and folders."""

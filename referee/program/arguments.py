@@ -4,14 +4,15 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from referee.program import console, folders
+from referee import console
+from referee.grading import TIMEOUT
+from referee.program import folders
 from referee.program.project import Project
 from referee.reference.dtypes import DTYPES
 from referee.report import files, plot
 from referee.times.timing import LEAST_CPU_ROUNDS, MOST_ROUNDS, QUICK_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
-TIMEOUT = 300  # s that a solution may run, in each dtype
 MAX_FILE_BYTES = 64 << 20  # of a solution or reference
 
 
@@ -98,7 +99,9 @@ def _readable(text: str) -> Path:
         if path.is_dir() and any(path.glob("**/*.py")):
             return path
         if not path.is_file():  # the open below would wait for a FIFO's writer
-            raise argparse.ArgumentTypeError(f"{path} is no file, nor a folder with Python files")
+            raise argparse.ArgumentTypeError(
+                f"{path} is neither a file nor a folder with Python files"
+            )
         path.open("rb").close()
     except OSError as error:
         hint = ""
@@ -109,7 +112,9 @@ def _readable(text: str) -> Path:
     except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None
     if size > MAX_FILE_BYTES:
-        raise argparse.ArgumentTypeError(f"{path} has {size:,} bytes: no program")
+        raise argparse.ArgumentTypeError(
+            f"{path} has {size:,} bytes; a program has at most {MAX_FILE_BYTES:,}"
+        )
     return path
 
 
@@ -158,9 +163,9 @@ def _check_kind_of_work(args: argparse.Namespace, parser: Parser) -> None:
         if value and args.sweep:
             parser.error(f"--sweep and --plot are not for {option}")
         if value and not args.problem and not args.reference:
-            parser.error(f"{option} is for one problem: which?")
+            parser.error(f"{option} is for one problem: name the problem first")
     if args.bundle and args.solution:
-        parser.error("--bundle writes this project's solution, --solution grades files: which?")
+        parser.error("--bundle writes this project's solution, --solution grades files: choose one")
     if args.timeout and not args.solution:
         parser.error("--timeout is for --solution")
     if args.reference and (args.problem or not args.solution or args.bundle):
@@ -171,7 +176,7 @@ def _check_folders(args: argparse.Namespace, parser: Parser) -> None:
     """Check that options for folders come with folders, and other options without."""
     if folders.are_named(args):
         if args.device and args.devices:
-            parser.error("--device is for one device, --devices for several: which?")
+            parser.error("--device is for one device, --devices for several: choose one")
         if args.markdown:
             parser.error("--markdown is not for folders: --csv writes their table")
         return
@@ -187,9 +192,9 @@ def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project | No
     if args.sweep and args.problem and project and args.problem not in project.sweep_problems:
         parser.error(f"{args.problem} has no sweep")
     if args.rows and args.sweep:
-        parser.error("--rows is for one size, --sweep takes many: which?")
+        parser.error("--rows is for one size, --sweep takes many: choose one")
     if args.solution and args.dtype and len(args.dtype) > 1:
-        parser.error("--solution grades files in one dtype: which?")
+        parser.error("--solution grades files in one dtype: give one to --dtype")
     if args.reference and (args.rows or args.dtype):
         parser.error("--rows and --dtype are for this project's problems, not for --reference")
 

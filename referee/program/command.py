@@ -22,13 +22,14 @@ from pathlib import Path
 
 import torch
 
+from referee import console, records
 from referee.contestants.shared import dtype_name
 from referee.devices import choose_device
 from referee.engine import read_files
-from referee.grading import Options
+from referee.grading import TIMEOUT, Options
 from referee.messages import first_error_line
-from referee.program import console, folders, records
-from referee.program.arguments import TIMEOUT, check_options, make_parser
+from referee.program import folders
+from referee.program.arguments import check_options, make_parser
 from referee.program.project import Project
 from referee.program.session import Session, Subject
 from referee.reference.file import BadReferenceError, load

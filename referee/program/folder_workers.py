@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from referee import console, records
 from referee.contestants.shared import dtype_name
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line
-from referee.program import console, records
-from referee.program.records import Subject
+from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report.folder_table import NOT_GRADED

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+from referee import console, records
 from referee.engine import read_files
 from referee.grading import Options
-from referee.program import console, records
 from referee.program.folder_workers import Task, grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files
@@ -29,6 +29,7 @@ from referee.words import CORRECT
 # A line of `--out` has at least these keys, and "problem" is the first.
 RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}
 RECORD_START = b'{"problem": '
+OTHER_OUT = "--out is for another file, a new one or one that it wrote"
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ def read_out(path: Path) -> list[dict]:
         except ValueError:
             record = None
         if not isinstance(record, dict) or not record.keys() >= RECORD_KEYS:
-            raise ValueError(f"{path}, line {number}, is no verdict: --out is for another file")
+            raise ValueError(f"{path}, line {number}, is no verdict: {OTHER_OUT}")
         earlier_records.append(record)
     if not RECORD_START.startswith(unfinished_line[: len(RECORD_START)]):
-        raise ValueError(f"{path} does not end with a verdict: --out is for another file")
+        raise ValueError(f"{path} does not end with a verdict: {OTHER_OUT}")
     if unfinished_line:
         os.truncate(path, path.stat().st_size - len(unfinished_line))
     return earlier_records

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from referee.program.records import Subject
+from referee.records import Subject
 from referee.reference.problem import Problem
 
 

@@ -8,16 +8,16 @@ from time import monotonic
 
 import torch
 
+from referee import console, records
 from referee.bench import Reserve
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line
-from referee.program import console, records
 from referee.program.project import Project
-from referee.program.records import Subject
 from referee.program.roofline import add_roofline, copy_bandwidth
+from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem

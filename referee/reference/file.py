@@ -67,7 +67,10 @@ class ReferenceFile:
             inputs = self._list_from("get_inputs")
         for value in inputs:
             if type(value) not in ARGUMENT_TYPES:
-                raise self.bad(f"get_inputs gives a {type(value).__name__}")
+                raise self.bad(
+                    f"get_inputs gives a {type(value).__name__}; tensors, numbers, booleans, "
+                    "strings and None are possible"
+                )
         if self.covers_all_values:
             return inputs
         dense = []
@@ -93,7 +96,7 @@ class ReferenceFile:
             torch.manual_seed(seed)
             module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
         if not isinstance(module, nn.Module):
-            raise self.bad(f"Model makes a {type(module).__name__}, not a module")
+            raise self.bad(f"Model makes a {type(module).__name__}, not an nn.Module")
         if self.dtype is not None and self.dtype.is_floating_point:
             module.to(self.dtype)
         return module
@@ -142,7 +145,10 @@ def load(path: Path) -> ReferenceFile:
     module = _call_or_refuse(path, "the import", lambda: execute("reference", str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:
-        raise BadReferenceError(f"{path}: defines no {', no '.join(missing)}")
+        all_names = ", ".join(NAMES)
+        raise BadReferenceError(
+            f"{path}: defines no {', no '.join(missing)} (a problem defines {all_names})"
+        )
     return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
 
 

@@ -54,16 +54,18 @@ def run_first_forward(
     with torch.no_grad(), Operators() as observed:
         structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
     if _generator_states(device) != generators_before:
-        raise file.bad("Model draws random numbers in forward: no two runs agree")
+        raise file.bad("Model draws random numbers in forward, so no two results agree")
     _check_types(file, returned)
     outputs = [plain(x) for x in returned]
     for x, copy in zip(tensors, copies, strict=True):
         if first_mismatch(x, copy, exact=True):
-            raise file.bad("Model changes its inputs")
+            raise file.bad("Model changes its inputs; they must stay intact for other calls")
     second_outputs = file.run(module, inputs)
     for second, output in zip(second_outputs, outputs, strict=True):
         if relative_difference(second, output) > LARGEST_ROUNDING:
-            reason = "Model gives another result for the same inputs each time: it keeps some state"
+            reason = (
+                "Model gives another result for the same inputs each time; it must not keep state"
+            )
             raise file.bad(reason)
     return FirstForward(
         structure=structure,
@@ -97,18 +99,20 @@ def _generator_states(device: torch.device) -> list:
 def _check_types(file: ReferenceFile, returned: list) -> None:
     """Raise BadReferenceError unless the forward returned dense tensors of gradable dtypes."""
     if not returned:
-        raise file.bad("Model returns no tensor")
+        raise file.bad("Model returns no tensor; there must be one to compare")
     for x in returned:
         if not isinstance(x, torch.Tensor):
             raise file.bad(f"Model returns a {type(x).__name__}, not a tensor")
         if x.layout != torch.strided:
-            raise file.bad("Model returns a sparse tensor")
+            raise file.bad("Model returns a sparse tensor; only dense ones can be compared")
         if x.itemsize not in INTEGERS:
-            raise file.bad(f"Model returns a tensor of {dtype_name(x.dtype)}")
+            raise file.bad(
+                f"Model returns a tensor of {dtype_name(x.dtype)}, which cannot be compared"
+            )
 
 
 def check_state(file: ReferenceFile, module: nn.Module) -> None:
     """Raise BadReferenceError unless all parameters and buffers of the module are plain tensors."""
     for name, x in module.state_dict().items():
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
-            raise file.bad(f"Model's state has {name}, which is no plain tensor")
+            raise file.bad(f"Model's state has {name}, which is no dense tensor")

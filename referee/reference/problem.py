@@ -43,7 +43,7 @@ class Problem:
         device: the device on which solutions compute.
 
     Attributes:
-        names: the contestants' names in reports.
+        names: the timed calls' names in reports.
         rate: the speed that limits the problem.
         yardsticks: names of the calls that are timed beside eager, by the device's type.
         slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.
@@ -103,7 +103,7 @@ class Problem:
             del second_inputs
         self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
         if not self.tensor_indices:
-            raise file.bad("get_inputs gives no tensor")
+            raise file.bad("get_inputs gives no tensor with elements; at least one is needed")
         self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(inputs[i])]
         shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
@@ -149,7 +149,9 @@ class Problem:
         """
         inputs = self.file.draw(self.device) if self._draws_on_device else self._draw_on_cpu()
         if forms_of(inputs) != self.form:
-            raise self.file.bad("get_inputs draws inputs of another form each time")
+            raise self.file.bad(
+                "get_inputs draws inputs of another form each time; shapes and dtypes must stay"
+            )
         return inputs
 
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Reports on results: tables, Markdown and pictures, made from the content of a JSON file.
 
-Nothing here imports torch. `load` reads a JSON file; `referee.program.records` makes its content.
+Nothing here imports torch. `load` reads a JSON file; `referee.records` makes its content.
 """
 
 import json
@@ -20,9 +20,9 @@ def load(path: Path) -> dict:
     try:
         content = json.loads(path.read_text())
     except ValueError:
-        raise ValueError(f"{path} is no JSON") from None
+        raise ValueError(f"{path} is no JSON; expected a file that --json wrote") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is not what --json of this version writes")
+        raise ValueError(f"{path} is not what --json of this version writes; make it again")
     return content
 
 
@@ -36,7 +36,7 @@ def by_role(summary: list[dict], role: str) -> dict:
     """Return the row of a summary with this role; the fastest of several; {} if there is none.
 
     Args:
-        summary: a row for each contestant, see `records`.
+        summary: a row for each timed call, see `records`.
         role: "solution", "eager", "control", "compiled" or "yardstick".
     """
     rows = (row for row in summary if row["role"] == role)

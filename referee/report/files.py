@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from referee.program import console
+from referee import console
 
 
 def check_writable(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The picture has a column for each problem, dtype and setting. A column has two diagrams: the upper
 one shows the seconds of a call, the lower one its speed, both over the work of a call. In each
-there is a line for each contestant, and one for the roofline.
+there is a line for each timed call, and one for the roofline.
 
 The roofline is the larger of two times: that of the moved bytes at the bandwidth of a large copy,
 and that of the work at the highest rate that the referee's floors reach (`roofline.add_roofline`).
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from referee import console
 from referee.names import COPY
-from referee.program import console
 from referee.report import SCALE, files, load
 
 # The styles of lines and bars by role, readable on white and on black. A yardstick is a copy, or a
@@ -147,7 +147,7 @@ def _lines(forwards: list[dict], is_cpu: bool) -> Iterator[tuple[list[float], di
         style = {**STYLES[role], "label": name, "markersize": 3}
         if role == "yardstick" and name != yardstick:
             style["linestyle"] = ":"
-        # A contestant that is missing at some size leaves a gap in its line.
+        # A timed call that is missing at some size leaves a gap in its line.
         yield [median_of.get(name, math.nan) * 1e-3 for median_of in medians], style
     label = LARGE_COPY if is_cpu and yardstick == COPY else "roofline"
     roofline = [forward["roofline_seconds"] or math.nan for forward in forwards]

@@ -5,7 +5,7 @@
     sweep_line                 a sweep: the line of a size
     closing_of_sweep           its last lines
 
-See `referee/program/records.py` for records, runs, summaries and rows. The parts of all reports are
+See `referee/records.py` for records, runs, summaries and rows. The parts of all reports are
 also used by `graded_files`, `folder_table` and `markdown`.
 """
 
@@ -159,7 +159,7 @@ def results(run: dict) -> str:
 
 
 def _forward_table(run: dict, setting: str) -> str:
-    """Return the table of forwards: a row for each contestant.
+    """Return the table of forwards: a row for each timed call.
 
     Args:
         run: of a record.
@@ -208,10 +208,10 @@ def _saved_bytes(run: dict) -> str:
 
 
 def _cells_of_row(prefix: str, row: dict, rounds: int, *speed_cells: str) -> list[str]:
-    """Return the cells of a contestant in a printed table.
+    """Return the cells of a timed call in a printed table.
 
     Args:
-        prefix: before the contestant's name: "backward, " for example.
+        prefix: before the timed call's name: "backward, " for example.
         row: of the summary.
         rounds: how many were timed.
         *speed_cells: cells between the times and the ratio.

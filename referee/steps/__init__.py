@@ -1,9 +1,9 @@
 """The steps of a grading, in order.
 
 Each step is a function in a file of this folder. It takes a `Grading`, asks the solution's process
-for something, compares the answer with the reference's, and raises `FoundError` with the verdict as
-soon as something is wrong. To add a check, write such a function and name it in one of the lists.
-A check that calls the module comes after `check_values`, which constructs it.
+for something, compares the answer with the reference's, and raises `NotCorrectError` as soon as
+something is wrong. To add a check, write such a function and name it in one of the lists. A check
+that calls the module comes after `check_values`, which constructs it.
 """
 
 from referee.steps.gradients import check_gradients, check_own_gradients

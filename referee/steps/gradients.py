@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.forward import (
+from referee.checks.forward import (
     check_complete,
     check_description,
     check_elements_apart,
@@ -24,13 +24,13 @@ from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments, draw_gradients, reference_step
+from referee.rounds.turns import only_compiled
 from referee.steps.values import note_errors
-from referee.times.rounds import only_compiled
-from referee.verdict import FoundError, outcome_of_exception
+from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
-DRAWS = 2
-DRAWS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
+STEPS = 2  # training steps, each with new inputs
+STEPS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
@@ -60,7 +60,7 @@ def check_own_gradients(grading: Grading) -> None:
     for setting in problem.settings:
         grading.set_precision(setting)
         for group in problem.backward_inputs():
-            if not _compare_draws(grading, iter(group)):
+            if not _compare_steps(grading, iter(group)):
                 grading.is_forward_only = True
                 return
 
@@ -75,9 +75,9 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    draws = DRAWS_AFTER_OWN_INPUTS if problem.file.covers_all_values else DRAWS
+    count = STEPS_AFTER_OWN_INPUTS if problem.file.covers_all_values else STEPS
     try:
-        quantities = _compare_draws(grading, (grading.draw_inputs() for _ in range(draws)))
+        quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
@@ -110,20 +110,20 @@ def _make_room(grading: Grading) -> None:
         torch.cuda.empty_cache()
 
 
-def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
-    """Compare a training step for each draw of inputs.
+def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Quantity]:
+    """Compare training steps, one for each draw of inputs.
 
     Returns:
         The quantities of the step; an empty list if the file is forward only.
 
     Raises:
-        FoundError: a gradient is wrong.
+        NotCorrectError: a gradient is wrong.
     """
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
-    for inputs in draws:
+    for inputs in inputs_of_steps:
         grading.redraw_state()
-        quantities = _compare_training_step(grading, inputs, quantities)
+        quantities = _compare_step(grading, inputs, quantities)
         if not quantities:
             return []
         grading.verdict.count += 1
@@ -138,7 +138,7 @@ def _compare_draws(grading: Grading, draws: Iterator[list]) -> list[Quantity]:
     if grading.relies_on_inputs and all(map(_is_of_an_input, mistakes)):
         grading.verdict.notes.append(f"forward only: another {', another '.join(mistakes)}")
         return []
-    raise FoundError(WRONG, "; ".join(mistakes.values())[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, "; ".join(mistakes.values())[:LONGEST_LINE])
 
 
 def _is_of_an_input(name: str) -> bool:
@@ -146,15 +146,13 @@ def _is_of_an_input(name: str) -> bool:
     return name == "gradient of x" or name.startswith("gradient of input ")
 
 
-def _compare_training_step(
-    grading: Grading, inputs: list, quantities: list[Quantity]
-) -> list[Quantity]:
+def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
     """Compare one training step with the reference's.
 
     Args:
         grading: the file under grading.
         inputs: the arguments of the forward.
-        quantities: results and gradients of the draws before; empty before the first draw.
+        quantities: results and gradients of the steps before; empty before the first step.
 
     Returns:
         The quantities, which have recorded how far off the solution's are; an empty list if the
@@ -314,7 +312,9 @@ def _has_all_gradients(
         output_count: how many of the quantities are results.
     """
     if len(descriptions) != len(quantities):
-        raise FoundError(WRONG, "a recorded forward returns another kind of result than before")
+        raise NotCorrectError(
+            WRONG, "a recorded forward returns another kind of result than before"
+        )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
         if quantity.expected and description.get("type") == "NoneType":

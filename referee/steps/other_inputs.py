@@ -4,12 +4,12 @@ An honest file may rely on what `get_inputs` draws and compute another function 
 a note says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
+from referee.checks.forward import check_case
 from referee.comparison.case import Case
-from referee.comparison.forward import check_case
 from referee.grading import Grading
 from referee.reference.trivial_results import describe_trivial_results
 from referee.reference.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
-from referee.verdict import FoundError
+from referee.verdict import NotCorrectError
 
 REPEATS_INPUTS = "get_inputs draws the same inputs every time"
 
@@ -61,6 +61,6 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     try:
         reply = bench.eager[0].ask("is_finite", inputs=bench.forms(1))
         bench.free_results(bench.eager[0].contestant)
-    except FoundError:  # eager has ended and starts again when it is needed
+    except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

@@ -1,6 +1,6 @@
 """The problem's own small cases; some have a module and parameters of their own."""
 
-from referee.comparison.forward import check_case
+from referee.checks.forward import check_case
 from referee.grading import Grading
 from referee.reference.random_values import new_seed
 

@@ -16,33 +16,33 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.checks.forward import check_eager_intact, check_intact, check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.times.early_elements import EarlyElements
-from referee.times.rounds import (
-    CHANGES_LATE,
-    RoundSamples,
-    entrants_of,
-    in_random_order,
-    note_clock,
-    rewrite_small_memory,
-    timed_rounds,
-    write_state_for_all,
-)
-from referee.times.slow_eager import check_eager_speed
-from referee.times.timed_requests import (
-    Entrant,
-    empty_entrant,
+from referee.rounds.early_elements import EarlyElements
+from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.timed_requests import (
+    TimedCall,
+    empty_call,
     make_flush,
     plan,
     time_empty,
     time_request,
 )
+from referee.rounds.turns import (
+    CHANGES_LATE,
+    RoundSamples,
+    in_random_order,
+    note_clock,
+    rewrite_small_memory,
+    timed_calls_of,
+    timed_rounds,
+    write_state_for_all,
+)
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample
-from referee.verdict import FoundError, Run
+from referee.verdict import NotCorrectError, Run
 from referee.words import WRONG
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.
@@ -54,17 +54,17 @@ def time_forwards(grading: Grading) -> None:
     bench, problem = grading.bench, grading.problem
     timing_plan = plan(bench)
     _prepare_eager(grading)
-    entrants = entrants_of(grading, bench.yardsticks)
-    timings = _start_timings(grading, entrants)
+    timed_calls = timed_calls_of(grading, bench.yardsticks)
+    timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, entrants, timing_plan.calls)
+    rounds = _ForwardRounds(grading, timed_calls, timing_plan.calls)
     rounds.time_empty_requests()
     for samples in timed_rounds(grading, rounds.run, "the forward"):
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
-    for entrant in entrants:
-        bench.free_results(entrant.process)
+    for timed_call in timed_calls:
+        bench.free_results(timed_call.process)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
     check_eager_speed(grading, timing_plan)
@@ -88,14 +88,14 @@ def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
     return yardsticks
 
 
-def _start_timings(grading: Grading, entrants: list[Entrant]) -> Timings:
+def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     """Add a run without times to the verdict; return its timings."""
     problem = grading.problem
     timings = Timings(
         problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
     )
     timings.notes += grading.bench.notes
-    timings.start(entrant.name for entrant in entrants)
+    timings.start(timed_call.name for timed_call in timed_calls)
     grading.run = Run(problem.setting, timings)
     grading.verdict.runs.append(grading.run)
     return timings
@@ -118,19 +118,19 @@ class _ForwardRounds:
 
     Args:
         grading: the file under grading.
-        entrants: those that take turns, besides the empty call.
+        timed_calls: those that take turns, besides the empty call.
         calls: the number of calls of a request.
 
     Attributes:
         samples: the samples of the timed rounds so far.
     """
 
-    def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:
+    def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
         self._grading = grading
-        self._entrants = [*entrants, empty_entrant(grading.bench)]
+        self._timed_calls = [*timed_calls, empty_call(grading.bench)]
         self._calls = calls
         self._flush = make_flush(grading.bench)
-        self.samples = RoundSamples(grading.problem.names, entrants)
+        self.samples = RoundSamples(grading.problem.names, timed_calls)
 
     def time_empty_requests(self) -> None:
         """Time some empty requests before the first round."""
@@ -139,23 +139,23 @@ class _ForwardRounds:
         self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
 
     def run(self) -> dict[str, Sample]:
-        """Run a round; return the entrants' samples by name."""
+        """Run a round; return the timed calls' samples by name."""
         drawn = _draw_round(self._grading, self._calls)
         samples = {}
-        for entrant in in_random_order(self._entrants):
-            samples[entrant.name] = self._take_turn(entrant, drawn)
+        for timed_call in in_random_order(self._timed_calls):
+            samples[timed_call.name] = self._take_turn(timed_call, drawn)
         self.samples.empties.append(samples.pop("nothing"))
         return samples
 
-    def _take_turn(self, entrant: Entrant, drawn: DrawnRound) -> Sample:
+    def _take_turn(self, timed_call: TimedCall, drawn: DrawnRound) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
-        templates = grading.result_templates if entrant.call == MODULE else None
-        timed = time_request(grading.bench, entrant, self._calls, self._flush, templates)
-        if entrant.process is grading.solution:
+        templates = grading.result_templates if timed_call.call == MODULE else None
+        timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
+        if timed_call.process is grading.solution:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
-        entrant.process.ask("release")
+        timed_call.process.ask("release")
         return timed.sample
 
 
@@ -174,7 +174,7 @@ def _draw_round(grading: Grading, calls: int) -> DrawnRound:
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
-    """Set the times of all entrants in the rounds so far."""
+    """Set the times of all timed calls in the rounds so far."""
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
         walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
@@ -202,7 +202,7 @@ def _compare_calls(
         for result_index, description in enumerate(descriptions):
             got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):
-                raise FoundError(WRONG, f"a timed call's {CHANGES_LATE}")
+                raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
             _compare_result(grading, got, drawn, (call_index, result_index))
 
 
@@ -227,5 +227,5 @@ def _compare_result(
     for other_index, others in enumerate(drawn.expected):
         is_other = other_index != call_index
         if is_other and tensor.mistake_in_other_draw(got, others[result_index]) is None:
-            raise FoundError(WRONG, "a timed call's result is that of another call")
-    raise FoundError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
+            raise NotCorrectError(WRONG, "a timed call's result is that of another call")
+    raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.comparison.forward import (
+from referee.checks.forward import (
     check_eager_intact,
     check_intact,
 )
@@ -22,31 +22,31 @@ from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
-from referee.times.early_elements import EarlyElements
-from referee.times.round_memory import RoundMemory
-from referee.times.rounds import (
+from referee.rounds.early_elements import EarlyElements
+from referee.rounds.round_memory import RoundMemory
+from referee.rounds.timed_requests import (
+    EMPTY_REQUESTS,
+    TimedCall,
+    checked_seconds,
+    empty_call,
+    make_flush,
+    plan,
+)
+from referee.rounds.turns import (
     CHANGES_LATE,
     RoundSamples,
-    entrants_of,
     in_random_order,
     note_clock,
     only_compiled,
     rewrite_small_memory,
+    timed_calls_of,
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.timed_requests import (
-    EMPTY_REQUESTS,
-    Entrant,
-    checked_seconds,
-    empty_entrant,
-    make_flush,
-    plan,
-)
+from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.times.timing import Timings, TrainingStep
 from referee.times.two_clocks import Sample
-from referee.verdict import FoundError
+from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
@@ -104,7 +104,7 @@ def time_training_steps(grading: Grading) -> None:
         grading.run.training_step = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
-    except (NoRoomError, torch.OutOfMemoryError, FoundError, RaisedError) as error:
+    except (NoRoomError, torch.OutOfMemoryError, NotCorrectError, RaisedError) as error:
         grading.run.training_step = None
         if not _is_lack_of_memory(error):
             raise
@@ -120,11 +120,11 @@ def _is_lack_of_memory(error: Exception) -> bool:
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.run.training_step`."""
     bench = grading.bench
-    entrants = entrants_of(grading, only_compiled(bench.yardsticks))
-    step = _start_step(grading, entrants)
+    timed_calls = timed_calls_of(grading, only_compiled(bench.yardsticks))
+    step = _start_step(grading, timed_calls)
     # With so many steps, a request lasts about as long as one of forwards.
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
-    rounds = _StepRounds(grading, entrants, calls)
+    rounds = _StepRounds(grading, timed_calls, calls)
     rounds.prepare()
     for times in timed_rounds(grading, rounds.run, "the training step"):
         rounds.keep(times)
@@ -132,16 +132,16 @@ def _time_rounds(grading: Grading) -> None:
     note_clock(grading, rounds.samples)
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
-            raise FoundError(WRONG, f"in timed steps, {mistake}")
+            raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
 
 
-def _start_step(grading: Grading, entrants: list[Entrant]) -> TrainingStep:
+def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> TrainingStep:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
     forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
-        half.start(entrant.name for entrant in entrants)
+        half.start(timed_call.name for timed_call in timed_calls)
     grading.run.training_step = TrainingStep(forward, backward)
     return grading.run.training_step
 
@@ -151,26 +151,30 @@ class _StepRounds:
 
     Args:
         grading: the file under grading.
-        entrants: those that take turns, besides the empty call.
+        timed_calls: those that take turns, besides the empty call.
         calls: the number of training steps of a request.
 
     Attributes:
         samples: the samples of the timed rounds so far.
-        parts_of_forwards: which part of the steps was spent in forwards, by the entrant's name,
+        parts_of_forwards: which part of the steps was spent in forwards, by the timed call's name,
             for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
-    def __init__(self, grading: Grading, entrants: list[Entrant], calls: int) -> None:
+    def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
         self._grading = grading
         self._calls = calls
-        self.quantities = [quantity.without_draws() for quantity in grading.quantities]
-        self._nothing = empty_entrant(grading.bench)
-        self._entrants = [*entrants, self._nothing]
-        self.samples = RoundSamples(grading.problem.names, entrants)
-        self.parts_of_forwards: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+        self.quantities = [quantity.without_steps() for quantity in grading.quantities]
+        self._nothing = empty_call(grading.bench)
+        self._timed_calls = [*timed_calls, self._nothing]
+        self.samples = RoundSamples(grading.problem.names, timed_calls)
+        self.parts_of_forwards: dict[str, list[float]] = {
+            timed_call.name: [] for timed_call in timed_calls
+        }
         self._flush = make_flush(grading.bench)
-        self._memory = RoundMemory(grading.bench, [entrant.process for entrant in entrants])
+        self._memory = RoundMemory(
+            grading.bench, [timed_call.process for timed_call in timed_calls]
+        )
 
     def prepare(self) -> None:
         """Count the bytes that autograd keeps and time some empty requests."""
@@ -182,11 +186,11 @@ class _StepRounds:
         self._memory.begin()
 
     def run(self) -> dict[str, StepSample]:
-        """Run a round; return the entrants' times by name."""
+        """Run a round; return the timed calls' times by name."""
         drawn_steps = _draw_round(self._grading, self._calls)
         times = {}
-        for entrant in in_random_order(self._entrants):
-            times[entrant.name] = self._take_turn(entrant, drawn_steps)
+        for timed_call in in_random_order(self._timed_calls):
+            times[timed_call.name] = self._take_turn(timed_call, drawn_steps)
         self._memory.end_round()
         self.samples.empties.append(times.pop("nothing").sample)
         return times
@@ -197,17 +201,17 @@ class _StepRounds:
         for name, its_times in times.items():
             self.parts_of_forwards[name].append(its_times.part_of_forwards)
 
-    def _take_turn(self, entrant: Entrant, drawn_steps: list[DrawnStep]) -> StepSample:
+    def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
         self._flush()
         self._memory.begin_turn()
-        timed = _time_steps(grading, entrant, self._calls)
-        if entrant.process is grading.solution:
+        timed = _time_steps(grading, timed_call, self._calls)
+        if timed_call.process is grading.solution:
             calls = timed.reply["calls"]
             _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
-        self._memory.end_turn(entrant.process)
+        self._memory.end_turn(timed_call.process)
         return timed.times
 
 
@@ -236,25 +240,25 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     return drawn_steps
 
 
-def _time_steps(grading: Grading, entrant: Entrant, calls: int) -> TimedSteps:
-    """Have an entrant run the training steps of one request; return them with their times."""
+def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
+    """Time the training steps of one request of a timed call."""
     bench, parameters = grading.bench, grading.parameter_names()
-    if entrant.process is grading.solution:  # its file may give them other names
+    if timed_call.process is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
-    is_copied = bench.are_results_copied and entrant.call == MODULE
-    early = EarlyElements(bench, entrant.process)
-    reply = entrant.process.ask(
+    is_copied = bench.are_results_copied and timed_call.call == MODULE
+    early = EarlyElements(bench, timed_call.process)
+    reply = timed_call.process.ask(
         "step",
         early.read,
-        name=entrant.call,
+        name=timed_call.call,
         inputs=bench.forms(calls),
         output_gradients=_output_gradient_forms(bench, calls),
         parameters=parameters,
         outputs=bench.room_for(grading.result_templates, calls) if is_copied else None,
     )
     forwards, backwards = _checked_halves(reply["seconds"], calls)
-    own = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
-    sample = Sample(own, entrant.process.seconds)
+    step_seconds = [sum(halves) for halves in zip(forwards, backwards, strict=True)]
+    sample = Sample(step_seconds, timed_call.process.seconds)
     return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
 
 
@@ -284,7 +288,7 @@ def _set_times(step: TrainingStep, samples: RoundSamples, parts: dict[str, list[
 
     Args:
         step: takes the times.
-        samples: the samples of the entrants.
+        samples: the samples of the timed calls.
         parts: which part of the steps was spent in forwards, by name, for each round.
     """
     overhead = samples.overhead()
@@ -312,7 +316,7 @@ def _compare_steps(
     """Compare all results and gradients of a timed request.
 
     Raises:
-        FoundError: something is wrong.
+        NotCorrectError: something is wrong.
         ChangingShapeError: the reference's results have other shapes than in other draws.
 
     Args:
@@ -328,7 +332,7 @@ def _compare_steps(
         other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
         descriptions = call["results"]
         if len(descriptions) != len(quantities):
-            raise FoundError(WRONG, "a timed step gives another kind of result than before")
+            raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
         for result_index, quantity in enumerate(quantities):
             expected = drawn.expected[result_index]
             if not quantity.expected or expected is None:
@@ -340,7 +344,7 @@ def _compare_steps(
             indices = call_index, result_index
             got = read_quantity(grading, quantity, description, prefix, indices)
             if early.differs(call_index, result_index, got):
-                raise FoundError(WRONG, f"a timed step's {CHANGES_LATE}")
+                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
             quantity.compare_timed(
                 got,
                 expected,
@@ -348,8 +352,8 @@ def _compare_steps(
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
     for quantity in quantities:
-        if quantity.is_wrong_at_once:
-            raise FoundError(WRONG, f"a timed step's {quantity.find_mistake()}")
+        if quantity.is_wrong_in_one_step:
+            raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
 class _ErrorsOfOtherRoundings:

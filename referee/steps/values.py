@@ -2,18 +2,18 @@
 
 from typing import NamedTuple
 
+from referee.checks.forward import check_case, check_intact, check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
-from referee.comparison.forward import check_case, check_intact, check_results, read_result
 from referee.contestants.memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
-from referee.verdict import FoundError
+from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-DRAWS = 3
-DRAWS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
+FORWARDS = 3  # each with new inputs or parameters
+FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
 # So many results are held, to see whether a later call overwrites one of them. They find a module
 # that returns as many buffers in turn, or fewer.
 MOST_HELD_RESULTS = 4
@@ -23,11 +23,11 @@ LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
 SHARE_FOR_HELD = 1 / 8  # of the free memory; if it is less, one result is held
 
 
-class ComparedDraws(NamedTuple):
-    """The comparisons of several draws of inputs and parameters.
+class ComparedForwards(NamedTuple):
+    """The comparisons of several forwards, with different inputs and parameters.
 
     Attributes:
-        last_errors: how far off the first result of the last draw is.
+        last_errors: how far off the first result of the last forward is.
         largest_relative_error: the largest relative error of a result.
         have_eagers_bits: whether all results equal eager's.
     """
@@ -39,42 +39,42 @@ class ComparedDraws(NamedTuple):
 
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
-    draws = _compare_draws(grading)
-    _check_accuracy(grading, draws)
+    compared = _compare_forwards(grading)
+    _check_accuracy(grading, compared)
     eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        note_errors(grading, _label(grading), draws.last_errors, eager)
+        note_errors(grading, _label(grading), compared.last_errors, eager)
     _check_results_stay(grading)
 
 
-def _compare_draws(grading: Grading) -> ComparedDraws:
-    """Compare results for several draws of inputs and parameters."""
+def _compare_forwards(grading: Grading) -> ComparedForwards:
+    """Compare the results of forwards with several inputs and parameters."""
     problem = grading.problem
     if grading.is_timed_module:  # it was constructed for the setting before
         grading.redraw_state()
     else:
         grading.progress("constructing", "the module")
         grading.construct(compare=True)
-    count = DRAWS_AFTER_OWN_CASES if problem.file.covers_all_values else DRAWS
+    count = FORWARDS_AFTER_OWN_CASES if problem.file.covers_all_values else FORWARDS
     largest_relative_error = 0.0
     have_eagers_bits = True
     last_errors = Errors()
     for index in range(count):
-        # The second draw has the inputs of the first with other parameters, if there are any: a
+        # The second forward has the first one's inputs with other parameters, if there are any: a
         # solution that keeps a result for its input alone is wrong there.
         has_first_inputs = index == 1 and bool(grading.parameter_names())
         inputs = grading.inputs if has_first_inputs else grading.draw_inputs()
         if index > 0:
             grading.redraw_state()
         is_last = index == count - 1
-        case = Case(_draw_name(grading, index), inputs, fill=is_last)
+        case = Case(_forward_name(grading, index), inputs, fill=is_last)
         comparisons = check_case(grading, case, for_timed_calls=True)
         last_errors = comparisons[0].errors
         for comparison in comparisons:
             largest_relative_error = max(largest_relative_error, comparison.errors.relative)
             have_eagers_bits = have_eagers_bits and comparison.has_eagers_bits
-    return ComparedDraws(last_errors, largest_relative_error, have_eagers_bits)
+    return ComparedForwards(last_errors, largest_relative_error, have_eagers_bits)
 
 
 def _label(grading: Grading) -> str:
@@ -87,11 +87,11 @@ def _label(grading: Grading) -> str:
     return ", ".join(filter(None, [shape, problem.setting]))
 
 
-def _draw_name(grading: Grading, index: int) -> str:
-    """Return the name of a draw for messages; the first has index 0."""
+def _forward_name(grading: Grading, index: int) -> str:
+    """Return the name of a forward for messages; the first has index 0."""
     if index == 0:
         name = "as constructed"
-    elif grading.problem.parameter_bytes:  # the parameters change from draw to draw
+    elif grading.problem.parameter_bytes:  # they change from forward to forward
         name = "other parameters"
     else:
         name = f"draw {index + 1}"
@@ -99,17 +99,17 @@ def _draw_name(grading: Grading, index: int) -> str:
     return f"{label}, {name}" if label else name
 
 
-def _check_accuracy(grading: Grading, draws: ComparedDraws) -> None:
+def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
     """Set the verdict's accuracy class; check that it is good enough for the problem."""
-    problem, relative_error = grading.problem, draws.largest_relative_error
+    problem, relative_error = grading.problem, compared.largest_relative_error
     usual = accuracy_class(relative_error)
-    reached = problem.accuracy(relative_error, draws.have_eagers_bits, usual)
+    reached = problem.accuracy(relative_error, compared.have_eagers_bits, usual)
     if not grading.verdict.accuracy:  # the first precision setting's class is kept
         grading.verdict.accuracy = reached
     least = problem.least_accuracy()
     if least and reached != least:
         reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
-        raise FoundError(WRONG, f"{reason}{relative_error:.2g}")
+        raise NotCorrectError(WRONG, f"{reason}{relative_error:.2g}")
 
 
 def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) -> None:
@@ -192,8 +192,9 @@ def _check_result_stays(
         for later_inputs in inputs_of_calls[call_index + 1 :]:
             later = grading.run_reference(later_inputs)[result_index]
             if later.numel() == len(got) and tensor.mistake_in_other_draw(got, later) is None:
-                raise FoundError(WRONG, "a later call overwrites an earlier call's result")
-        raise FoundError(WRONG, f"{name}: {mistake}")
+                reason = "a later call overwrites an earlier call's result; return new memory"
+                raise NotCorrectError(WRONG, reason)
+        raise NotCorrectError(WRONG, f"{name}: {mistake}")
 
 
 def _call(grading: Grading, inputs: list) -> dict:

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from texts import IMPORTS, Table
 
+from referee import records
 from referee.contestants.shared import dtype_name
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
-from referee.program import records
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.times.timing import Rounds

@@ -1,4 +1,4 @@
-"""The API of three names, and the examples in the README."""
+"""The names of the API, and the examples in the README."""
 
 import re
 import subprocess
@@ -24,14 +24,24 @@ def code_in_readme(part: str) -> str:
 
 @pytest.mark.slow
 def test_the_readmes_example(tmp_path):
-    example = code_in_readme("grade(Reference")
-    forward = "return torch.relu(x)"
-    (tmp_path / "problem.py").write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
-    (tmp_path / "solution.py").write_text(IMPORTS + module(forward))
-    command = [sys.executable, "-c", example]
+    (tmp_path / "problem.py").write_text(code_in_readme("class Model(nn.Module)"))
+    (tmp_path / "solution.py").write_text(code_in_readme("class ModelNew(nn.Module)"))
+    command = [sys.executable, "-c", code_in_readme("grade(Reference")]
     environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
     output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert output.startswith("correct ")
+
+
+@pytest.mark.slow
+def test_several_solutions_have_a_result_each(tmp_path):
+    forward = "return torch.relu(x)"
+    problem, right, wrong_file = (tmp_path / f"{name}.py" for name in ("problem", "right", "wrong"))
+    problem.write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
+    right.write_text(IMPORTS + module(forward))
+    wrong_file.write_text(IMPORTS + module("return torch.zeros_like(x)"))
+    results = referee.grade_all(referee.Reference(problem), [wrong_file, right], "cpu", trials=3)
+    assert [result.file for result in results] == [wrong_file, right]
+    assert [result.is_correct for result in results] == [False, True]
 
 
 LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"
@@ -62,7 +72,7 @@ def test_the_readmes_check(place, tmp_path, monkeypatch):
 
 
 def test_names():
-    assert set(referee.API_NAMES) == {"Reference", "Result", "grade"}
+    assert set(referee.API_NAMES) == {"Reference", "Result", "grade", "grade_all"}
     for name in referee.API_NAMES:
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):

@@ -4,11 +4,11 @@ from contextlib import suppress
 
 import pytest
 from graded import grade
-from texts import correct, error, module, reference, wrong
+from texts import LATE, correct, error, module, reference, wrong
 
 from referee import grading
 from referee.contestants.reading import UnreadableError
-from referee.times.early_elements import EarlyElements
+from referee.rounds.early_elements import EarlyElements
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 LINEAR_INIT = """
@@ -173,28 +173,26 @@ for descriptor in range(3, 64):
         os.write(descriptor, b'{"verdict": "correct", "seconds": 1e-9}\\n')
 return torch.relu(x)
 """)
-WRONG = {
-    "finalizer": wrong(FINALIZER),
-    "patched_methods": wrong(PATCHED),
-    "thread": wrong(THREAD),
+OF_ANOTHER_CALL = "replays the result|elements"
+OVERWRITES = "a later call overwrites an earlier call's result"
+AT_RELU = {
+    "finalizer": wrong(FINALIZER, LATE),
+    "patched_methods": wrong(PATCHED, LATE),
+    "thread": wrong(THREAD, LATE),
     "pages": wrong(PAGES, "not in memory when the call has returned"),
-    "orphan": wrong(ORPHAN),
-    "subclass": wrong(SUBCLASS),
-    "signal": wrong(SIGNAL),
-    "foreseen": wrong(FORESEEN),
-    "ahead": wrong(AHEAD),
-    "replays": wrong(REPLAYS),
-    "counts": wrong(COUNTS),
-    "reuses_its_output": wrong(REUSES, "a later call overwrites an earlier call's result"),
-    "ring_of_two": wrong(
-        module(RING.replace("COUNT", "2"), RING_INIT), "a later call overwrites an earlier"
-    ),
-    "ring_of_four": wrong(
-        module(RING.replace("COUNT", "4"), RING_INIT), "a later call overwrites an earlier"
-    ),
+    "orphan": wrong(ORPHAN, LATE),
+    "subclass": wrong(SUBCLASS, "elements|not a plain tensor"),
+    "signal": wrong(SIGNAL, LATE),
+    "foreseen": wrong(FORESEEN, OF_ANOTHER_CALL),
+    "ahead": wrong(AHEAD, OF_ANOTHER_CALL),
+    "replays": wrong(REPLAYS, OF_ANOTHER_CALL),
+    "counts": wrong(COUNTS, OF_ANOTHER_CALL),
+    "reuses_its_output": wrong(REUSES, OVERWRITES),
+    "ring_of_two": wrong(module(RING.replace("COUNT", "2"), RING_INIT), OVERWRITES),
+    "ring_of_four": wrong(module(RING.replace("COUNT", "4"), RING_INIT), OVERWRITES),
     "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
     "tail": wrong(TAIL, "1 of 524,288 elements"),
-    "replies": (REPLIES, "wrong|error", ""),
+    "replies": (REPLIES, "wrong|error", "not new memory|sends a reply of its own"),
     "junk": error(JUNK, "sends a reply of its own"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
     "copies_its_input": wrong(module("return x.clone()"), "returns a copy of its input 0"),
@@ -202,7 +200,7 @@ WRONG = {
     "changes_its_input": wrong(module("y = torch.relu(x)\nx.zero_()\nreturn y"), "changes its inp"),
     "unwritten": wrong(module("return torch.empty_like(x)"), "has not written|returns zeros"),
     "zeros": wrong(module("return torch.zeros_like(x)"), "returns zeros"),
-    "first_row": wrong(module("return torch.relu(x[:1].expand(x.shape).clone())")),
+    "first_row": wrong(module("return torch.relu(x[:1].expand(x.shape).clone())"), "elements"),
     "exits": error("import os\nprint('all correct', flush=True)\nos._exit(0)\n", "exits with"),
     "crashes": error(module("import ctypes\nctypes.string_at(0)"), "SIGSEGV"),
 }
@@ -210,14 +208,7 @@ WRONG = {
 # the clock runs: the results are right, and nothing is gained.
 CPU_ONLY = {"pages", "orphan", "ahead"}
 
-
-@pytest.mark.slow
-def test_wrong(device, tmp_path):
-    table = WRONG
-    if device == "cuda":
-        table = {name: row for name, row in WRONG.items() if name not in CPU_ONLY}
-    grade(RELU, table, tmp_path, device=device)
-
+# ---------------------------------------------------- results that are right for other parameters
 
 # Signs of a weight, which a solution packs in its first forward.
 SIGNS_INIT = "self.w = nn.Parameter(torch.randn(256, 192))"
@@ -227,15 +218,12 @@ if self.signs is None:
     self.signs = torch.sign(self.w.detach()).clone()
 return x @ self.signs
 """
+AT_SIGNS = {
+    "packed": wrong(module(PACKED, SIGNS_INIT + "\nself.signs = None"), "other parameters"),
+    "right": correct(module("return x @ torch.sign(self.w)", SIGNS_INIT)),
+}
 
-
-def test_signs_that_are_packed_once(device, tmp_path):
-    table = {
-        "packed": wrong(module(PACKED, SIGNS_INIT + "\nself.signs = None"), "other parameters"),
-        "right": correct(module("return x @ torch.sign(self.w)", SIGNS_INIT)),
-    }
-    grade(SIGNS, table, tmp_path, device=device)
-
+# ------------------------------------------------------------ results whose elements share memory
 
 MEANS = reference("return torch.zeros_like(x) + x.mean(1, keepdim=True)", "[torch.rand(64, 256)]")
 # Strides of 0 in training steps alone, and rows that overlap.
@@ -247,29 +235,22 @@ OVERLAPS = """
 memory = x.mean().repeat(x.shape[0] + x.shape[1])
 return memory.as_strided(x.shape, (1, 1))
 """
+EXPANDS = "return x.mean(1, keepdim=True).expand(x.shape)"
+SHARED = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
+AT_MEANS = {
+    "expands": wrong(module(EXPANDS), SHARED),
+    "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
+    "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
+    "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
+}
+# Elements may share memory if the reference's do.
+EXPANDED = reference(EXPANDS, "[torch.rand(64, 256)]")
+AT_EXPANDED = {
+    "same": correct(module(EXPANDS), "training step"),
+    "whole": correct(module(EXPANDS + ".contiguous()"), "training step"),
+}
 
-
-@pytest.mark.slow
-def test_elements_of_a_result_that_share_memory(device, tmp_path):
-    words = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
-    table = {
-        "expands": wrong(module("return x.mean(1, keepdim=True).expand(x.shape)"), words),
-        "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
-        "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
-        "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
-    }
-    grade(MEANS, table, tmp_path, device=device)
-
-
-@pytest.mark.slow
-def test_elements_of_a_result_may_share_memory_if_the_references_do(device, tmp_path):
-    expands = "return x.mean(1, keepdim=True).expand(x.shape)"
-    table = {
-        "same": correct(module(expands), "training step"),
-        "whole": correct(module(expands + ".contiguous()"), "training step"),
-    }
-    grade(reference(expands, "[torch.rand(64, 256)]"), table, tmp_path, device=device)
-
+# ------------------------------------------------------------- timed calls that eager's error hides
 
 # Eager's result of these references has some elements that are far off: where rounding carries a
 # product past a whole number, and the largest of the quotients. So each element may be far off.
@@ -296,16 +277,79 @@ PEAKS_LATER = module(
     COUNTED.replace("RIGHT", "1 / x") + "return torch.where(x.abs() < 0.2, 1 / x, 0)",
     "self.calls = 0",
 )
-LATER = {"wraps": (WRAPS, ZEROS_LATER), "peaks": (PEAKS, PEAKS_LATER)}
+AT_WRAPS = {"zeros_later": wrong(ZEROS_LATER, "a timed call was wrong: mean error")}
+AT_PEAKS = {"peaks_later": wrong(PEAKS_LATER, "a timed call was wrong: mean error")}
+
+# --------------------------------------------------- stale parameters, buffers and gradients
+
+FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
+KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
+OWN = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, scale):
+        y = torch.relu(nn.functional.linear(x, weight, bias))
+        ctx.save_for_backward(x, weight, y, scale)
+        return y * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, y, scale = ctx.saved_tensors
+        g = g * scale * (y > 0)
+        HERE
+        return g @ weight, g.t() @ x, g.sum(0), None
+
+kept = []
+"""
+KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
+# Right in the first three steps, while gradients are compared before the times, and wrong later.
+LATER_WRONG = OWN.replace("HERE", "kept.append(0)\n        g = g if len(kept) <= 3 else 1.2 * g")
+APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", LINEAR_INIT)
+HALF_PRECISION = """
+weight, bias = self.fc.weight.bfloat16(), self.fc.bias.bfloat16()
+return nn.functional.linear(x.bfloat16(), weight, bias).relu().float() * self.scale
+"""
+AT_LINEAR = {
+    "folds": wrong(
+        module(
+            "return nn.functional.linear(x, self.w.to(x), self.fc.bias).relu() * self.scale", FOLDED
+        ),
+        "answers with old parameters|beyond the error budget",
+    ),
+    "keeps_a_buffer": wrong(
+        module("return self.fc(x).relu() * self.kept.to(x)", KEPT_BUFFER),
+        "answers with old parameters|beyond the error budget",
+    ),
+    "keeps_a_gradient": wrong(KEEPS_G + APPLY, "gradient of"),
+    "wrong_gradients_later": wrong(LATER_WRONG + APPLY, "gradient of"),
+    "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
+    "half_precision": wrong(module(HALF_PRECISION, LINEAR_INIT), "lower precision than eager's"),
+    "right": correct(OWN.replace("HERE", "pass") + APPLY, "training step"),
+}
+
+# By name: the text of the reference, and the table of the files that are graded on it.
+PROBLEMS = {
+    "relu": (RELU, AT_RELU),
+    "signs": (SIGNS, AT_SIGNS),
+    "means": (MEANS, AT_MEANS),
+    "expanded": (EXPANDED, AT_EXPANDED),
+    "wraps": (WRAPS, AT_WRAPS),
+    "peaks": (PEAKS, AT_PEAKS),
+    "linear": (LINEAR, AT_LINEAR),
+}
+QUICK = {"signs"}  # graded even without -m slow
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROBLEMS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LATER)
-def test_a_large_error_of_eager_does_not_excuse_a_timed_call(name, device, tmp_path):
-    problem, cheat = LATER[name]
-    table = {"cheat": wrong(cheat, "a timed call was wrong: mean error")}
+@pytest.mark.parametrize("name", NAMES)
+def test_cheats(name, device, tmp_path):
+    problem, table = PROBLEMS[name]
+    if device == "cuda":
+        table = {name: row for name, row in table.items() if name not in CPU_ONLY}
     grade(problem, table, tmp_path, device=device)
 
+
+# -------------------------------------------------------- copies of results that arrive too late
 
 # Where results are copied, leaves out the copies of timed calls: only others poison free memory.
 LATE_COPIES = """
@@ -347,51 +391,3 @@ def test_copies_that_arrive_after_the_reply(tmp_path, monkeypatch):
         "plain": correct(module("return torch.relu(x)")),
     }
     grade(RELU, table, tmp_path)
-
-
-FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
-KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
-OWN = """
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, scale):
-        y = torch.relu(nn.functional.linear(x, weight, bias))
-        ctx.save_for_backward(x, weight, y, scale)
-        return y * scale
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight, y, scale = ctx.saved_tensors
-        g = g * scale * (y > 0)
-        HERE
-        return g @ weight, g.t() @ x, g.sum(0), None
-
-kept = []
-"""
-KEEPS_G = OWN.replace("HERE", "kept or kept.append(g)\n        g = kept[0]")
-# Right in the first three steps, while gradients are compared before the times, and wrong later.
-LATER_WRONG = OWN.replace("HERE", "kept.append(0)\n        g = g if len(kept) <= 3 else 1.2 * g")
-APPLY = module("return Own.apply(x, self.fc.weight, self.fc.bias, self.scale)", LINEAR_INIT)
-HALF_PRECISION = """
-weight, bias = self.fc.weight.bfloat16(), self.fc.bias.bfloat16()
-return nn.functional.linear(x.bfloat16(), weight, bias).relu().float() * self.scale
-"""
-OF_PARAMETERS = {
-    "folds": wrong(
-        module(
-            "return nn.functional.linear(x, self.w.to(x), self.fc.bias).relu() * self.scale", FOLDED
-        ),
-        "answers with old parameters|beyond the error budget",
-    ),
-    "keeps_a_buffer": wrong(module("return self.fc(x).relu() * self.kept.to(x)", KEPT_BUFFER)),
-    "keeps_a_gradient": wrong(KEEPS_G + APPLY, "gradient of"),
-    "wrong_gradients_later": wrong(LATER_WRONG + APPLY, "gradient of"),
-    "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
-    "half_precision": wrong(module(HALF_PRECISION, LINEAR_INIT), "lower precision than eager's"),
-    "right": correct(OWN.replace("HERE", "pass") + APPLY, "training step"),
-}
-
-
-@pytest.mark.slow
-def test_parameters_buffers_and_gradients(device, tmp_path):
-    grade(LINEAR, OF_PARAMETERS, tmp_path, device=device)

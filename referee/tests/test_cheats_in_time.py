@@ -169,7 +169,7 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
 
 
 def _seconds_of(run: dict) -> list[dict]:
-    """The seconds of a run's forwards, and of its training steps, by contestant."""
+    """The seconds of a run's forwards, and of its training steps, by timed call."""
     return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
 
 

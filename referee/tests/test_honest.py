@@ -113,7 +113,7 @@ def test_honest(table, device, tmp_path):
 def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
     """The test makes the referee believe that the system forbids to read another process."""
     monkeypatch.setattr(grading, "can_read", lambda *_: False)
-    table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW)}
+    table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW, "elements")}
     grade(DIVIDE, table, tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_complex_inputs(device, tmp_path):
     table = {
         "same": correct(module("return x * x.conj() + 1j * x"), "exact"),
         "another order": correct(module("return x * (x.conj() + 1j)"), "float32-grade"),
-        "real": wrong(module("return (x * x.conj() + 1j * x).real + 0j")),
+        "real": wrong(module("return (x * x.conj() + 1j * x).real + 0j"), "elements"),
     }
     grade(problem, table, tmp_path, device=device)
 

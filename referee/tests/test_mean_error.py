@@ -111,7 +111,7 @@ def test_gradients_have_no_mean_slack_but_results_have():
         quantity = Quantity(name)
         quantity.expected = ReferenceTensor(with_flips(1), SIGNS.double())
         quantity.compare_timed(torch.zeros(COUNT), SIGNS)
-        assert quantity.is_wrong_at_once == is_wrong
+        assert quantity.is_wrong_in_one_step == is_wrong
 
 
 def test_a_limit_of_each_element_also_limits_the_mean():

@@ -13,10 +13,10 @@ import torch
 from graded import check
 from texts import IMPORTS, correct, module, reference, wrong
 
+from referee import records
 from referee.contestants import cuda_walls, namespaces, prctl, processes
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
-from referee.program import records
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.times.timing import Rounds
@@ -272,7 +272,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
             for name, act in ACTS.items():
                 text = HARMS.replace("OUTSIDE", outside).replace("HERE", act)
                 table[name] = correct(text + PLAIN)
-                table[f"{name}_and_is_wrong"] = wrong(text + WRONG)
+                table[f"{name}_and_is_wrong"] = wrong(text + WRONG, "beyond the error budget")
             for name, (text, *_) in table.items():
                 path = tmp_path / f"{name}.py"
                 path.write_text(IMPORTS + text)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graded import grade
-from texts import correct, error, module, reference, wrong
+from texts import LATE, correct, error, module, reference, wrong
 
 from referee.contestants.server import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
-from referee.times.timed_requests import checked_seconds
+from referee.rounds.timed_requests import checked_seconds
 from referee.verdict import outcome
 from referee.words import ERROR
 
@@ -192,7 +192,7 @@ torch.cuda.Event.elapsed_time = lambda start, end: 0.001
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_work_that_is_queued_behind_the_reply(tmp_path):
     late = "torch.cuda._sleep(40_000_000)\nreturn torch.relu(x)"
-    table = {"queued": wrong(QUEUED + module(late)), "correct": correct(PLAIN)}
+    table = {"queued": wrong(QUEUED + module(late), LATE), "correct": correct(PLAIN)}
     grade(RELU, table, tmp_path, device="cuda")
 
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.comparison.forward import check_complete
+from referee.checks.forward import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.results import describe, flatten
 from referee.contestants.shared import Pool, Region
-from referee.times.early_elements import EarlyElements
-from referee.verdict import FoundError
+from referee.rounds.early_elements import EarlyElements
+from referee.verdict import NotCorrectError
 
 CPU = torch.device("cpu")
 TRANSPOSED = torch.arange(12.0).view(3, 4).t()
@@ -157,7 +157,7 @@ def test_elements_that_the_process_has_read():
         {"indices": [-1]},
     ):
         check_complete(right | wrong, 0, x, "case")
-        with pytest.raises(FoundError, match="case: its result is not complete"):
+        with pytest.raises(NotCorrectError, match="case: its result is not complete"):
             check_complete(right | wrong, 1, x, "case")
 
 

@@ -133,12 +133,15 @@ def test_a_comparison_of_a_sum(device, tmp_path):
         "same": correct(module("return x @ self.w > 256.0", W)),
         "in_float64": correct(module(IN_FLOAT64 + "return y", W)),
         "one_in_many": wrong(module(ONE_IN_MANY, W), "elements differ"),
-        "zeros": wrong(module("return torch.zeros(256, 256, device=x.device).bool()", W)),
+        "zeros": wrong(
+            module("return torch.zeros(256, 256, device=x.device).bool()", W), "returns zeros"
+        ),
         "stale": wrong(
             module(
                 IN_FLOAT64 + "self.y = y if self.y is None else self.y\nreturn self.y.clone()",
                 W + "\nself.y = None",
-            )
+            ),
+            "answers with old parameters|elements differ",
         ),
     }
     grade(COMPARES, table, tmp_path, device=device)

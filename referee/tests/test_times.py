@@ -21,7 +21,7 @@ def test_the_mean_of_a_requests_calls(own, mean):
     assert Sample(own, request_seconds=20.0).mean_call == mean
 
 
-# The samples of a contestant, and the seconds of a call in each of its requests.
+# The samples of a timed call, and the seconds of a call in each of its requests.
 SECONDS = {
     # The process's clock shows at least what the referee's does: it counts, in every request.
     "the clocks agree": ([Sample([4.0, 4.0], 11.0)], [4.0]),
@@ -129,7 +129,7 @@ WORDS = {
     "the control is always twice as fast": (ONES, [0.5] * 5, [0.6] * 5, "cpu", "too noisy"),
     "a small gain on a GPU": (ONES, ONES, [0.98] * 5, "cuda", "faster"),
     "a smaller one": (ONES, ONES, [0.995] * 5, "cuda", "a tie"),
-    # All contestants are twice as slow in the second half of the rounds.
+    # All timed calls are twice as slow in the second half of the rounds.
     "drift on a CPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cpu", "faster"),
     "spread on a GPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cuda", "a tie"),
     "more than the spread": ([1, 1, 2, 2], [1, 1, 2, 2], [0.4, 0.4, 0.8, 0.8], "cuda", "faster"),

@@ -1,6 +1,7 @@
 """Makes the texts of references and solutions, and the rows of tables of files to grade.
 
-A row is (text or path of the file, pattern of the verdict, pattern of what the line says).
+A row is (text or path of the file, pattern of the verdict, pattern of what the line says). The line
+of a file that is not correct says the reason.
 """
 
 from pathlib import Path
@@ -8,6 +9,8 @@ from textwrap import indent
 
 Row = tuple[str | Path, str, str]
 Table = dict[str, Row]
+# The reason if a result is computed too late; it depends on what is in memory before.
+LATE = "has not written|returns zeros|elements|is not complete"
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 
@@ -40,16 +43,16 @@ def reference(forward: str, inputs: str, init: str = "") -> str:
     return f"{text}\ndef get_init_inputs():\n    return []\n"
 
 
-def correct(text: str | Path, words: str = "") -> Row:
-    """A row of a file that is right."""
-    return text, "correct", words
+def correct(text: str | Path, line: str = "") -> Row:
+    """A row of a file that is right; `line` is a pattern of its notes and its accuracy."""
+    return text, "correct", line
 
 
-def wrong(text: str | Path, words: str = "") -> Row:
-    """A row of a file that is wrong."""
-    return text, "wrong", words
+def wrong(text: str | Path, reason: str) -> Row:
+    """A row of a file that is wrong, with a pattern of the reason."""
+    return text, "wrong", reason
 
 
-def error(text: str | Path, words: str = "") -> Row:
-    """A row of a file that raises or ends."""
-    return text, "error", words
+def error(text: str | Path, reason: str) -> Row:
+    """A row of a file that raises or ends, with a pattern of the reason."""
+    return text, "error", reason

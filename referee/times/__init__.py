@@ -1,1 +1,1 @@
-"""Times: requests with two clocks, rounds in which entrants take turns, ratios."""
+"""Times: what two clocks say about a call, and the ratios of times."""

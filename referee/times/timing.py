@@ -1,4 +1,4 @@
-"""Times of contestants side by side: rounds, and the ratios of their times."""
+"""Rounds of timed calls, their times and the ratios of their times."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ RESAMPLES = 2000  # of the bootstrap
 
 
 class Names(NamedTuple):
-    """The names of the contestants that every comparison has."""
+    """The names of the timed calls that every comparison has."""
 
     solution: str
     eager: str
@@ -41,7 +41,7 @@ class Rate(NamedTuple):
     Attributes:
         unit: the unit of the rate, one of `report.SCALE`.
         work: the key of a call's work in the JSON file.
-        yardstick: the contestant that shows which rate the device reaches.
+        yardstick: the timed call that shows which rate the device reaches.
         floor: the work whose time is the floor, as part of a sentence: "a product at ...".
     """
 
@@ -65,16 +65,16 @@ class Rounds(NamedTuple):
 
 @dataclass
 class Timings:
-    """The times of all contestants in the order of the rounds: one time a round for each.
+    """The times of all timed calls: a list for each, with one time a round.
 
     Attributes:
         device: "cpu" or "cuda".
         names: the names of the solution, of eager and of eager again.
         rate: the speed that limits the problem.
         work: the work of one call, in the units of the rate.
-        seconds: the seconds of a call in each round, by the contestant's name.
-        wall: the same by the referee's clock, with the overhead.
-        notes: which contestants were left out, and why.
+        seconds: the seconds of a call in each round, by the timed call's name.
+        wall_seconds: the same by the referee's clock, with the overhead.
+        notes: which timed calls were left out, and why.
         moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
         floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
     """
@@ -84,21 +84,21 @@ class Timings:
     rate: Rate
     work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    wall: dict[str, list[float]] = field(default_factory=dict)
+    wall_seconds: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     moved: int = 0
     floor: float = 0.0
 
     def start(self, names: Iterable[str]) -> None:
-        """Give these contestants empty lists of times; reports keep the order."""
+        """Give these timed calls empty lists of times; reports keep the order."""
         for name in names:
             self.seconds[name] = []
-            self.wall[name] = []
+            self.wall_seconds[name] = []
 
-    def set(self, name: str, seconds: list[float], wall: list[float]) -> None:
-        """Set a contestant's times in all rounds so far."""
+    def set(self, name: str, seconds: list[float], wall_seconds: list[float]) -> None:
+        """Set a timed call's times in all rounds so far."""
         self.seconds[name] = seconds
-        self.wall[name] = wall
+        self.wall_seconds[name] = wall_seconds
 
 
 @dataclass
@@ -108,7 +108,7 @@ class TrainingStep:
     Attributes:
         forward: the times of the forwards, which autograd records.
         backward: the times of the backwards.
-        kept: the bytes that autograd keeps from a forward to its backward, by contestant.
+        kept: the bytes that autograd keeps from a forward to its backward, by timed call.
     """
 
     forward: Timings
@@ -124,7 +124,7 @@ def drop_unfinished_round(*parts: Timings) -> int:
     """
     lists = []
     for part in parts:
-        lists += [*part.seconds.values(), *part.wall.values()]
+        lists += [*part.seconds.values(), *part.wall_seconds.values()]
     finished_rounds = min(map(len, lists), default=0)
     for times in lists:
         del times[finished_rounds:]
@@ -195,7 +195,7 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
 
     Args:
         baseline: the seconds of the baseline.
-        times: the seconds of a contestant.
+        times: the seconds of a timed call.
 
     Returns:
         The median of the ratios, and both ends of its 95% interval: a percentile bootstrap.

@@ -64,7 +64,7 @@ class Overhead:
         return max(self.estimate - self.eagers_median, 0.0) / calls
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
-        """Return the seconds of one call, for each of a contestant's requests.
+        """Return the seconds of one call, for each request of a timed call.
 
         They are those of the first case in README's "Two clocks" that applies:
 
@@ -75,7 +75,7 @@ class Overhead:
         - Otherwise: in each request, the larger of these two times.
 
         Args:
-            samples: the contestant's samples, one for each request.
+            samples: the timed call's samples, one for each request.
         """
         if self.is_false(samples):
             by_referee = _seconds_by_referee(samples, self.fastest_request)

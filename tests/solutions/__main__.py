@@ -7,7 +7,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent.parent))
 
 import run  # noqa: E402
-from referee.program import console  # noqa: E402
+from referee import console  # noqa: E402
 
 FILES = {"relu_reference.py": "[dr]*_[1-4]_*.py", "linear_reference.py": "design_5_*.py"}
 

@@ -5,7 +5,7 @@ Above them are the texts of the files.
 """
 
 from grading import PLAIN, linear
-from texts import correct, error, module, wrong
+from texts import LATE, correct, error, module, wrong
 
 IS_TIMED = """
 import sys
@@ -250,10 +250,10 @@ RELU = {
     "in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),
     "changes_input": wrong(module(CHANGES), "changes its input"),
     "replays_by_address": wrong(module(ADDRESS + REPLAY, "self.seen = {}"), EARLIER),
-    "replays_by_fingerprint": wrong(module(ELEMENTS + REPLAY, "self.seen = {}")),
-    "counts_calls": wrong(module(COUNTS, "self.calls = 0")),
-    "reuses_its_output": wrong(REUSES),
-    "signal_handler": wrong(IN_A_HANDLER),
+    "replays_by_fingerprint": wrong(module(ELEMENTS + REPLAY, "self.seen = {}"), EARLIER),
+    "counts_calls": wrong(module(COUNTS, "self.calls = 0"), "elements"),
+    "reuses_its_output": wrong(REUSES, "overwrites an earlier|elements"),
+    "signal_handler": wrong(IN_A_HANDLER, LATE),
     "overwrites_dim": correct(SMALLER + PLAIN),
     "walks_frames": correct(module(IN_FRAMES)),
     "asks_the_collector": (module(IS_ALIVE), "wrong|correct", ""),
@@ -264,12 +264,12 @@ RELU = {
     "stale_memory": wrong(module(STALE), "returns memory that it has not written|returns zeros"),
     "tested_shape_only": error(module(ONE_SHAPE), "AssertionError"),
     "skips_tails": wrong(module(TAILS), "elements differ"),
-    "background_thread": wrong(IN_A_THREAD),
+    "background_thread": wrong(IN_A_THREAD, LATE),
     "orphan_spins": correct(ORPHAN + PLAIN),
     "spins": correct(SPINS + PLAIN),
     "exits": error(module(EXITS), "exits with status 0"),
     "forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
-    "batch_once": wrong(ALL_AT_ONCE),
+    "batch_once": wrong(ALL_AT_ONCE, "replays the result|elements"),
     "first_row_only": wrong(module(FIRST_ROW), "elements differ"),
     "renices_eager": correct(RENICES),
     "slows_torch": correct(SLOW + module("return fast(x)")),
@@ -277,14 +277,14 @@ RELU = {
 }
 FOLDED = linear("return torch.relu(x @ self.weight + self.bias)", FOLDING_INIT)
 LINEAR = {
-    "folds_weights": wrong(FOLDED),
-    "tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS)),
+    "folds_weights": wrong(FOLDED, "old parameters|elements"),
+    "tf32_when_timed": wrong(IS_TIMED + linear(ROUNDS), "lower precision than |elements"),
     "half_precision": wrong(linear(IN_HALF), "lower precision than "),
     "drops_bias": wrong(linear(NO_BIAS), "leaves out the bias"),
     "returns_zeros": wrong(linear(ZEROS), "returns zeros"),
 }
 ON_GPU = {
-    "other_stream": wrong(OTHER_STREAM),
+    "other_stream": wrong(OTHER_STREAM, LATE),
     "works_during_the_flush": (DURING_THE_FLUSH, "wrong|correct", ""),
     "persisting_l2": correct(L2 + PLAIN),
     "switches_tf32": (SWITCHES + PLAIN, "correct|wrong", ""),

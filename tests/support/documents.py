@@ -1,4 +1,4 @@
-"""The shape of run.py's JSON files (referee/program/records.py), and results made up for tests."""
+"""The shape of run.py's JSON files (referee/records.py), and results made up for tests."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from problems import linear_relu_divide as linear
 from problems import relu
+from referee import records
 from referee.names import COMPILED
-from referee.program import records
 from referee.times import timing
 from referee.verdict import Run, Verdict
 

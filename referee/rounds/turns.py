@@ -1,7 +1,7 @@
 """Functions that rounds of forwards and rounds of training steps share.
 
-In a round, all entrants take turns in random order: the solution, eager twice, the yardsticks and
-the empty call. The order is random so that nobody profits from who was timed before.
+In a round, all timed calls take turns: the solution's, eager's (twice), the yardsticks and the
+empty call. The order is random so that nobody profits from who was timed before.
 """
 
 import random
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
+from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
-from referee.times.timed_requests import Entrant
 from referee.times.timing import Names
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import compare_times
@@ -23,7 +23,9 @@ Round = TypeVar("Round")  # what a function that runs one round returns
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
 CACHED_BYTES = 1 << 26
-CHANGES_LATE = "result is not complete when its clock stops"
+CHANGES_LATE = (
+    "result is not complete when its clock stops; finish all streams and threads before returning"
+)
 FALSE_CLOCK = "its clock is false: the referee's counts"
 # A clock that can hide less than this part of a call's time is not mentioned.
 HIDDEN_PART = 0.1
@@ -31,24 +33,24 @@ UNCONFIRMED = "only its own clock says that it is faster: the calls are too shor
 
 
 class RoundSamples:
-    """The samples that all entrants have in the rounds so far.
+    """The samples that all timed calls have in the rounds so far.
 
     Args:
         names: the names of the solution, of eager and of eager again.
-        entrants: all but the empty call.
+        timed_calls: all but the empty call.
 
     Attributes:
-        by_name: each entrant's samples in the timed rounds.
+        by_name: each timed call's samples in the timed rounds.
         empties: samples of empty requests; those before the timed rounds count, too.
     """
 
-    def __init__(self, names: Names, entrants: list[Entrant]) -> None:
+    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
         self._names = names
-        self.by_name: dict[str, list[Sample]] = {entrant.name: [] for entrant in entrants}
+        self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
         self.empties: list[Sample] = []
 
     def add(self, samples: dict[str, Sample]) -> None:
-        """Add the samples of a timed round, by the entrants' names."""
+        """Add the samples of a timed round, by the timed calls' names."""
         for name, sample in samples.items():
             self.by_name[name].append(sample)
 
@@ -58,21 +60,21 @@ class RoundSamples:
         return measure_overhead(self.empties, eagers)
 
 
-def entrants_of(grading: Grading, yardsticks: list[str]) -> list[Entrant]:
+def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
     """Return the solution, eager, eager again, and the yardsticks."""
     names, eager = grading.problem.names, grading.bench.eager
     first, last = eager[0].contestant, eager[-1].contestant
-    entrants = [
-        Entrant(names.solution, grading.solution, MODULE),
-        Entrant(names.eager, first, MODULE),
-        Entrant(names.control, last, MODULE),
+    timed_calls = [
+        TimedCall(names.solution, grading.solution, MODULE),
+        TimedCall(names.eager, first, MODULE),
+        TimedCall(names.control, last, MODULE),
     ]
-    return entrants + [Entrant(name, first, name) for name in yardsticks]
+    return timed_calls + [TimedCall(name, first, name) for name in yardsticks]
 
 
-def in_random_order(entrants: list[Entrant]) -> list[Entrant]:
-    """Return the entrants in the order of their turns."""
-    return random.sample(entrants, len(entrants))
+def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
+    """Return the timed calls in the order of their turns."""
+    return random.sample(timed_calls, len(timed_calls))
 
 
 def timed_rounds(grading: Grading, run: Callable[[], Round], name: str) -> Iterator[Round]:
@@ -135,7 +137,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     solution's times. If the solution is no longer faster then, its gain is UNCONFIRMED.
 
     Args:
-        names: the contestants' names.
+        names: the names of the solution, of eager and of eager again.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
     """

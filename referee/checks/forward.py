@@ -2,9 +2,9 @@
 
 import torch
 
+from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
-from referee.comparison.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.contestants.contestant import RaisedError
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
@@ -13,7 +13,7 @@ from referee.contestants.shared import dtype_name
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
-from referee.verdict import FoundError, outcome_of_exception
+from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
@@ -22,7 +22,7 @@ MOST_EARLIER_RESULTS = 32
 LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
-MOST_READ_AT_ONCE = 32  # elements that a process reads when a call has returned
+MOST_READ_AT_ONCE = 32  # elements that a reply may report
 
 
 def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> list[Comparison]:
@@ -38,7 +38,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
         The comparison of each result; an empty list if the solution refuses the inputs.
 
     Raises:
-        FoundError: the solution is wrong.
+        NotCorrectError: the solution is wrong.
         RaisedError: it refuses inputs that it has to take.
     """
     grading.progress("checking", case.name)
@@ -70,7 +70,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
             grading.has_differed = True
             grading.verdict.notes.append(f"differs from the reference for {case.name}")
             return comparisons
-        raise FoundError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
+        raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
     if for_timed_calls:
         grading.reference_tensors = expected
@@ -143,17 +143,21 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
         with_gradients: whether gradients of outputs were written.
     """
     if not grading.are_inputs_intact(count):
-        raise FoundError(WRONG, f"changes its input: {name}")
+        raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
     if with_gradients and not grading.are_output_gradients_intact(count):
-        raise FoundError(WRONG, f"changes the gradient of its output: {name}")
+        reason = f"changes the gradient of its output, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
     if changed := grading.changed_parameters():
-        raise FoundError(WRONG, f"changes its parameter {changed[0]}: {name}")
+        reason = f"changes its parameter {changed[0]}, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
 
 
 def check_eager_intact(grading: Grading) -> None:
     """Check that eager's parameters, which are in the same shared memory, are what was written."""
     if not grading.are_eager_parameters_intact():
-        raise FoundError(WRONG, "writes into eager's parameters")
+        raise NotCorrectError(
+            WRONG, "writes into eager's parameters, which are in the same memory as its inputs"
+        )
 
 
 def check_results(
@@ -174,13 +178,14 @@ def check_results(
     expected_structure = grading.problem.structure
     if structure != expected_structure or len(descriptions) != len(expected):
         returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
-        raise FoundError(WRONG, f"{name}: {returned}, * being a tensor")
+        raise NotCorrectError(WRONG, f"{name}: {returned}, where * is a tensor")
     for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
         check_elements_apart(description, tensor, prefix)
         if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
-            raise FoundError(WRONG, f"returns its input or a parameter, not new memory: {name}")
+            reason = f"returns its input or a parameter, not new memory; return a copy: {name}"
+            raise NotCorrectError(WRONG, reason)
     return descriptions
 
 
@@ -197,7 +202,7 @@ def check_description(
     """
     kind = str(description.get("type"))[:LONGEST_TYPE]
     if kind != "Tensor":
-        raise FoundError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+        raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
     expected_entries = {
         "dtype": dtype_name(expected.dtype),
         "device": str(grading.device),
@@ -206,7 +211,7 @@ def check_description(
     for name, value in expected_entries.items():
         if description.get(name) != value:
             got = str(description.get(name))[:LONGEST_LINE]
-            raise FoundError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
+            raise NotCorrectError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
 
 
 def check_elements_apart(
@@ -230,8 +235,11 @@ def check_elements_apart(
     except BadDescriptionError:  # the result cannot be read either, and the reading says why
         return
     if elements_share_memory(description["shape"], strides):
-        reason = f"elements of its result share memory (strides {strides}), the reference's do not"
-        raise FoundError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
+        reason = (
+            f"elements of its result share memory (strides {strides}), the reference's do not; "
+            "contiguous() separates them"
+        )
+        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
 
 
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
@@ -261,20 +269,20 @@ def read_result(
         return grading.solution.reader.whole(description)
     except UnreadableError as error:
         reason = f"its result is not in memory when the call has returned ({error}): {name}"
-        raise FoundError(WRONG, reason[:LONGEST_LINE]) from None
+        raise NotCorrectError(WRONG, reason[:LONGEST_LINE]) from None
     except BadDescriptionError as error:
-        raise FoundError(WRONG, f"{name}: {error}") from None
+        raise NotCorrectError(WRONG, f"{name}: {error}") from None
 
 
 def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name: str) -> None:
     """Check that the process has read the same elements at once when the call had returned.
 
     They differ if the call leaves work on another stream for which the current one does not wait.
-    A process that deceives the referee may report false ones. This check is for mistakes; for late
-    results of deceivers see `times.early_elements`.
+    A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
+    finds late results of cheats.
 
     Args:
-        elements: what the process has read, see `Worker._read_now`.
+        elements: what the process has read, see `Worker._read_at_once`.
         result_index: the index of the result.
         whole: the result, read later.
         name: the case in messages.
@@ -288,7 +296,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
     reason = f"{name}: its result is not complete on the current stream when the call has returned"
-    raise FoundError(WRONG, reason[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, reason[:LONGEST_LINE])
 
 
 def note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
@@ -308,7 +316,7 @@ def note_refusal(grading: Grading, name: str, raised: RaisedError, required: boo
         raise raised
     if required:
         _, line = outcome_of_exception(raised, name)
-        raise FoundError(WRONG, f"does not take {name}: {line}")
+        raise NotCorrectError(WRONG, f"does not take {name}: {line}")
     kind = name.partition(",")[0]
     if kind not in grading.verdict.refused:
         grading.verdict.refused.append(kind)

@@ -2,7 +2,7 @@
 
 Eager's times beside the solution are compared with its times before any solution started. If they
 are longer, another program may be the reason. To tell, eager's old process, which the solution may
-have harmed, is timed beside a new one.
+have slowed, is timed beside a new one.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from statistics import median
 from referee.bench import Bench, Eager, Plan
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
-from referee.times.timed_requests import Entrant, make_flush, time_and_free
-from referee.verdict import FoundError
+from referee.verdict import NotCorrectError
 from referee.words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
@@ -24,20 +24,22 @@ def check_eager_speed(grading: Grading, plan: Plan) -> None:
     """Check that eager was not slower beside the solution than before any solution started.
 
     Raises:
-        FoundError: the solution has slowed eager, or a GPU has become slower by itself.
+        NotCorrectError: the solution has slowed eager, or a GPU has become slower by itself.
     """
     names, timings = grading.problem.names, grading.run.timings
     beside = timings.seconds[names.eager] + timings.seconds[names.control]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
-    if _is_harmed(grading.bench, plan.calls) or _is_faster_alone(grading, beside, plan.calls):
+    if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
+        grading, beside, plan.calls
+    ):
         alone = median(plan.seconds_alone) * 1e3
         times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
-        raise FoundError(ERROR, f"it has slowed eager: {times}")
+        raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
     if grading.device.type == "cuda":
-        reason = "the GPU has become slower since eager was timed alone: grade it again"
-        raise FoundError(ERROR, reason)
+        reason = "the GPU has become slower since eager was timed alone: grade the file again"
+        raise NotCorrectError(ERROR, reason)
     timings.notes.append("the machine has become slower since eager was timed alone")
 
 
@@ -48,8 +50,8 @@ def _is_slower(seconds: list[float], others: list[float]) -> bool:
     return fast > SLOW * slow_other
 
 
-def _is_harmed(bench: Bench, calls: int) -> bool:
-    """Return whether eager's old process is slower than a new one in every turn.
+def _is_new_process_faster(bench: Bench, calls: int) -> bool:
+    """Return whether a new process of eager is faster than the old one in every turn.
 
     If the solution has changed the old process's priority, CPUs or limits, that process stays slow,
     and the new one is not. Other programs slow both in turn.
@@ -95,5 +97,5 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
 
 def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
-    sample = time_and_free(bench, Entrant("eager", eager.contestant, MODULE), calls, flush)
+    sample = time_and_free(bench, TimedCall("eager", eager.contestant, MODULE), calls, flush)
     return sample.mean_call

@@ -1,14 +1,14 @@
-"""Measures the cost of an empty call and its spread: `python -m referee.times.empty_call`.
+"""Measures the cost of an empty call and its spread: `python -m referee.program.empty_call`.
 
 It prints a line for each size of ReLU. A line has the 10th, 50th and 90th percentile of three
 times, in microseconds:
 
-    empty     the time of a request whose call does nothing, by the referee's clock
-    own       the time of eager's call, by the process's own clock
-    beyond    the time of the same request by the referee's clock, minus `own`
+    empty       the time of a request whose call does nothing, by the referee's clock
+    call        the time of eager's call, by the process's own clock
+    overhead    the time of the same request by the referee's clock, minus that of the call
 
 Each request has one call. A grading measures the same for its own requests, which may have up to 32
-calls; "The overhead" in README.md says how. For a GPU: `python -m referee.times.empty_call cuda`.
+calls; "The overhead" in README.md says how. For a GPU: `python -m referee.program.empty_call cuda`.
 """
 
 import sys
@@ -23,7 +23,7 @@ from referee.engine import referee_at_work
 from referee.names import MODULE
 from referee.reference.file import load
 from referee.reference.problem import Problem
-from referee.times.timed_requests import Entrant, empty_entrant, make_flush, time_and_free
+from referee.rounds.timed_requests import TimedCall, empty_call, make_flush, time_and_free
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
 REQUESTS = 200
@@ -64,24 +64,24 @@ def measure(elements: int, device: torch.device) -> str:
             bench.prepare_yardsticks(())
             process = bench.eager[0].contestant
             flush = make_flush(bench)
-            nothing = empty_entrant(bench)
-            eager = Entrant("eager", process, MODULE)
+            nothing = empty_call(bench)
+            eager = TimedCall("eager", process, MODULE)
             empty = [
                 time_and_free(bench, nothing, 1, flush).request_seconds for _ in range(REQUESTS)
             ]
             samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
             bench.close()
-    own = [sample.call_seconds[0] for sample in samples]
-    beyond = [sample.request_seconds - sample.call_seconds[0] for sample in samples]
-    columns = "  |".join(map(percentiles, (empty, own, beyond)))
+    call = [sample.call_seconds[0] for sample in samples]
+    overhead = [sample.request_seconds - sample.call_seconds[0] for sample in samples]
+    columns = "  |".join(map(percentiles, (empty, call, overhead)))
     return f"{elements:>10,} |{columns}"
 
 
 def main() -> None:
     """Print a line for each size."""
     device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
-    print("  elements |  empty: p10, p50, p90     |  own                       |  beyond")
+    print("  elements |  empty: p10, p50, p90     |  call                      |  overhead")
     for elements in ELEMENTS:
         print(measure(elements, device), flush=True)
 

@@ -5,7 +5,7 @@ A document is the content of a JSON file. Its records are nested like this:
     document           a run of the command
       records          a file on a problem, in one dtype and size
         runs           a precision setting
-          forward      "summary": a row for each contestant; "seconds": all samples
+          forward      "summary": a row for each timed call; "seconds": all samples
           step         the same of a training step, or None
 
 README, "Results", explains all keys.
@@ -141,7 +141,7 @@ def make_run_record(run: Run) -> dict:
         "roofline_seconds": None,
         "summary": rows,
         "seconds": timings.seconds,
-        "wall_seconds": timings.wall,
+        "wall_seconds": timings.wall_seconds,
         "notes": timings.notes,
     }
     step = make_step_record(run.training_step) if run.training_step else None
@@ -160,7 +160,7 @@ def make_step_record(step: TrainingStep) -> dict:
     return {
         "summary": {half: _summary(times, names, device) for half, times in seconds.items()},
         "seconds": seconds,
-        "wall_seconds": {"forward": forward.wall, "backward": backward.wall},
+        "wall_seconds": {"forward": forward.wall_seconds, "backward": backward.wall_seconds},
         "kept_bytes": step.kept,
         "notes": forward.notes + backward.notes,
     }
@@ -169,10 +169,10 @@ def make_step_record(step: TrainingStep) -> dict:
 def _summary(
     seconds_of: dict[str, list[float]], names: Names, device: str
 ) -> list[dict[str, float | str]]:
-    """Return a row for each contestant: its times in ms, and eager's time in relation to them.
+    """Return a row for each timed call: its times in ms, and eager's time in relation to them.
 
     Args:
-        seconds_of: each contestant's seconds in all rounds.
+        seconds_of: each timed call's seconds in all rounds.
         names: which of them are the solution, eager, and eager again (the control).
         device: "cpu" or "cuda".
     """

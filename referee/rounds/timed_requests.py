@@ -9,7 +9,7 @@ import torch
 from referee.bench import Bench, Plan, write_all
 from referee.contestants.contestant import Contestant
 from referee.names import MODULE, NOTHING
-from referee.times.early_elements import EarlyElements
+from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
 # A request has enough calls to last so many seconds: many times the spread of empty requests.
@@ -23,13 +23,13 @@ EMPTY_REQUESTS = 12  # before the first round
 REQUESTS_ALONE = 5  # of eager, before any solution starts
 
 
-class Entrant(NamedTuple):
-    """One that takes turns in a round: the solution, eager, a yardstick, or the empty call.
+class TimedCall(NamedTuple):
+    """A call that is timed in each round: the solution's, eager's, a yardstick or the empty call.
 
-    Several entrants may share a process: eager and the yardsticks do.
+    Several timed calls may share a process, as those of eager and the yardsticks do.
 
     Attributes:
-        name: the entrant's name in reports.
+        name: its name in reports.
         process: the process that is asked.
         call: the name of the call that it is asked for; see `names`.
     """
@@ -76,7 +76,7 @@ def _make_plan(bench: Bench) -> Plan:
     write_all(bench.inputs, bench.pool, [problem.draw()])
     bench.prepare_yardsticks(())
     process = bench.eager[0].contestant
-    eager = Entrant("eager", process, MODULE)
+    eager = TimedCall("eager", process, MODULE)
     flush = make_flush(bench)
     overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
     first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
@@ -97,10 +97,12 @@ def _calls_of_a_request(bench: Bench, seconds: float) -> int:
     return max(1, min(calls, LARGEST_REQUEST[device] // bytes_of_a_call))
 
 
-def time_and_free(bench: Bench, entrant: Entrant, calls: int, flush: Callable[[], None]) -> Sample:
+def time_and_free(
+    bench: Bench, timed_call: TimedCall, calls: int, flush: Callable[[], None]
+) -> Sample:
     """Time one request, whose results are freed without a comparison."""
-    timed = time_request(bench, entrant, calls, flush)
-    entrant.process.ask("release")
+    timed = time_request(bench, timed_call, calls, flush)
+    timed_call.process.ask("release")
     return timed.sample
 
 
@@ -108,13 +110,13 @@ def time_empty(
     bench: Bench, calls: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
 ) -> list[Sample]:
     """Time requests whose calls do nothing."""
-    nothing = empty_entrant(bench)
+    nothing = empty_call(bench)
     return [time_and_free(bench, nothing, calls, flush) for _ in range(requests)]
 
 
-def empty_entrant(bench: Bench) -> Entrant:
-    """Return the entrant whose calls do nothing, in eager's first process."""
-    return Entrant("nothing", bench.eager[0].contestant, NOTHING)
+def empty_call(bench: Bench) -> TimedCall:
+    """Return the timed call whose calls do nothing, in eager's first process."""
+    return TimedCall("nothing", bench.eager[0].contestant, NOTHING)
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:
@@ -136,16 +138,16 @@ def make_flush(bench: Bench) -> Callable[[], None]:
 
 def time_request(
     bench: Bench,
-    entrant: Entrant,
+    timed_call: TimedCall,
     calls: int,
     flush: Callable[[], None],
     templates: list | None = None,
 ) -> TimedRequest:
-    """Time one request of an entrant.
+    """Time one request of a timed call.
 
     Args:
         bench: the bench of the problem that is timed.
-        entrant: who is asked.
+        timed_call: the call, with the process that is asked for it.
         calls: the number of calls of the request.
         flush: empties the caches before it.
         templates: tensors with the shapes and dtypes of one call's results, for which room is made
@@ -155,13 +157,13 @@ def time_request(
     if bench.are_results_copied and templates:
         room = bench.room_for(templates, calls)
     flush()
-    process = entrant.process
+    process = timed_call.process
     early = EarlyElements(bench, process)
     reply = process.ask(
-        "call", early.read, name=entrant.call, inputs=bench.forms(calls), outputs=room
+        "call", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
     )
-    own = checked_seconds(reply["seconds"], calls)
-    return TimedRequest(Sample(own, process.seconds), reply, early)
+    call_seconds = checked_seconds(reply["seconds"], calls)
+    return TimedRequest(Sample(call_seconds, process.seconds), reply, early)
 
 
 def checked_seconds(seconds: object, calls: int) -> list[float]:

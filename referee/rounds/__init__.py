@@ -1,0 +1,1 @@
+"""Timed rounds: timed calls take turns, and each turn is a timed request."""

@@ -1,0 +1,45 @@
+"""Imports inside the package go one way: from a part to the parts that are listed below it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import referee
+
+PACKAGE = Path(referee.__file__).parent
+# `referee/__init__` describes each part in a paragraph that begins with its name: "steps/: ...".
+PARTS = re.findall(r"^(\w+)/?: ", referee.__doc__, re.MULTILINE)
+FILES = [file for file in PACKAGE.rglob("*.py") if "tests" not in file.parts]
+
+
+def part_of(module):
+    """Return the part to which "referee.steps.values" belongs, here "steps"."""
+    return module.split(".")[1]
+
+
+def imported_modules(file):
+    """Return the modules of the package that a file imports, inside functions too."""
+    modules = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {module for module in modules if module.startswith("referee.")}
+
+
+def test_the_list_of_parts_is_complete():
+    parts = {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in FILES}
+    assert sorted(PARTS) == sorted(parts - {"__init__"})
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_part_imports_only_parts_below_it(file):
+    part = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part == "__init__":  # it imports the API when that is used
+        return
+    for module in imported_modules(file):
+        is_below = PARTS.index(part_of(module)) >= PARTS.index(part)
+        assert is_below, f"{part} imports {module}, which is above it in referee/__init__.py"
