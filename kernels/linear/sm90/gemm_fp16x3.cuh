@@ -47,6 +47,9 @@
 //
 // The parts are in these files:
 //
+//   split_x.cuh                  the kernel before: splits x, samples the weight
+//   choose_tiles.h               the host's choice of the tiles' heights
+//   gemm_fp16x3_arguments.cuh    constants, tiles, and the kernel's arguments
 //   pipeline.cuh                 the ring of stages
 //   gemm_fp16x3_mainloop.cuh     the producer, the conversion of the weight, and the products
 //   gemm_fp16x3_epilogue.cuh     the loader, and what the consumers do with a tile's sums
@@ -55,8 +58,8 @@
 //
 // ----- Why it is fast
 //
-// - Conversion is hidden behind the products: without it, the kernel takes at most 1% less time
-//   (measured with wrong results: docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
+// - Conversion is hidden behind the products: a kernel without it, whose results are wrong, is at
+//   most 1% faster (docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
 // - The second warpgroup starts half a k-group after the first. While one of them promotes or
 //   scales, and has no product in flight, products of the other keep the tensor cores busy.
 

@@ -43,9 +43,12 @@
 //
 // The parts are in these files:
 //
+//   split_x.cuh                           float32: the kernel before, which splits x
+//   gemm_one_product_arguments.cuh        constants, modes, and the kernel's arguments
 //   pipeline.cuh                          the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
 //   convert_patch.cuh                     how a converter converts its part of the weight
+//   convert_weight_layouts.cuh            the part's layout, for a weight and for its transpose
 //   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
 //   gemm_one_product_epilogue_half.cuh    the same for half types
