@@ -4,10 +4,15 @@ The referee has the command (referee/program/command.py). This file adds the pro
 its solution to it.
 """
 
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
+    sys.exit(f"Python {sys.version.split()[0]} is too old, 3.10 is needed")
+
+# isort: split
 # These imports come first so that an interrupt ends the process at once even while torch is
 # imported, which takes seconds.
 import importlib.util
-import sys
 
 from referee import console
 

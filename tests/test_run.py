@@ -14,7 +14,7 @@ import pytest
 import torch
 from command_line import interrupted, run_it, said, start
 from documents import check_shape
-from processes import ROOT, copy_project
+from processes import ROOT, copy_project, python
 
 import run
 from problems import elementwise
@@ -148,6 +148,16 @@ def test_a_missing_torch_gives_the_command_that_installs_it():
     assert (done.returncode, done.stdout) == (1, "")
     [message] = said(done.stderr)
     assert message.startswith("torch is not installed: pip install torch ninja")
+
+
+def test_an_old_python_is_named_before_anything_is_imported():
+    code = """
+        import runpy, sys
+        sys.version_info, sys.version = (3, 9, 1), "3.9.1 (main)"
+        runpy.run_path("run.py", run_name="__main__")
+    """
+    done = python(code, ROOT)
+    assert (done.returncode, done.stderr) == (1, "Python 3.9.1 is too old, 3.10 is needed\n")
 
 
 def test_a_missing_solution_is_named(tmp_path):
