@@ -77,7 +77,7 @@ struct Product {
   DType dtype;
   Precision precision;
   bool is_forward;  // false for a gradient
-  int64_t m, n, k;
+  int64_t m, n, k;  // x [m, k], weight [n, k], out [m, n]: a column of out for each row of weight
   // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
   // float32 it is copied first.
   bool x_is_transposed;
@@ -109,15 +109,15 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 
 // Returns whether skinny.cu takes less time than every other path, for a float32 forward.
 //
-// skinny.cu divides out into tiles of 16 rows by 32 features. With so few rows, the tiles of the
+// skinny.cu divides out into tiles of 16 rows by 32 columns. With so few rows, the tiles of the
 // tensor-core kernels would consist mostly of padding.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const int64_t m = product.m;
   const int64_t n = product.n;
   const int64_t k = product.k;
   constexpr int kTileRows = 16;
-  constexpr int kTileFeatures = 32;
-  const int64_t tiles = divide_up(m, kTileRows) * divide_up(n, kTileFeatures);
+  constexpr int kTileColumns = 32;
+  const int64_t tiles = divide_up(m, kTileRows) * divide_up(n, kTileColumns);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
   // Up to 8 rows, at either precision, torch wins only with many tiles and a short K.
@@ -135,18 +135,18 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
   if (m <= kTileRows) return k >= kLongKOfSkinny || (k >= kMediumKOfSkinny && has_medium_tiles);
 
-  // With more rows, only small products win, and none with very few features. A narrow tile, of
-  // fewer than 32 features, takes as long as one of 32.
-  constexpr int kLeastFeatures = 8;
+  // With more rows, only small products win, and none with very few columns. A narrow tile, of
+  // fewer than 32 columns, takes as long as one of 32.
+  constexpr int kLeastColumns = 8;
   constexpr int kFewTiles = 1;             // tiles for each multiprocessor
   constexpr int kSmallProduct = 1 << 27;   // multiplications
   constexpr int kMediumProduct = 1 << 28;  // multiplications
-  if (n < kLeastFeatures) return false;
-  const int64_t multiplications = m * std::max<int64_t>(n, kTileFeatures) * k;
+  if (n < kLeastColumns) return false;
+  const int64_t multiplications = m * std::max<int64_t>(n, kTileColumns) * k;
   if (tiles_per_multiprocessor <= kFewTiles) {
     return k >= kLeastKAtHighest && multiplications <= kMediumProduct;
   }
-  const bool has_narrow_tiles = n < kTileFeatures;
+  const bool has_narrow_tiles = n < kTileColumns;
   const int64_t most_multiplications = has_narrow_tiles ? kMediumProduct : kSmallProduct;
   return k >= kMediumKOfSkinny && has_medium_tiles && multiplications <= most_multiplications;
 }
@@ -154,14 +154,14 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
 // M * N, the size of the result, has to outgrow three costs, which are counted in elements of it:
-// one for each row of x, one for each feature, and one for the call. The call's cost is kCallCost /
+// one for each row of x, one for each column, and one for the call. The call's cost is kCallCost /
 // (K - kUncountedK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about
 // 546,000 elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
   constexpr int kLeastWeight = 1 << 17;        // elements of the weight, N * K
   constexpr int kRowCost = 150;                // elements of out per row of x
-  constexpr int kFeatureCost = 100;            // elements of out per feature
+  constexpr int kColumnCost = 100;             // elements of out per column
   constexpr int kCallCost = 1 << 29;           // elements of out times elements of K
   constexpr int kUncountedK = 40;              // elements of K
   static_assert(kUncountedK < kLeastKOfFp16x3Gradient, "K - kUncountedK is positive");
@@ -170,7 +170,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastKOfFp16x3Gradient || n * k < kLeastWeight) return false;
-  return m * n >= kRowCost * m + kFeatureCost * n + kCallCost / (k - kUncountedK);
+  return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
@@ -179,48 +179,48 @@ inline bool fp16x3_forward_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
 
-  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 features, or up to 128 and a very
+  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 columns, or up to 128 and a very
   // long K, torch's product is faster, because most of a tile is padding.
-  constexpr int kTooFewRows = 16;                   // rows of x
-  constexpr int kTooFewFeatures = 64;               // features
-  constexpr int kTooFewFeaturesForVeryLongK = 128;  // features
-  constexpr int kVeryLongK = 1 << 15;               // elements of K
-  const int too_few_features = k < kVeryLongK ? kTooFewFeatures : kTooFewFeaturesForVeryLongK;
-  if (m <= kTooFewRows || n <= too_few_features) return false;
+  constexpr int kTooFewRows = 16;                  // rows of x
+  constexpr int kTooFewColumns = 64;               // columns
+  constexpr int kTooFewColumnsForVeryLongK = 128;  // columns
+  constexpr int kVeryLongK = 1 << 15;              // elements of K
+  const int too_few_columns = k < kVeryLongK ? kTooFewColumns : kTooFewColumnsForVeryLongK;
+  if (m <= kTooFewRows || n <= too_few_columns) return false;
 
   // Two measures of the size have to be large enough:
   //
-  //   features_squared_k = N^2 K         A least N^2 K excludes few features with a short K: with
-  //                                      2^24, 128 features need K >= 1024, and 1024 need K >= 16.
+  //   columns_squared_k = N^2 K          A least N^2 K excludes few columns with a short K: with
+  //                                      2^24, 128 columns need K >= 1024, and 1024 need K >= 16.
   //   work = (M N + kExtraElements) K    A least work excludes small products. It counts
   //                                      multiplications, as if out had 2^17 elements more. With
   //                                      2^28, it excludes none from K = 2^11 on, because those
   //                                      2^17 elements alone are 2^28 multiplications then.
   constexpr int kExtraElements = 1 << 17;  // elements of out
-  const double features_squared_k = n * n * k;
+  const double columns_squared_k = n * n * k;
   const double work = (m * n + kExtraElements) * k;
 
   // If K is short and the rows of out are not aligned to 16 bytes, storing the results takes as
-  // long as computing them, unless there are many features.
-  constexpr int kLongSum = 64;                                // elements of K
-  constexpr int kLeastFeaturesSquaredKIfUnaligned = 1 << 27;  // features^2 times elements of K
+  // long as computing them, unless there are many columns.
+  constexpr int kLongSum = 64;                               // elements of K
+  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
   const bool stores_dominate = k < kLongSum && has_unaligned_output_rows &&
-                               features_squared_k < kLeastFeaturesSquaredKIfUnaligned;
+                               columns_squared_k < kLeastColumnsSquaredKIfUnaligned;
   if (stores_dominate) return false;
 
   if (product.weight_has_vector_rows) {
-    constexpr int kLeastFeaturesSquaredK = 1 << 24;  // features^2 times elements of K
-    constexpr int kLeastWork = 1 << 28;              // multiplications
-    return features_squared_k >= kLeastFeaturesSquaredK && work >= kLeastWork;
+    constexpr int kLeastColumnsSquaredK = 1 << 24;  // columns^2 times elements of K
+    constexpr int kLeastWork = 1 << 28;             // multiplications
+    return columns_squared_k >= kLeastColumnsSquaredK && work >= kLeastWork;
   }
   // Any other weight is copied first, which pays only with more of everything.
-  constexpr int kTooFewRowsForCopy = 64;                  // rows of x
-  constexpr int kLeastResultForCopy = 1 << 16;            // elements of out, M * N
-  constexpr int kLeastFeaturesSquaredKForCopy = 1 << 26;  // features^2 times elements of K
-  constexpr int kLeastWorkForCopy = 1 << 30;              // multiplications
+  constexpr int kTooFewRowsForCopy = 64;                 // rows of x
+  constexpr int kLeastResultForCopy = 1 << 16;           // elements of out, M * N
+  constexpr int kLeastColumnsSquaredKForCopy = 1 << 26;  // columns^2 times elements of K
+  constexpr int kLeastWorkForCopy = 1 << 30;             // multiplications
   return m > kTooFewRowsForCopy && m * n >= kLeastResultForCopy &&
-         features_squared_k >= kLeastFeaturesSquaredKForCopy && work >= kLeastWorkForCopy;
+         columns_squared_k >= kLeastColumnsSquaredKForCopy && work >= kLeastWorkForCopy;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
@@ -233,10 +233,10 @@ inline bool fp16x3_wins(const Product& product) {
 // torch's TF32 product. Our kernel converts both operands to fp16, which cuBLAS does not.
 inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
   constexpr int kMostRowsOfTorch = 512;  // rows of x
-  constexpr int kConversionCost = 768;   // features whose product takes as long as the conversion
+  constexpr int kConversionCost = 768;   // columns whose product takes as long as the conversion
   constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
   constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
-  constexpr int kLeastFeaturesForCopy = 2048;                // features
+  constexpr int kLeastColumnsForCopy = 2048;                 // columns
   constexpr double kLeastUtilizationOfFloat32 = 0.6;         // of the waves, from 0 to 1
 
   const bool has_enough_rows = product.m > kMostRowsOfTorch;
@@ -244,8 +244,8 @@ inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
   const int64_t least_work = product.is_forward ? kLeastForwardWork : kLeastGradientWork;
   const bool pays_for_conversion =
       (product.n - kConversionCost) * product.m >= least_work / product.k;
-  // A transposed x is copied first, and few features do not pay for the copy.
-  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastFeaturesForCopy;
+  // A transposed x is copied first, and few columns do not pay for the copy.
+  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastColumnsForCopy;
   const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilizationOfFloat32;
   return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
 }
