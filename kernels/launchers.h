@@ -87,8 +87,8 @@ struct Transposition {
   int64_t rows, columns;
 };
 
-// Where ReLU's backward finds the elements of grad_output, whose strides may differ from those of
-// the output. Dimension 0 is the innermost dimension of the output.
+// The place where ReLU's backward finds the elements of grad_output, whose strides may differ from
+// those of the output. Dimension 0 is the innermost dimension of the output.
 //
 // Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
 // [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
@@ -114,7 +114,7 @@ namespace cuda {
 // relu/relu.cu. x and out hold n elements in one memory order, begin at multiples of 16 bytes, and
 // are of any DType.
 
-// out[i] = relu(x[i]). mask [(n + 7) / 8] bytes; null where no gradient is wanted.
+// out[i] = relu(x[i]). mask [(n + 7) / 8] bytes; null where no gradient is needed.
 int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
@@ -195,10 +195,10 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
 //
 //   1. Threads call linear_fused_pass_backward for ranges of units. Together the ranges cover all
 //      units, 0 to linear_fused_pass_backward_units(m, n) - 1.
-//   2. If grad_bias is wanted, one thread then calls linear_fused_pass_backward_sum.
+//   2. If grad_bias is needed, one thread then calls linear_fused_pass_backward_sum.
 //
 // The caller allocates `sums`, which takes the column sums from step 1 to step 2:
-// [linear_fused_pass_backward_runs(m, n), n], or null if grad_bias is not wanted.
+// [linear_fused_pass_backward_runs(m, n), n], or null if grad_bias is not needed.
 
 // Returns the number of units. A unit is the part of the matrix that a thread handles at a time:
 // some columns of a run, which is some adjacent rows (fused_pass_cpu.cpp has a picture).

@@ -35,7 +35,7 @@ namespace kernels {
 
 // ----------------------------------------------------------------------------- sizes and addresses
 
-// How many blocks of `block` elements cover `size` elements.
+// Returns the number of blocks of `block` elements that cover `size` elements.
 constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
@@ -149,10 +149,10 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
                              static_cast<int>(bytes)));
 }
 
-// How many clusters of a grid run at once on the current device. The number is less than the
-// multiprocessors suggest: a cluster's blocks run within one group of multiprocessors (a GPC), and
-// groups differ in size from GPU to GPU. Throws if not even one cluster fits. First allows the
-// kernel the grid's shared memory, so that later launches of the kernel may use as much.
+// Returns the number of clusters of a grid that run at once on the current device. The number is
+// less than the multiprocessors suggest: a cluster's blocks run within one group of multiprocessors
+// (a GPC), and groups differ in size from GPU to GPU. Throws if not even one cluster fits. First
+// allows the kernel the grid's shared memory, so that later launches of the kernel may use as much.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.bytes);

@@ -15,7 +15,8 @@ namespace kernels {
 // a / b, rounded up to a whole number, for b > 0 and a > -b. It is 0 for -b < a <= 0.
 KERNELS_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many bytes hold `bits` bits of a mask. Size is any type of integer, or torch's SymInt.
+// Returns the number of bytes that hold `bits` bits of a mask. Size is any type of integer, or
+// torch's SymInt.
 template <typename Size>
 KERNELS_HOST_DEVICE constexpr Size bytes_of_bits(Size bits) {
   return (bits + 7) / 8;

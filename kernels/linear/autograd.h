@@ -58,7 +58,7 @@ inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& i
   // x's gradient is computed from weight, and weight's from x.
   if (inputs.weight) output_mask |= kGradX;
   if (inputs.x) output_mask |= kGradWeight;
-  if (inputs.wants_bias) output_mask |= kGradBias;
+  if (inputs.needs_bias) output_mask |= kGradBias;
   return call_operator<GradientsFunction>(name_space, "linear_relu_divide_gradients",
                                           inputs.grad_output, inputs.mask, inputs.x, inputs.weight,
                                           output_mask, inputs.divisor);
@@ -67,7 +67,7 @@ inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& i
 // --------------------------------------------------------------------------------------- autograd
 
 // Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
-// wanted, and weight only if x's is.
+// needed, and weight only if x's is.
 struct LinearReluDivideBackward : Node {
   Namespace name_space;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
@@ -76,24 +76,24 @@ struct LinearReluDivideBackward : Node {
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
-  // Returns the gradients of x, weight and bias; undefined tensors for those that are not wanted.
+  // Returns the gradients of x, weight and bias; undefined tensors for those that are not needed.
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return variable_list(3);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool wants_x = task_should_compute_output(0);
-    const bool wants_weight = task_should_compute_output(1);
-    const bool wants_bias = task_should_compute_output(2);
+    const bool needs_x = task_should_compute_output(0);
+    const bool needs_weight = task_should_compute_output(1);
+    const bool needs_bias = task_should_compute_output(2);
     const Tensor saved_mask = unpack_saved_mask(mask);
     std::optional<Tensor> saved_x;
     std::optional<Tensor> saved_weight;
-    if (wants_weight) saved_x = x.unpack();
-    if (wants_x) saved_weight = weight.unpack();
-    const Gradients gradients = compute({grad_output, saved_mask, saved_x, saved_weight, wants_bias,
+    if (needs_weight) saved_x = x.unpack();
+    if (needs_x) saved_weight = weight.unpack();
+    const Gradients gradients = compute({grad_output, saved_mask, saved_x, saved_weight, needs_bias,
                                          divisor, transposes_grad_x, transposes_grad_weight});
-    // The operator returns empty tensors for gradients that are not wanted.
-    return {wants_x ? gradients.x : Tensor(), wants_weight ? gradients.weight : Tensor(),
-            wants_bias ? gradients.bias : Tensor()};
+    // The operator returns empty tensors for gradients that are not needed.
+    return {needs_x ? gradients.x : Tensor(), needs_weight ? gradients.weight : Tensor(),
+            needs_bias ? gradients.bias : Tensor()};
   }
 
   Gradients compute(const BackwardInputs& inputs) {
@@ -130,8 +130,8 @@ struct LinearReluDivideBackward : Node {
 inline void record_backward(Namespace name_space, const LinearInputs& inputs, const Tensor& out,
                             const Tensor& mask, bool runs_kernels) {
   auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
-  if (wants_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
-  if (wants_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
+  if (needs_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
+  if (needs_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
   node->name_space = name_space;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = inputs.divisor;
@@ -143,7 +143,7 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
 }
 
 // linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
-// gradient is wanted.
+// gradient is needed.
 template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const Route route = route_of(inputs);
@@ -160,7 +160,7 @@ Tensor linear_autograd(const LinearInputs& inputs) {
     return at::_unsafe_view(out, with_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
 
-  if (!any_operand(inputs, wants_gradient)) {
+  if (!any_operand(inputs, needs_gradient)) {
     if (runs_kernels) return compute_linear(inputs, /*mask=*/Tensor());
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return call_linear(name_space, inputs);
@@ -183,7 +183,7 @@ Tensor linear_autograd(const LinearInputs& inputs) {
 template <Namespace name_space>
 ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
-    return wants_gradient(t) || has_tangent(t);
+    return needs_gradient(t) || has_tangent(t);
   };
   if (is_differentiated(inputs.grad_output) || (inputs.x && is_differentiated(*inputs.x)) ||
       (inputs.weight && is_differentiated(*inputs.weight))) {

@@ -7,7 +7,7 @@
 //   grad_bias   = the sum of grad_z over its rows          [N]
 //
 // The fused pass computes grad_z and grad_bias. A GEMM kernel or torch computes each of the two
-// products. Where gradients of the gradients are wanted, under vmap, and for tensors without
+// products. Where gradients of the gradients are needed, under vmap, and for tensors without
 // memory, torch's ops compute everything.
 
 #pragma once
@@ -30,14 +30,14 @@ namespace kernels {
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
-// The operands of the backward, and which gradients are wanted. The struct only refers to the
+// The operands of the backward, and the gradients that are needed. The struct only refers to the
 // tensors.
 struct BackwardInputs {
   const Tensor& grad_output;            // [..., N]
   const Tensor& mask;                   // [..., (N + 7) / 8], uint8
-  const std::optional<Tensor>& x;       // [..., K]; present if weight's gradient is wanted
-  const std::optional<Tensor>& weight;  // [N, K]; present if x's gradient is wanted
-  bool wants_bias;                      // whether bias's gradient is wanted
+  const std::optional<Tensor>& x;       // [..., K]; present if weight's gradient is needed
+  const std::optional<Tensor>& weight;  // [N, K]; present if x's gradient is needed
+  bool needs_bias;                      // whether bias's gradient is needed
   double divisor;
 
   // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
@@ -47,12 +47,12 @@ struct BackwardInputs {
   bool transposes_grad_weight = false;
 };
 
-// The gradients of x, weight and bias; undefined tensors for those that are not wanted.
+// The gradients of x, weight and bias; undefined tensors for those that are not needed.
 struct Gradients {
   Tensor x, weight, bias;
 };
 
-// The results of the fused pass. bias is undefined if it is not wanted.
+// The results of the fused pass. bias is undefined if it is not needed.
 struct GradZAndBias {
   Tensor z, bias;
 };
@@ -73,16 +73,16 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const int64_t m = rows_of(grad_output);
   const int64_t n = grad_output.size(-1);
   const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
-  const Tensor grad_bias = inputs.wants_bias ? allocate(grad_output, {n}, type) : Tensor();
+  const Tensor grad_bias = inputs.needs_bias ? allocate(grad_output, {n}, type) : Tensor();
 
   const void* const grad_output_data = grad_output.const_data_ptr();
   const uint8_t* const mask_data = inputs.mask.const_data_ptr<uint8_t>();
   void* const grad_z_data = grad_z.mutable_data_ptr();
-  void* const grad_bias_data = inputs.wants_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  void* const grad_bias_data = inputs.needs_bias ? grad_bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
-    if (inputs.wants_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
+    if (inputs.needs_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
     return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
                                             grad_z_data, grad_bias_data,
@@ -90,16 +90,16 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   };
   const auto run_on_cpu = [&] {
     const int64_t units = cpu::linear_fused_pass_backward_units(m, n);
-    const int64_t runs = inputs.wants_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
+    const int64_t runs = inputs.needs_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
     const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
-    double* const run_sums = inputs.wants_bias ? sums.mutable_data_ptr<double>() : nullptr;
+    double* const run_sums = inputs.needs_bias ? sums.mutable_data_ptr<double>() : nullptr;
     // A thread gets at least so many units that they have about kGrain elements.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
                                       grad_z_data, run_sums, m, n, begin, end);
     });
-    if (inputs.wants_bias) {
+    if (inputs.needs_bias) {
       cpu::linear_fused_pass_backward_sum(dtype, run_sums, grad_bias_data, m, n);
     }
   };
@@ -142,7 +142,7 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
   return a.mm(b);
 }
 
-// Computes the gradients of x and weight that are wanted. Weight's comes first: it reads grad_z
+// Computes the gradients of x and weight that are needed. Weight's comes first: it reads grad_z
 // while the L2 cache still has it.
 inline Gradients multiply_gradients(const BackwardInputs& inputs, const GradZAndBias& grad) {
   const Tensor grad_z = as_matrix(grad.z);
@@ -179,7 +179,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
-  if (inputs.wants_bias) grad.bias = as_matrix(grad.z).sum(0);
+  if (inputs.needs_bias) grad.bias = as_matrix(grad.z).sum(0);
   return multiply_gradients(inputs, grad);
 }
 
@@ -246,7 +246,7 @@ inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
 }
 
 // The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
-// gradients are wanted.
+// gradients are needed.
 inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);

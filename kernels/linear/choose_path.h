@@ -1,4 +1,4 @@
-// Which kernel multiplies on a GPU: a function from the sizes of a product to a Path.
+// Chooses the kernel that multiplies on a GPU: a function from the sizes of a product to a Path.
 //
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
@@ -14,7 +14,7 @@
 //
 // docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
 //
-// Where the limits come from. Our path is chosen where it takes less time than torch's product
+// The origin of the limits. Our path is chosen where it takes less time than torch's product
 // followed by the fused pass. The limits of kSm80 follow from the arithmetic rates of its GPU. All
 // other limits, and the formulas of the two fp16x3 functions, were fitted by hand to times on an
 // H200; no model of the kernels gives them. The sizes and times of the fits were not kept.

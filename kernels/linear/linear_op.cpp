@@ -51,18 +51,18 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
                                   const std::optional<Tensor>& weight, int64_t output_mask,
                                   double divisor) {
-  const bool wants_x = (output_mask & kGradX) != 0;
-  const bool wants_weight = (output_mask & kGradWeight) != 0;
-  const bool wants_bias = (output_mask & kGradBias) != 0;
+  const bool needs_x = (output_mask & kGradX) != 0;
+  const bool needs_weight = (output_mask & kGradWeight) != 0;
+  const bool needs_bias = (output_mask & kGradBias) != 0;
   const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
   if (!is_in_range) fail("output_mask must be 0 to 7, got " + std::to_string(output_mask));
-  if (weight.has_value() != wants_x || x.has_value() != wants_weight) {
+  if (weight.has_value() != needs_x || x.has_value() != needs_weight) {
     fail(
         "output_mask must be in accord with the operands: expected weight exactly if bit 0 is set, "
         "and input exactly if bit 1 is set, got " +
         std::to_string(output_mask));
   }
-  return function({grad_output, mask, x, weight, wants_bias, divisor});
+  return function({grad_output, mask, x, weight, needs_bias, divisor});
 }
 
 // -------------------------------------------------------------------------------------- for tests

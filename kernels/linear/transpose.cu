@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       float v[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) v[j] = tile[thread_column + j][i];
-      // How many elements the row has from `column` on. Past the end of the row it is 0 or less.
+      // The number of elements that the row has from `column` on. Past the end of the row it is 0
+      // or less.
       const int64_t count = t.columns - column;
       store_four(t.target + row * t.target_stride + column, v, count,
                  target_is_aligned && count >= kVector);

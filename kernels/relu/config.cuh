@@ -87,7 +87,7 @@ struct ThreadElements {
   __device__ bool block_is_full(Index n) const { return block_first + kBlock <= n; }
 };
 
-// How many blocks n elements of type T need.
+// Returns the number of blocks that n elements of type T need.
 template <typename T, typename Config>
 int count_blocks(int64_t n) {
   return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);

@@ -212,7 +212,7 @@ Tensor relu_forward(const Tensor& x) {
 
 Tensor relu_autograd(const Tensor& x) {
   if (!is_supported(x)) return relu_composite(x);
-  if (!wants_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
+  if (!needs_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
   const DeviceGuard guard(x);
   auto node = make_node<ReluBackward>(x);
   const Tensor mask = allocate_output(x, {bytes_of_bits(x.numel())}, at::kByte, std::nullopt);

@@ -63,7 +63,7 @@ inline bool is_batched(c10::DispatchKeySet keys) {
   return keys.has(DispatchKey::FuncTorchBatched) || keys.has(DispatchKey::Batched);
 }
 
-inline bool wants_gradient(const Tensor& x) {
+inline bool needs_gradient(const Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
 

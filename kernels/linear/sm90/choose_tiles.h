@@ -23,7 +23,7 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// How many tiles cover M and N if a tile has `rows` rows of x and 256 columns.
+// Returns the tiles that cover M and N if a tile has `rows` rows of x and 256 columns.
 inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
   constexpr int kTileColumns = Config::kBlockColumns * BlockConfig::kClusterSize;
   return {blocks_of(m, rows), blocks_of(n, kTileColumns)};
@@ -34,8 +34,8 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   using Config = StreamKConfig;
   const double k_group_time = Config::k_group_time(rows);
-  // How many clusters share a tile, on average: as many as there are for each tile, but no more
-  // than the minimum length of their ranges of K allows.
+  // The number of clusters that share a tile, on average: as many as there are for each tile, but
+  // no more than the minimum length of their ranges of K allows.
   const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums. It is at least that of kMinSaving k-groups, so that
@@ -58,10 +58,10 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
   return whole_waves_time + estimate_last_wave(remaining_tiles, rows, k_groups, clusters);
 }
 
-// How many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160): as few
-// as cover M. In units of 16 rows, a narrow tile has 10 and a wide one 11. Example: M = 1024 is 64
-// units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all are wide, as the
-// kernels for these K have no code for narrow tiles.
+// Returns how many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160):
+// as few as cover M. In units of 16 rows, a narrow tile has 10 and a wide one 11. Example: M = 1024
+// is 64 units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all are wide,
+// as the kernels for these K have no code for narrow tiles.
 inline int count_wide_x_tiles(int64_t m, int k, int x_tiles) {
   constexpr int kUnit = Config::kWideRows - Config::kNarrowRows;
   constexpr int kUnitsOfNarrow = Config::kNarrowRows / kUnit;

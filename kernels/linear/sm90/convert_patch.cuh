@@ -19,7 +19,7 @@
 // converter warp puts an infinity into the row, so that its tiles are computed again
 // (gemm_one_product.cuh).
 //
-// Which function calls which:
+// The call tree:
 //
 //   convert_patch
 //     convert_whole_patch      a patch inside the weight, piece by piece through shared memory

@@ -54,8 +54,8 @@ struct ConvertWeightConfig {
   // A lane's share of a piece, in octets: 8 neighbours along K.
   static constexpr int kOctetsPerPiece = 2;
 
-  // How many k-tiles a conversion may run ahead of the producer of its block. Further ahead, L2
-  // might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
+  // The number of k-tiles that a conversion may run ahead of the producer of its block. Further
+  // ahead, L2 might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
   // (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
   static constexpr int kLead = 24;
 
@@ -114,7 +114,7 @@ struct RowMajor {
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
-  // Which copy, of which lane, has loaded the first four floats of the lane's octet. The same copy
+  // The first four floats of the lane's octet were loaded by this copy of this lane. The same copy
   // of the next lane has loaded the other four.
   __host__ __device__ static constexpr int copy_of(int lane, int octet) {
     return 2 * octet + lane / 16;

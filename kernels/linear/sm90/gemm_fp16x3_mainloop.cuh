@@ -172,8 +172,8 @@ struct ConsumerWarpgroup {
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
         for (int octet = 0; octet < 2; ++octet) {  // places 0 to 7, and 8 to 15
-          // Which of the thread's four elements is the first of the two at these places. The answer
-          // is the same for every c; for c = 0 the four are elements 0 to 3.
+          // The index, among the thread's four elements, of the first of the two at these places.
+          // The answer is the same for every c; for c = 0 the four are elements 0 to 3.
           const int i = fp16x3::element_at_place(8 * octet);
           const int reg = 2 * octet + r;  // wgmma's order of registers
           fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);

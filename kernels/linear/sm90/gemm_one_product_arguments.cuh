@@ -179,8 +179,8 @@ struct Arguments {
 
   __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
-  // How many tiles the kernel computes. With C clusters, cluster c computes the tiles with the
-  // indices c, c + C, c + 2 C and so on.
+  // The number of tiles that the kernel computes. With C clusters, cluster c computes the tiles
+  // with the indices c, c + C, c + 2 C and so on.
   __device__ int tile_count() const {
     return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
   }

@@ -15,7 +15,7 @@
 //   store_fast, half types  a call that is_fast, which has ReLU
 //   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
 //
-// Which thread has which result. Eight rows are a row block (they are eight columns of wgmma's
+// The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
 // Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7, c = 0 - 3) has four results of
 // each row block:
@@ -155,16 +155,16 @@ struct PrefetchedScales {
   }
 };
 
-// Where this thread writes its four results of the epilogue subtile's first row block.
+// Returns where this thread writes its four results of the epilogue subtile's first row block.
 __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
   const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
   const int lane = threadIdx.x % 32;
   return &accumulators[0][warp][lane];
 }
 
-// Where in a staged row block the result of a column (of the warpgroup's 64) and a row (of the row
-// block's 8) is: in accumulators[row block][staged_warp][staged_lane], as that lane's result for
-// column_block_of and row % 2.
+// The place in a staged row block at which the result of a column (of the warpgroup's 64) and a row
+// (of the row block's 8) is: in accumulators[row block][staged_warp][staged_lane], as that lane's
+// result for column_block_of and row % 2.
 //
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
 // the first row of c = 1. The result is the first of lane 4 g + c = 17 of warp 1.

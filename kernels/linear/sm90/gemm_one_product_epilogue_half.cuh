@@ -109,8 +109,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const float scale = epilogue.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
-  // Where stmatrix writes: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1
-  // are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
+  // The addresses for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0
+  // and 1 are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
   const uint32_t base = ptx::shared_address(&staging);
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
@@ -134,7 +134,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
                             mask);
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
       if constexpr (kMask) {
-        // Which word this lane stores: see the table of collect_mask_words.
+        // The word that this lane stores: see the table of collect_mask_words.
         const bool is_in_second = g / 4 != 0;
         const uint32_t two_words = collect_mask_words(mask, is_in_second, g);
         const int row_block = is_in_second ? 1 : 0;  // of the pair
@@ -186,7 +186,7 @@ struct PackedGradient {
   static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
   // [box][pair][word]: word 2 h + b has column block h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
-  // How many boxes of the packed tile are stored. At first no tile is packed, so no box is left.
+  // The number of stored boxes of the packed tile. At first no tile is packed, so no box is left.
   int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.

@@ -76,7 +76,8 @@ __device__ inline int weight_panel(const Tile& tile, int rank) {
 
 // ----- the producer warp
 
-// Where the TMA loads of this block write a k-tile: shared-memory addresses in one stage.
+// The places to which the TMA loads of this block write a k-tile: shared-memory addresses in one
+// stage.
 struct LoadTarget {
   uint32_t x;       // this block's half of the rows of x
   uint32_t weight;  // the panel of the weight

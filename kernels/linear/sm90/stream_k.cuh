@@ -291,7 +291,8 @@ struct Schedule {
     begin[clusters] = (tiles - first_tile) * k_groups;
   }
 
-  // How many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its budget.
+  // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its
+  // budget.
   // The number is rounded to the nearest, but such that no cut is within kMinPart of the tile's
   // beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving, cutting
   // does not pay.) If the number is 0, the cluster's range ends before k_group.

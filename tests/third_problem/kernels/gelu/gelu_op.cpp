@@ -32,7 +32,7 @@ Tensor gelu_forward(const Tensor& x) {
 }
 
 Tensor gelu_autograd(const Tensor& x) {
-  return wants_gradient(x) ? gelu_composite(x) : gelu_forward(x);
+  return needs_gradient(x) ? gelu_composite(x) : gelu_forward(x);
 }
 
 [[maybe_unused]] const auto gelu_operator =
