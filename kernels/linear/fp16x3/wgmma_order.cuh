@@ -13,7 +13,8 @@
 // Who uses the orders:
 //
 //   split_row.cuh                 stores x in K order (interleave_pairs)
-//   gemm_fp16x3_mainloop.cuh      gives the weight to wgmma in both orders (Consumer::convert)
+//   gemm_fp16x3_mainloop.cuh      gives the weight to wgmma in both orders
+//                                 (ConsumerWarpgroup::convert)
 //   gemm_fp16x3_epilogue.cuh      stores results by the column order
 
 #pragma once

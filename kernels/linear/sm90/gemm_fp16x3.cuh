@@ -47,14 +47,15 @@
 //
 // The parts are in these files:
 //
-//   split_x.cuh                  the kernel before: splits x, samples the weight
-//   choose_tiles.h               the host's choice of the tiles' heights
-//   gemm_fp16x3_arguments.cuh    constants, tiles, and the kernel's arguments
-//   pipeline.cuh                 the ring of stages
-//   gemm_fp16x3_mainloop.cuh     the producer, the conversion of the weight, and the products
-//   gemm_fp16x3_epilogue.cuh     the loader, and what the consumers do with a tile's sums
-//   stream_k.cuh                 the order of the work tiles
-//   this file                    the consumers' loop over work tiles, and the kernel
+//   split_x.cuh                    the kernel before: splits x, samples the weight
+//   choose_tiles.h                 the host's choice of the tiles' heights
+//   gemm_fp16x3_arguments.cuh      constants, tiles, and the kernel's arguments
+//   gemm_fp16x3_shared_memory.cuh  a block's shared memory
+//   pipeline.cuh                   the ring of stages
+//   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
+//   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
+//   stream_k.cuh                   the order of the work tiles
+//   this file                      the consumers' loop over work tiles, and the kernel
 //
 // ----- Why it is fast
 //
@@ -78,6 +79,7 @@
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3_mainloop.cuh"
+#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 

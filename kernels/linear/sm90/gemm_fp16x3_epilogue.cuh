@@ -39,6 +39,7 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
+#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
@@ -94,21 +95,7 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
   }
 }
 
-// ----- what the epilogue reads besides the sums
-
-// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
-// multiply the tile.
-struct EpilogueInputs {
-  int x_exponent[Config::kWideRows];
-  struct alignas(8) Column {
-    int exponent;
-    float bias;
-  } columns[Config::kBlockColumns];
-  int first_row;     // of the tile
-  int end_row;       // one past the tile's last row that exists
-  int first_column;  // of the block
-  int is_fast;       // whether the tile may take the fast epilogue
-};
+// ----- the loader warp: what the epilogue reads besides the sums
 
 // The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
 // epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite the

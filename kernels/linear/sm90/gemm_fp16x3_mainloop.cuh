@@ -44,23 +44,10 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_epilogue.cuh"
+#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
-
-// A block's shared memory.
-struct SharedMemory {
-  uint8_t x[Config::kStages][Config::kXBytes];
-  uint8_t weight[Config::kStages][Config::kWeightBytes];
-  float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
-                [BlockConfig::kWarpgroupThreads];
-  EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
-  Barriers<Config::kStages> barriers;
-};
-static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
-static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
-              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles are aligned to these");
 
 // ----- the producer warp
 

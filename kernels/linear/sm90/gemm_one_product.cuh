@@ -45,6 +45,7 @@
 //
 //   split_x.cuh                           float32: the kernel before, which splits x
 //   gemm_one_product_arguments.cuh        constants, modes, and the kernel's arguments
+//   gemm_one_product_shared_memory.cuh    a block's shared memory
 //   pipeline.cuh                          the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
 //   convert_patch.cuh                     how a converter converts its part of the weight
@@ -86,6 +87,7 @@
 #include "linear/sm90/gemm_one_product_epilogue.cuh"
 #include "linear/sm90/gemm_one_product_epilogue_half.cuh"
 #include "linear/sm90/gemm_one_product_mainloop.cuh"
+#include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 

@@ -50,6 +50,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -59,41 +60,6 @@ namespace kernels::sm90::gemm_one_product {
 __host__ __device__ constexpr int accumulator_index(int row_block, int column_block) {
   return 4 * row_block + 2 * column_block;
 }
-
-// An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
-// four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
-using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
-
-// The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
-template <typename T>
-union alignas(1024) Staging {
-  StagedAccumulators accumulators;  // store_general
-  // PackedGradient: [warp][box][column][bytes of 64 rows of x]. TMA's swizzle requires that boxes
-  // are aligned to 1024 bytes.
-  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
-                        [Config::kGradientBoxRows * sizeof(T)];
-  // store_fast of half types: two epilogue subtiles, used in turn.
-  struct {
-    uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
-    uint16_t mask[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
-  } subtiles[2];
-};
-
-template <>
-union alignas(16) Staging<float> {
-  StagedAccumulators accumulators;
-};
-
-// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
-// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half
-// types are not scaled: their arrays have one element, which is not used.
-template <typename T>
-struct alignas(16) Scales {
-  static constexpr bool kIsScaled = std::is_same_v<T, float>;
-  float bias[Config::kWarpgroupColumns];
-  float x_scale[kIsScaled ? Config::kXRows : 1];                      // 2^-x_exponent
-  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
-};
 
 // The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
 // float32, the exponents of the column and of two rows. The thread loads them to registers before

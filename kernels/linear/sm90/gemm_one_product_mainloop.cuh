@@ -16,23 +16,11 @@
 #include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_epilogue.cuh"
+#include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
-
-// A block's shared memory.
-template <typename Traits>
-struct SharedMemory {
-  uint8_t x[Config::kStages][Config::kXBytes];
-  uint8_t weight[Config::kStages][Config::kWeightBytes];
-  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
-  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
-  std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
-  Barriers<Config::kStages> barriers;
-  int progress;  // the producer's latest k-tile; see convert_weight.cuh
-};
 
 // ----- the tiles of a cluster
 

@@ -1,0 +1,62 @@
+// The shared memory of a block of gemm_one_product_kernel (gemm_one_product.cuh). Mainloop and
+// epilogue use it.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "linear/sm90/convert_weight.cuh"
+#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/pipeline.cuh"
+
+namespace kernels::sm90::gemm_one_product {
+
+// An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
+// four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
+using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
+
+// The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
+template <typename T>
+union alignas(1024) Staging {
+  StagedAccumulators accumulators;  // store_general
+  // PackedGradient: [warp][box][column][bytes of 64 rows of x]. TMA's swizzle requires that boxes
+  // are aligned to 1024 bytes.
+  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
+                        [Config::kGradientBoxRows * sizeof(T)];
+  // store_fast of half types: two epilogue subtiles, used in turn.
+  struct {
+    uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
+    uint16_t mask[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
+  } subtiles[2];
+};
+
+template <>
+union alignas(16) Staging<float> {
+  StagedAccumulators accumulators;
+};
+
+// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
+// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half
+// types are not scaled: their arrays have one element, which is not used.
+template <typename T>
+struct alignas(16) Scales {
+  static constexpr bool kIsScaled = std::is_same_v<T, float>;
+  float bias[Config::kWarpgroupColumns];
+  float x_scale[kIsScaled ? Config::kXRows : 1];                      // 2^-x_exponent
+  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
+};
+
+// A block's shared memory.
+template <typename Traits>
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
+  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
+  std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
+  Barriers<Config::kStages> barriers;
+  int progress;  // the producer's latest k-tile; see convert_weight.cuh
+};
+
+}  // namespace kernels::sm90::gemm_one_product
