@@ -66,7 +66,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 
 // Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
 // `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows. If the
-// driver rejects these, throws a std::runtime_error that names them.
+// driver rejects these, throws a std::runtime_error that names them. status_of (common/launch.cuh)
+// catches only cudaError_t, so the exception leaves the launcher, and its message is kept.
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
