@@ -20,7 +20,7 @@ program/: the command line
     pairs                which solution goes with which reference
     empty_call           a program that measures what an empty call costs
 
-api: `Reference`, `grade`, `grade_all` and `Result` for Python
+api: `Reference`, `grade`, `grade_all`, `Result` and `BadReferenceError` for Python
 
 records: results as JSON
 
@@ -109,7 +109,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch warns if NumPy is missing, which the referee does not need.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
-API_NAMES = ("Reference", "Result", "grade", "grade_all")
+API_NAMES = ("BadReferenceError", "Reference", "Result", "grade", "grade_all")
 
 
 def __getattr__(name: str) -> object:

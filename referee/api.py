@@ -1,4 +1,4 @@
-"""The Python API: `Reference`, `grade`, `grade_all` and `Result`.
+"""The Python API: `Reference`, `grade`, `grade_all`, `Result` and `BadReferenceError`.
 
     from referee import Reference, grade
 
@@ -19,13 +19,15 @@ from referee.devices import choose_device
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import TIMEOUT, Options
 from referee.records import Subject
-from referee.reference.file import load
+from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import by_role
 from referee.times import timing
 from referee.times.timing import Rounds
 from referee.verdict import Verdict
 from referee.words import CORRECT
+
+__all__ = ["BadReferenceError", "Reference", "Result", "grade", "grade_all"]
 
 
 class Reference:
@@ -41,8 +43,8 @@ class Reference:
         file: the loaded file.
 
     Raises:
-        referee.reference.file.BadReferenceError: the file cannot be imported, or a name is
-            missing.
+        OSError: the file cannot be read.
+        BadReferenceError: the file cannot be imported, or a name is missing.
     """
 
     def __init__(self, path: str | os.PathLike, name: str | None = None) -> None:
@@ -127,7 +129,8 @@ def grade_all(
     Raises:
         OSError: a solution cannot be read.
         ValueError: the device does not exist.
-        referee.reference.file.BadReferenceError: the problem cannot be graded.
+        BadReferenceError: the problem cannot be graded.
+        torch.OutOfMemoryError: there is no memory for the reference itself.
     """
     chosen_device, _ = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)

@@ -238,10 +238,26 @@ def test_noise_is_explained_once():
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
     assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 1
-    assert tables.explain_noise([graded, graded]) == [tables.NOISY]
+    words = tables.words_of_lines([graded, graded])
+    assert len(words) == 8  # of two forwards and two training steps in each record
+    assert tables.explain_noise(words) == [tables.NOISY]
     quiet = timings(relu)
     graded["runs"] = [records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))]
-    assert tables.explain_noise([graded]) == []
+    assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 0
+    assert tables.explain_noise(tables.words_of_lines([graded])) == []
+
+
+def test_noise_is_not_explained_where_only_other_rows_are_noisy():
+    """The line of a graded file has no word on yardsticks, forwards and backwards."""
+    quiet = timings(relu)
+    run_record = records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))
+    for rows in (run_record["forward"]["summary"], run_record["step"]["summary"]["forward"]):
+        for row in rows:
+            if row["role"] != "solution":
+                row["time"] = "too noisy"
+    graded = record(relu)
+    graded["runs"] = [run_record]
+    assert tables.explain_noise(tables.words_of_lines([graded])) == []
 
 
 def test_a_solution_that_is_faster_than_a_copy_is_explained():

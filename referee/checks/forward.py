@@ -69,6 +69,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
         if _is_another_function(grading, case, result):
             grading.has_differed = True
             grading.verdict.notes.append(f"differs from the reference for {case.name}")
+            grading.bench.free_results(grading.solution)
             return comparisons
         raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)

@@ -5,6 +5,6 @@
     clock        times calls
     yardsticks   other calls that eager's process times, to show what the device can do
 
-The referee's process and this one both use the modules `shared`, `results`, `cuda_ipc`, `names`,
-`execute` and `autograd`. This process holds no expected result and no object of the referee's.
+The referee's process and this one both use modules of `contestants/`, and `names`. This process
+holds no expected result and no object of the referee's.
 """

@@ -84,11 +84,12 @@ def relative_difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = F
 
     Args:
         x: a tensor.
-        y: the tensor with which it is compared; inf is returned if it has another shape.
+        y: the tensor with which it is compared. The result is inf if its shape is another, or if it
+            is zero and x is not.
         where_finite: whether elements are left out if they are not finite in y.
     """
     if x.shape != y.shape:
-        return float("inf")
+        return math.inf
     x, y = flat_reals(x), flat_reals(y)
     if not y.is_floating_point():
         return int((x != y).sum()) / max(len(x), 1)
@@ -100,4 +101,6 @@ def relative_difference(x: torch.Tensor, y: torch.Tensor, where_finite: bool = F
         x_part, y_part = x_part.nan_to_num(0, 0, 0), y_part.nan_to_num(0, 0, 0)
         squared_distance += (x_part - y_part).square_().sum().item()
         squared_norm += y_part.square().sum().item()
-    return math.sqrt(squared_distance / squared_norm) if squared_norm else 0.0
+    if squared_norm == 0:
+        return math.inf if squared_distance else 0.0
+    return math.sqrt(squared_distance / squared_norm)

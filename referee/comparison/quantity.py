@@ -16,6 +16,7 @@ Untimed steps have only the third rule.
 
 import math
 from collections.abc import Callable
+from enum import Enum
 
 import torch
 
@@ -29,7 +30,6 @@ from referee.comparison.reference_tensor import (
 )
 from referee.contestants.autograd import is_differentiable
 
-RESULT = "result"  # the name of a result begins with it
 # Far off in one step: ReLU near zero makes at most this relative error.
 LARGEST_RELATIVE_ERROR = 0.25
 # Far off in most steps: in at least half of them, ReLU near zero makes at most this multiple of
@@ -48,6 +48,14 @@ MOST_TIMES_OTHER_ROUNDINGS = 2
 LARGEST_INACCURATE_SHARE = 0.25
 
 
+class Kind(Enum):
+    """The kinds of quantities."""
+
+    RESULT = "result"
+    OF_INPUT = "gradient of an input"
+    OF_PARAMETER = "gradient of a parameter"
+
+
 class Quantity:
     """A result or a gradient of a training step, and how far off it was in the steps so far.
 
@@ -58,14 +66,16 @@ class Quantity:
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
+        kind: of the quantity.
 
     Attributes:
         expected: the reference's in this step, with its budget; None where the reference has none.
         comparison: the comparison of the last step; None before the first.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
+        self.kind = kind
         self.expected: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
         self._first_mistake = ""
@@ -110,7 +120,7 @@ class Quantity:
                 otherwise; for a gradient.
         """
         # Rounding does not decide whether a result is right, only whether a gradient is.
-        if self.expected.is_exact or self.is_result:
+        if self.expected.is_exact or self.kind is Kind.RESULT:
             if mistake := self.expected.mistake_in_other_draw(got, eager, second_look):
                 self._is_wrong_in_one_step = True
                 self._keep_first(mistake)
@@ -139,18 +149,13 @@ class Quantity:
         return f"{self.name}: {self._first_mistake}" if is_wrong else None
 
     @property
-    def is_result(self) -> bool:
-        """True for a result, false for a gradient."""
-        return self.name.startswith(RESULT)
-
-    @property
     def is_wrong_in_one_step(self) -> bool:
         """True once a single step has shown that the quantity is wrong."""
         return self._is_wrong_in_one_step
 
     def without_steps(self) -> "Quantity":
         """Return a quantity with the same name and budget, for which no step was compared."""
-        made = Quantity(self.name)
+        made = Quantity(self.name, self.kind)
         made.expected = self.expected
         return made
 
@@ -225,9 +230,15 @@ class Quantity:
         return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
-def quantity_names(inputs: list, parameters: list[str], output_count: int) -> list[str]:
-    """Return the names of a training step's results and gradients, in the order of a reply."""
-    count = sum(map(is_differentiable, inputs))
-    operands = ["x"] if count == 1 else [f"input {i}" for i in range(count)]
-    gradients = [f"gradient of {name}" for name in [*operands, *parameters]]
-    return [*(f"{RESULT} {i}" for i in range(output_count)), *gradients]
+def make_quantities(inputs: list, parameters: list[str], output_count: int) -> list[Quantity]:
+    """Return a training step's results and gradients, in the order of a reply.
+
+    Inputs are numbered as in the call, also those that have no gradient. An input that is the only
+    one with a gradient is x in messages.
+    """
+    results = [Quantity(f"result {i}", Kind.RESULT) for i in range(output_count)]
+    indices = [i for i, x in enumerate(inputs) if is_differentiable(x)]
+    names = ["x"] if len(indices) == 1 else [f"input {i}" for i in indices]
+    of_inputs = [Quantity(f"gradient of {name}", Kind.OF_INPUT) for name in names]
+    of_parameters = [Quantity(f"gradient of {name}", Kind.OF_PARAMETER) for name in parameters]
+    return results + of_inputs + of_parameters

@@ -55,7 +55,7 @@ def make_parser(project: Project | None) -> Parser:
     on_cpu = f"{LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']}"
     rounds = f"timed rounds (default: {on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=_positive, metavar="N", help=rounds)
-    add("--full", action="store_true", help="time longer, as for a table that is published")
+    add("--full", action="store_true", help="more rounds, as for a table that is published")
     verbose = "print tracebacks, and what graded files print; has no effect on folders"
     add("--verbose", action="store_true", help=verbose)
     file = {"type": _writable, "metavar": "FILE"}
@@ -105,9 +105,9 @@ def _readable(text: str) -> Path:
         path.open("rb").close()
     except OSError as error:
         hint = ""
-        # In "--solution a.py relu" the name of the problem is taken for a second file.
+        # In "run.py --solution a.py relu" the problem's name is taken for a second file.
         if not path.suffix and isinstance(error, FileNotFoundError):
-            hint = "; a problem's name comes before --solution"
+            hint = " (if it is the name of a problem, write it first)"
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}{hint}") from None
     except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None

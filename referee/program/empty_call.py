@@ -19,6 +19,7 @@ from statistics import quantiles
 import torch
 
 from referee.bench import Bench, write_all
+from referee.devices import choose_device
 from referee.engine import referee_at_work
 from referee.names import MODULE
 from referee.reference.file import load
@@ -80,7 +81,10 @@ def measure(elements: int, device: torch.device) -> str:
 
 def main() -> None:
     """Print a line for each size."""
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    try:
+        device, _ = choose_device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    except ValueError as error:
+        sys.exit(str(error))
     print("  elements |  empty: p10, p50, p90     |  call                      |  overhead")
     for elements in ELEMENTS:
         print(measure(elements, device), flush=True)

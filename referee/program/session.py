@@ -102,7 +102,7 @@ class Session:
         if self.args.solution:
             if len(records_so_far) > 1:
                 console.show(f"\n{graded_files.ranking(records_so_far)}")
-            for explanation in tables.explain_noise(records_so_far):
+            for explanation in tables.explain_noise(tables.words_of_lines(records_so_far)):
                 console.show(explanation)
         if self.args.sweep and records_so_far:
             add_roofline(records_so_far, copy_bandwidth(self.device))

@@ -15,6 +15,8 @@ from referee.messages import first_error_line
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+# In sys.modules. The caller of `Reference` may have a module "reference" of their own.
+MODULE_NAME = "referee_reference_file"
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 # The types of the arguments of a forward.
 ARGUMENT_TYPES = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
@@ -133,7 +135,7 @@ class ReferenceFile:
 
 
 def load(path: Path) -> ReferenceFile:
-    """Import a reference file.
+    """Import a reference file. Its folder is added to the end of `sys.path`, for its own imports.
 
     Raises:
         BadReferenceError: it does not import, or a name is missing.
@@ -142,7 +144,7 @@ def load(path: Path) -> ReferenceFile:
     if folder not in sys.path:
         sys.path.append(folder)
     text = path.read_bytes()
-    module = _call_or_refuse(path, "the import", lambda: execute("reference", str(path), text))
+    module = _call_or_refuse(path, "the import", lambda: execute(MODULE_NAME, str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:
         all_names = ", ".join(NAMES)

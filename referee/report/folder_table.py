@@ -50,7 +50,7 @@ def summary(all_records: list[dict]) -> str:
     rows = _make_rows(all_records)
     cells = [[str(row[column]) for column in PRINTED_COLUMNS] for row in rows]
     lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
-    lines += tables.explain_noise(all_records)
+    lines += tables.explain_noise(tables.words_of_forwards(all_records))
     graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
     if graded:
         lines.append(graded_files.scores(graded))

@@ -95,20 +95,33 @@ def step_rounds(run: dict) -> int:
     return len(run["step"]["seconds"]["step"][step_row(run, "eager")["name"]])
 
 
-def explain_noise(records: list[dict]) -> list[str]:
-    """Return the line that explains "too noisy", if a time in the records is that; else no line."""
+def explain_noise(printed_words: list[str]) -> list[str]:
+    """Return the line that explains "too noisy", if a printed word is that; else no line."""
+    return [NOISY] if TOO_NOISY in printed_words else []
+
+
+def words_of_forwards(records: list[dict]) -> list[str]:
+    """Return the words on the solutions' forwards."""
+    return [run["time"] for record in records for run in record["runs"]]
+
+
+def words_of_lines(records: list[dict]) -> list[str]:
+    """Return the words in the lines of graded files: on forwards, and on whole training steps."""
     runs = [run for record in records for run in record["runs"]]
-    is_noisy = any(TOO_NOISY in _words(run) for run in runs)
-    return [NOISY] if is_noisy else []
+    words_of_steps = [step_row(run, "solution")["time"] for run in runs if run["step"]]
+    return words_of_forwards(records) + words_of_steps
 
 
-def _words(run: dict) -> list[str]:
-    """Return the words on a run's times: of forwards, and of training steps and their parts."""
-    rows = list(run["forward"]["summary"])
-    if run["step"]:
-        for summary in run["step"]["summary"].values():
-            rows += summary
-    return [run["time"], *(row["time"] for row in rows)]
+def _words_of_tables(records: list[dict]) -> list[str]:
+    """Return the words in the tables of `details`: also on yardsticks, forwards and backwards."""
+    rows = []
+    for record in records:
+        for run in record["runs"]:
+            rows += run["forward"]["summary"]
+            if run["step"]:
+                for summary in run["step"]["summary"].values():
+                    rows += summary
+    return words_of_forwards(records) + [row["time"] for row in rows]
 
 
 # --------------------------------------------------------------------- the project's own solution
@@ -244,7 +257,7 @@ def closing(records: list[dict], seconds: float, is_full: bool, documents: str) 
         names = ", ".join(dict.fromkeys(record["problem"] for record in records))
         lines = [f"All correct: {names}."]
     lines += [_in_words(record, run) for record in records for run in record["runs"]]
-    lines += explain_noise(records)
+    lines += explain_noise(_words_of_tables(records))
     details = f"--json FILE writes every sample; {documents} say what was done"
     longer = "" if is_full else "; --full times longer"
     lines.append(f"{seconds:.0f} s in all. Details: {details}{longer}.")

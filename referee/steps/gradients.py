@@ -17,7 +17,7 @@ from referee.checks.forward import (
     check_intact,
     read_result,
 )
-from referee.comparison.quantity import Quantity, quantity_names
+from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.contestant import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.messages import LONGEST_LINE
@@ -93,7 +93,7 @@ def check_gradients(grading: Grading) -> None:
 def _note_errors_of_gradients(grading: Grading) -> None:
     """Add the errors of all gradients to the verdict's table."""
     for quantity in grading.quantities:
-        if quantity.name.startswith("gradient") and quantity.comparison:
+        if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             eager = quantity.expected.eager_errors
             note_errors(grading, name, quantity.comparison.errors, eager)
@@ -128,22 +128,16 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
             return []
         grading.verdict.count += 1
         del inputs  # the next ones may need the memory
-    mistakes = {}
-    for quantity in quantities:
-        if mistake := quantity.find_mistake():
-            mistakes[quantity.name] = mistake
-    if not mistakes:
+    wrong = [quantity for quantity in quantities if quantity.find_mistake()]
+    if not wrong:
         return quantities
     # A function that equals the reference only for drawn inputs may have other gradients of them.
-    if grading.relies_on_inputs and all(map(_is_of_an_input, mistakes)):
-        grading.verdict.notes.append(f"forward only: another {', another '.join(mistakes)}")
+    if grading.relies_on_inputs and all(quantity.kind is Kind.OF_INPUT for quantity in wrong):
+        names = ", another ".join(quantity.name for quantity in wrong)
+        grading.verdict.notes.append(f"forward only: another {names}")
         return []
-    raise NotCorrectError(WRONG, "; ".join(mistakes.values())[:LONGEST_LINE])
-
-
-def _is_of_an_input(name: str) -> bool:
-    """Return whether a quantity is the gradient of an input."""
-    return name == "gradient of x" or name.startswith("gradient of input ")
+    mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
+    raise NotCorrectError(WRONG, mistakes[:LONGEST_LINE])
 
 
 def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
@@ -163,8 +157,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     parameters = grading.parameter_names()
     step = StepArguments(grading.module, inputs, drawn.gradients, parameters)
     if not quantities:
-        names = quantity_names(inputs, parameters, drawn.output_count)
-        quantities = [Quantity(name) for name in names]
+        quantities = make_quantities(inputs, parameters, drawn.output_count)
     if not _set_expected(grading, step, quantities):
         return []
     reply = _ask(grading, step, quantities)
@@ -245,7 +238,7 @@ def read_quantity(
         indices: as in `read_result`.
     """
     check_description(grading, description, quantity.expected, prefix)
-    if quantity.is_result:
+    if quantity.kind is Kind.RESULT:
         check_elements_apart(description, quantity.expected, prefix)
     return read_result(grading, description, quantity.name, indices)
 

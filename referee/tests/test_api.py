@@ -71,8 +71,27 @@ def test_the_readmes_check(place, tmp_path, monkeypatch):
     grade(reference(FORWARD, "[torch.randn(64, 256)]", LINEAR), table, tmp_path)
 
 
+def test_failures_of_the_arguments(tmp_path):
+    missing = tmp_path / "missing.py"
+    with pytest.raises(OSError, match="missing"):
+        referee.Reference(missing)
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
+    with pytest.raises(referee.BadReferenceError, match="defines no Model, no get_inputs"):
+        referee.Reference(empty)
+    path = tmp_path / "problem.py"
+    path.write_text(IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 64)]"))
+    problem = referee.Reference(path)
+    assert "reference" not in sys.modules  # a caller may have a module of this name
+    with pytest.raises(OSError, match="missing"):
+        referee.grade(problem, missing, device="cpu")
+    with pytest.raises(ValueError, match="expected cpu, cuda or cuda:N"):
+        referee.grade(problem, path, device="tpu")
+
+
 def test_names():
-    assert set(referee.API_NAMES) == {"Reference", "Result", "grade", "grade_all"}
+    names = {"BadReferenceError", "Reference", "Result", "grade", "grade_all"}
+    assert set(referee.API_NAMES) == names
     for name in referee.API_NAMES:
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):

@@ -282,6 +282,34 @@ AT_PEAKS = {"peaks_later": wrong(PEAKS_LATER, "a timed call was wrong: mean erro
 
 # --------------------------------------------------- stale parameters, buffers and gradients
 
+SIGN = reference("return torch.sign(x)", "[torch.randn(64, 256)]")
+# The gradient is zero everywhere. This one is so in the first three steps, while gradients are
+# compared before the times.
+SIGN_LATER_WRONG = """
+calls = []
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        calls.append(0)
+        return torch.zeros_like(g) if len(calls) <= 3 else 1000 * g
+
+"""
+
+
+@pytest.mark.slow
+def test_gradients_where_the_references_are_zero(device, tmp_path):
+    table = {
+        "later wrong": wrong(SIGN_LATER_WRONG + module("return Own.apply(x)"), "gradient of x"),
+        "right": correct(module("return torch.sign(x)"), "training step"),
+    }
+    grade(SIGN, table, tmp_path, device=device)
+
+
 FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
 KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
 OWN = """

@@ -5,7 +5,7 @@ import torch
 
 from referee.comparison.accuracy import Errors
 from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget, mean_slack_in_other_draw
-from referee.comparison.quantity import Quantity
+from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 
 COUNT = 10_000
@@ -107,8 +107,8 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
 
 
 def test_gradients_have_no_mean_slack_but_results_have():
-    for name, is_wrong in (("result 0", True), ("gradient of x", False)):
-        quantity = Quantity(name)
+    for kind, is_wrong in ((Kind.RESULT, True), (Kind.OF_INPUT, False)):
+        quantity = Quantity(kind.value, kind)
         quantity.expected = ReferenceTensor(with_flips(1), SIGNS.double())
         quantity.compare_timed(torch.zeros(COUNT), SIGNS)
         assert quantity.is_wrong_in_one_step == is_wrong

@@ -7,7 +7,7 @@ import torch
 from graded import grade
 from texts import correct, module, reference, wrong
 
-from referee.comparison.quantity import Quantity
+from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.other_roundings import OtherRoundings
 
@@ -246,7 +246,7 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 0.0, False),
         (rounded, 1e-2, True),
     ):
-        quantity = Quantity("gradient of x")
+        quantity = Quantity("gradient of x", Kind.OF_INPUT)
         quantity.expected = ReferenceTensor(eager, exact)
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
