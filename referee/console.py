@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn, TextIO
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells give
+INTERRUPTED_STATUS = 128 + signal.SIGINT  # the exit status that shells give
 TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal
 FILE_INTERVAL = 10.0  # the same where stderr is a file or a pipe
 # The name with which messages begin. A program with another name sets it.
@@ -72,7 +72,7 @@ def end_on_interrupt() -> None:
 def run(main: Callable[[], int]) -> int:
     """Call main, and return the exit status: what main returns, or that of its SystemExit.
 
-    After Ctrl-C it prints "interrupted" and returns INTERRUPTED.
+    After Ctrl-C it prints "interrupted" and returns INTERRUPTED_STATUS.
     """
     # Python sets a stream to None if its descriptor is closed.
     if sys.stdout is None:
@@ -88,7 +88,7 @@ def run(main: Callable[[], int]) -> int:
     except SystemExit as exit_request:
         status = exit_request.code
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = INTERRUPTED_STATUS
         say("interrupted")
     end_on_interrupt()
     # Flushes stderr. If that fails here, Python's own flush at its end does not fail.
@@ -152,7 +152,7 @@ def _end(*_: object) -> NoReturn:
     # os.write and not sys.stderr.write: the signal may have come while sys.stderr was writing.
     with suppress(OSError):
         os.write(2, f"{_erase_line()}{program}: interrupted\n".encode())
-    os._exit(INTERRUPTED)
+    os._exit(INTERRUPTED_STATUS)
 
 
 def _raise_interrupt(*_: object) -> NoReturn:

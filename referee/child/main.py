@@ -26,7 +26,7 @@ from referee.contestants.shared import Mapping
 
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
-MAX_FILE_BYTES = 16 << 30  # of a file that a solution writes
+MAX_WRITTEN_BYTES = 16 << 30  # of a file that a solution writes
 
 
 def start(descriptor: int) -> None:
@@ -92,7 +92,7 @@ def _set_limits(most_bytes: int) -> None:
     if is_solution:
         prctl.show_memory()
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
 
 
 def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:

@@ -13,7 +13,7 @@ from referee.report import files, plot
 from referee.times.timing import LEAST_CPU_ROUNDS, MOST_ROUNDS, QUICK_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
-MAX_FILE_BYTES = 64 << 20  # of a solution or reference
+MAX_PROGRAM_BYTES = 64 << 20  # of a solution or reference
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,9 +111,9 @@ def _readable(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}{hint}") from None
     except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None
-    if size > MAX_FILE_BYTES:
+    if size > MAX_PROGRAM_BYTES:
         raise argparse.ArgumentTypeError(
-            f"{path} has {size:,} bytes; a program has at most {MAX_FILE_BYTES:,}"
+            f"{path} has {size:,} bytes; a program has at most {MAX_PROGRAM_BYTES:,}"
         )
     return path
 

@@ -13,10 +13,10 @@ from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
 from referee.reference.tf32 import TF32_BITS
 
-ROUNDINGS = 4  # of each operand and result, in units of eps
+NOISE = 4  # in each operand and result, in units of eps
 # A plain sum of n terms gets sqrt(n) eps more, but at most this.
 LARGEST_NOISE_OF_SUMS = 5e-5
-ELEMENTS_AT_A_TIME = 1 << 22  # that get noise, to save memory
+NOISY_AT_A_TIME = 1 << 22  # that get noise, to save memory
 # Operators that do not round: those that choose, compare or copy elements. Views are not listed.
 EXACT_NAMES = (
     "relu threshold hardtanh clamp clamp_min clamp_max abs neg sign sgn floor ceil round "
@@ -101,7 +101,7 @@ class OtherRoundings(TorchDispatchMode):
         """Multiply each element by a random factor near 1, in place; return the tensor."""
         largest = self._relative_noise(x.dtype)
         flat = x.reshape(-1)  # a copy if the elements are not in the order of memory
-        for part in flat.split(ELEMENTS_AT_A_TIME):
+        for part in flat.split(NOISY_AT_A_TIME):
             noise = torch.empty_like(part).uniform_(-largest, largest, generator=self._generator)
             part.addcmul_(part, noise)
         return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
@@ -109,7 +109,7 @@ class OtherRoundings(TorchDispatchMode):
     def _relative_noise(self, dtype: torch.dtype) -> float:
         """Return by how much noise changes an element at most, relative to its size."""
         eps = torch.finfo(dtype).eps
-        noise = ROUNDINGS * eps
+        noise = NOISE * eps
         if dtype == torch.float32:
             noise += min(math.sqrt(self._terms) * eps, LARGEST_NOISE_OF_SUMS)
             if self._is_in_tf32:

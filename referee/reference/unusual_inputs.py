@@ -18,7 +18,7 @@ BOTH_SIGNS = "inputs of both signs"
 ALTERED = "inputs altered in part"
 ALTERED_SHARE = 16  # a sixteenth of an input is altered
 MOST_ALTERED_BYTES = 1 << 22
-ELEMENTS_AT_A_TIME = 1 << 24  # whose signs are drawn, to save memory
+SIGNS_AT_A_TIME = 1 << 24  # whose signs are drawn, to save memory
 
 
 def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
@@ -52,7 +52,7 @@ def _elements(x: torch.Tensor) -> torch.Tensor:
 
 def _draw_signs(x: torch.Tensor) -> None:
     """Give the elements of a flat tensor random signs; zeros become values between -1 and 1."""
-    for part in x.split(ELEMENTS_AT_A_TIME):
+    for part in x.split(SIGNS_AT_A_TIME):
         drawn = torch.empty_like(part).uniform_(-1, 1)
         part.mul_(drawn.sign()).add_(drawn.mul_(part == 0))
 

@@ -29,8 +29,8 @@ from referee.steps.values import note_errors
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
-STEPS = 2  # training steps, each with new inputs
-STEPS_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
+COMPARED_STEPS = 2  # training steps, each with new inputs
+COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
@@ -75,7 +75,7 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    count = STEPS_AFTER_OWN_INPUTS if problem.file.covers_all_values else STEPS
+    count = COMPARED_AFTER_OWN_INPUTS if problem.file.covers_all_values else COMPARED_STEPS
     try:
         quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
