@@ -138,7 +138,7 @@ char* map_memory(size_t bytes) {
 // declines.
 Header* map_block(size_t bytes) {
   // mmap aligns to an ordinary page only. So one huge page more than the data is mapped, which
-  // leaves room for the header and for the alignment. What is left over is unmapped again.
+  // leaves room for the header and for the alignment. The rest is unmapped again.
   const size_t mapped_bytes = bytes + kHugePage;
   char* mapped = map_memory(mapped_bytes);
   if (mapped == nullptr && release_memory()) mapped = map_memory(mapped_bytes);

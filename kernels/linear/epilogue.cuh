@@ -131,7 +131,7 @@ struct Epilogue {
   //
   // They may differ in the sign of a zero: with ReLU, a z of -0.0 becomes +0.0 in the fast
   // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
-  // power of two. The sign of such a zero is not promised: the referee takes +0 and -0 for equal.
+  // power of two. The sign of such a zero is not promised (README, "Promises").
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
   __device__ float finish_fast(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
 

@@ -44,7 +44,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
     copy.copy_(matrix);
     return {copy, stride};
   }
-  // Our kernel takes less time than torch's copy_: transpose.cu has both times.
+  // Our kernel takes less time than torch's copy_ (docs/DESIGN.md, "Memory", has both times).
   Transposition transposition{};
   transposition.source = matrix.const_data_ptr<float>();
   transposition.source_stride = matrix.stride(1);

@@ -75,16 +75,16 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
 // row's results.
 //
-//   kExact       the GEMM (on sm90 its first run). This is the normal state: hi and lo represent
+//   kExact       the GEMM (on sm90 its first launch). This is the normal state: hi and lo represent
 //                the row.
-//   kOverflowed  the second run of the sm90 GEMM. Only rows of the weight can have this state, as
-//                their exponents come from a sample (sm90/split_x.cuh): an element that the sample
-//                missed may overflow fp16.
+//   kOverflowed  the second launch of the sm90 GEMM. Only rows of the weight can have this state:
+//                their exponents come from a sample (sm90/split_x.cuh), and an element that the
+//                sample missed may overflow fp16.
 //   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
 //
 // split_row writes kExact or kNonfinite. A row of the weight on sm90 begins as kExact. The first
-// run sets kOverflowed if it finds a sum that is not finite, and the second run changes that to
-// kNonfinite if the row holds infinity or NaN.
+// launch sets kOverflowed if it finds a sum that is not finite, and the second launch changes that
+// to kNonfinite if the row holds infinity or NaN.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

@@ -303,8 +303,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
 }
 
 // Splits one row of k elements into these halves. All threads of the splitter call it. A block must
-// pass
-// __syncthreads between two rows.
+// pass __syncthreads between two rows.
 __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;

@@ -75,7 +75,7 @@ static_assert(column_of_a_row(5, 0) == 12 && column_of_a_row(5, 1) == 13,
 
 // Why g0 and g1 are swapped: to avoid bank conflicts when the threads load the weight. The hardware
 // loads for eight lanes at a time, which have two successive g (2 i and 2 i + 1), so two rows n of
-// the weight in shared memory. Of each row they load the same four vectors of 16 bytes: 0 to 3, or
+// the weight in shared memory. They load the same four vectors of 16 bytes of each row: 0 to 3, or
 // 4 to 7. A row is 128 bytes, all 32 banks once, and TMA's swizzle puts vector v of row n at place
 // v ^ (n % 8) of the row. Because the two rows differ in bit 2 of n, the vectors of one are in the
 // first half of the banks, and those of the other in the second half.

@@ -32,17 +32,17 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The
 // clusters share the tiles along K, unless it takes less time to leave some clusters without work.
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
-  using Config = StreamKConfig;
-  const double k_group_time = Config::k_group_time(rows);
+  const double k_group_time = StreamKConfig::k_group_time(rows);
   // The number of clusters that share a tile, on average: as many as there are for each tile, but
   // no more than the minimum length of their ranges of K allows.
-  const double max_sharers = static_cast<double>(k_groups) / Config::min_range(k_groups, rows);
+  const double max_sharers =
+      static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums. It is at least that of kMinSaving k-groups, so that
   // shared_time is the smaller one only if sharing saves as much as that. The schedule cuts tiles
   // on this condition.
-  const double adding_time =
-      std::max(Config::kMinSaving * k_group_time, Config::kAddingPerRow * sharers * rows);
+  const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
+                                      StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;
   const double shared_time = k_groups / sharers * k_group_time + adding_time;
   return std::min(uncut_time, shared_time);

@@ -77,10 +77,10 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet each.
 //
-// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But the
-// nonzero elements of a whole row are not counted, so its subnormals are compared with K, which
-// includes zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to
-// all 64, as if the zeros had the same share of subnormals, and rounded down.
+// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But the nonzero
+// elements of a whole row are not counted, so its subnormals are compared with K, which includes
+// zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to all 64,
+// as if the zeros had the same share of subnormals, and rounded down.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
@@ -169,8 +169,7 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
 }
 
 // Converts a patch that is inside the weight. Returns whether anything was added to the counters of
-// subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and
-// meet at `barrier`.
+// subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
 //
 // The warp has a ring of four buffers in shared memory. It converts the piece in one of them while
 // the next three pieces are loaded.

@@ -143,7 +143,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 
 // ----- the kernel
 
-// Prepares the second run: chooses new exponents for the rows of weight that overflowed fp16, by
+// Prepares the second launch: chooses new exponents for the rows of weight that overflowed fp16, by
 // their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
 // block does all rows that it multiplies. Blocks of other clusters may do the same rows, and write
 // the same values.
@@ -185,7 +185,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
   const int warpgroup = ptx::uniform(threadIdx.x / BlockConfig::kWarpgroupThreads);
   start_next_kernel();
-  if (args.is_second_run) {
+  if (args.is_second_launch) {
     wait_for_previous_kernel();
     // All blocks return, so nobody waits for this one.
     if (__ldcg(args.has_overflowed) == 0) return;
@@ -198,7 +198,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   init_barriers<Config::kStages>(base + offsetof(SharedMemory, barriers.full),
                                  base + offsetof(SharedMemory, barriers.empty));
   wait_for_previous_kernel();
-  if (args.is_second_run) rescale_overflowed_rows(args);
+  if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_producer) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

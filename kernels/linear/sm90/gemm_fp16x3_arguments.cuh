@@ -187,19 +187,19 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. The kernel is launched twice for each product. In the first run, rows of
-// the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
-// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second run scales
-// the marked rows by their largest elements, and computes all tiles with such rows again. Usually
-// no row is marked, and it ends at once.
+// The kernel's arguments. The kernel is launched twice for each product. In the first launch, rows
+// of the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
+// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second launch
+// scales the marked rows by their largest elements, and computes all tiles with such rows again.
+// Usually no row is marked, and it ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
   fp16x3::SplitMatrix x;       // split into hi and lo
   fp16x3::SplitMatrix weight;  // not split, but with an exponent and a state for each row
   int k;
-  unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first run starts
-  unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first run starts
-  bool is_second_run;
+  unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first launch starts
+  unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first launch starts
+  bool is_second_launch;
   Tiles tiles;
   Schedule schedule;
   PartialSums partials;
@@ -210,12 +210,12 @@ __device__ inline int first_block_column(const Tile& tile, int rank) {
   return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockColumns;
 }
 
-// Returns whether this run computes the tiles of a weight tile. The first run computes all; the
-// second run those in which a row of the weight is not kExact. All lanes of a warp call it. All
-// warps of all clusters get the same answer, whenever they ask: in the second run, the state of a
-// row may change from kOverflowed to kNonfinite, but not to or from kExact.
+// Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
+// the second launch those in which a row of the weight is not kExact. All lanes of a warp call it.
+// All warps of all clusters get the same answer, whenever they ask: in the second launch, the state
+// of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool is_computed(const Arguments& args, int weight_tile) {
-  if (!args.is_second_run) return true;
+  if (!args.is_second_launch) return true;
   constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {

@@ -145,7 +145,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     }
     for (int i = lane; i < Config::kBlockColumns; i += 32) {
       const int column = first_column + i;
-      // Not __ldg: the second run has written some exponents of the weight in this kernel.
+      // Not __ldg: the second launch has written some exponents of the weight in this kernel.
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
@@ -167,11 +167,11 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 
 // ----- the epilogues
 
-// Marks a column of out in which a sum is not finite, so that the second run computes it again. The
-// column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
+// Marks a column of out in which a sum is not finite, so that the second launch computes it again.
+// The column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
-  if (args.is_second_run || column >= args.epilogue.n) return;
+  if (args.is_second_launch || column >= args.epilogue.n) return;
   args.weight.state[column] = fp16x3::kOverflowed;
   *args.has_overflowed = 1;
 }

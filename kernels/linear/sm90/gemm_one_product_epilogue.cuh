@@ -246,9 +246,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
       }
       finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
-    ptx::barrier_sync(barrier,
-                      BlockConfig::kWarpgroupThreads);  // before the next subtile overwrites what
-                                                        // others still read
+    // The next subtile overwrites what others still read.
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
   }
 }
 
@@ -280,9 +279,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    if (subtile > 0)
-      ptx::barrier_sync(barrier,
-                        BlockConfig::kWarpgroupThreads);  // all have read the subtile before
+    // All must have read the subtile before.
+    if (subtile > 0) ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.accumulators),
                                                             accumulators, subtile);
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);

@@ -12,8 +12,8 @@
 //                         gemm_one_product<RedoTraits>     tiles that need TF32's range
 //
 //   float32 at `highest`  split_x                          splits x into hi, lo; samples the weight
-//                         gemm_fp16x3, first run           three fp16 products; splits the weight
-//                         gemm_fp16x3, second run          tiles with overflowed rows of the weight
+//                         gemm_fp16x3, first launch        three fp16 products; splits the weight
+//                         gemm_fp16x3, second launch       tiles with overflowed rows of the weight
 //                         nonfinite                        rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
@@ -58,7 +58,7 @@ void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(linear, /*vector_size=*/2);
   launch_fp16x3_gemm(linear, workspace, epilogue, stream);
-  // It is last because the second run finds which rows of the weight hold infinity or NaN.
+  // It is last because the second launch finds which rows of the weight hold infinity or NaN.
   nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
 }

@@ -20,23 +20,24 @@ namespace kernels::sm90 {
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
 //   slice                type      shape                  used by                   cleared
-//   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3: each run     yes
-//   has_overflowed       unsigned  [1]                    gemm_fp16x3: both runs    yes
+//   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3               yes
+//   has_overflowed       unsigned  [1]                    gemm_fp16x3               yes
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
 //   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
 //   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
 //   x.state              int       [m]                    all                       no
 //   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
 //   weight.state         int       [n]                    all                       no
-//   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3: each run     no
+//   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
+// Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
 // has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
 struct Fp16x3Workspace {
   fp16x3::SplitMatrix x;
   fp16x3::SplitMatrix weight;
-  gemm_fp16x3::PartialSums partials;  // of the first run; the second run's are_stored follows
+  gemm_fp16x3::PartialSums partials;  // of the first launch; the second launch's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
   size_t bytes_to_clear;  // at the beginning of the workspace
@@ -72,7 +73,7 @@ inline auto choose_fp16x3_kernel(int k) {
   return gemm_fp16x3::gemm_fp16x3_kernel<32>;
 }
 
-// Launches both runs of the GEMM. (gemm_fp16x3::Arguments explains why there are two.)
+// Launches the GEMM twice. (gemm_fp16x3::Arguments explains why there are two.)
 inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
                                const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = gemm_fp16x3::Config;
@@ -88,7 +89,7 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
                                    k,
                                    workspace.has_overflowed,
                                    workspace.has_nonfinite,
-                                   /*is_second_run=*/false,
+                                   /*is_second_launch=*/false,
                                    tiles,
                                    /*schedule=*/{},
                                    workspace.partials};
@@ -106,8 +107,8 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
   launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
               arguments);
 
-  // The first run has set its flags, so the second run uses others, which are still zero.
-  arguments.is_second_run = true;
+  // The first launch has set its flags, so the second launch uses others, which are still zero.
+  arguments.is_second_launch = true;
   arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
               arguments);

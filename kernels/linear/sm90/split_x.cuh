@@ -16,7 +16,7 @@
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
 // and a second launch is saved.
 //
-// launch_split_x (launch_steps.cuh) launches split_x_kernel. The second run of the fp16x3 GEMM
+// launch_split_x (launch_steps.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
 // (gemm_fp16x3.cuh) also calls largest_of_row.
 
 #pragma once
@@ -44,7 +44,7 @@ struct SampleConfig {
 
   // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
   // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
-  // (Elements from 2^127 on may overflow, and their rows are then left to the second run.) The
+  // (Elements from 2^127 on may overflow, and their rows are then left to the second launch.) The
   // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;

@@ -57,9 +57,9 @@
 //     same time, or in a stream that is confined to fewer multiprocessors than were counted (a
 //     green context).
 //   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
-//     CUDA does not guarantee it. Of the clusters that have not ended, the first one is then on the
-//     GPU, and waits only for clusters that have ended (by fact 2). So it ends, and another one
-//     gets its place.
+//     CUDA does not guarantee it. The first cluster that has not ended is then on the GPU, and
+//     waits only for clusters that have ended (by fact 2). So it ends, and another one gets its
+//     place.
 //
 // Whoever does not rely on these conditions sets the environment variable KERNELS_STREAM_K to 0.
 // Tiles are then never cut, and no cluster waits for another.
@@ -292,10 +292,9 @@ struct Schedule {
   }
 
   // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its
-  // budget.
-  // The number is rounded to the nearest, but such that no cut is within kMinPart of the tile's
-  // beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving, cutting
-  // does not pay.) If the number is 0, the cluster's range ends before k_group.
+  // budget. The number is rounded to the nearest, but such that no cut is within kMinPart of the
+  // tile's beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving,
+  // cutting does not pay.) If the number is 0, the cluster's range ends before k_group.
   int64_t k_groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
