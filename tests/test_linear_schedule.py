@@ -97,7 +97,7 @@ class Plan:
 
 
 class Constants(NamedTuple):
-    """Those of StreamKConfig in linear/sm90/stream_k.cuh, which says what they are."""
+    """The constants of StreamKConfig: linear/sm90/stream_k.cuh says what they are."""
 
     min_range: int
     min_part: int
