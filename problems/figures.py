@@ -1,8 +1,8 @@
 """Renews the figures of README and docs/BENCHMARKS.md: `python -m problems.benchmark report`.
 
-Each command of `COMMANDS` writes its results as JSON, and they become a file of docs/benchmarks/.
-README, docs/BENCHMARKS.md and docs/figures.svg are made from these files alone, so
-`python -m problems.benchmark pages` makes them anew without measuring.
+Each command of `COMMANDS` writes its results as JSON, which become a file of docs/benchmarks/.
+`python -m problems.benchmark pages` runs no command: it only makes the tables of README and
+docs/BENCHMARKS.md, and README's picture, from the files that are there.
 """
 
 import json
@@ -36,14 +36,14 @@ COMMANDS = {
     },
     "cpu": {"import.json": "python -m problems.benchmark import"},
 }
-# What `report` and `pages` write, so that no measured code differs if these files do.
+# `report` and `pages` write only here. A change of these files is no change of the measured code.
 WRITTEN = ["README.md", "docs"]
 
 
 def measure(device: str, text: str) -> list[str]:
     """Run commands and write their results to docs/benchmarks/.
 
-    A file is written as soon as its command has ended. The file of a command that failed stays.
+    A file is written as soon as its command has ended. If that fails, the file does not change.
 
     Args:
         device: the kind of device that the commands measure, "cpu" or "cuda".

@@ -234,7 +234,7 @@ def test_the_commit_of_a_tree_counts_changes_of_code_but_not_of_results(monkeypa
     assert figures._commit() == f"{head}-dirty"
 
 
-def test_a_measurement_goes_all_the_way_to_a_page(project, tmp_path, monkeypatch):
+def test_a_measurement_goes_all_the_way_to_a_page(project):
     """The real `host` runs on this CPU."""
     pytest.importorskip("matplotlib")
     project("python -m problems.benchmark host --device cpu")
