@@ -43,7 +43,7 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first_row; row < first_row + kCount; ++row) {
-    is_found |= row < matrix.rows && matrix.state[row] == fp16x3::kNonfinite;
+    is_found |= row < matrix.rows && matrix.row_state[row] == fp16x3::kNonfinite;
   }
   return is_found;
 }

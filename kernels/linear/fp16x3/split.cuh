@@ -58,7 +58,7 @@ constexpr int kKTileNumbers = 64;
 //   for                      the fp16x3 GEMMs          the GEMM with one product
 //   depth of a k-tile        32 of K                   64 of K
 //   exponent of a row        any                       at most kMaxHiExponent
-//   mark of a row that the   RowState, in the state    kNeedsTf32, in the exponent
+//   mark of a row that the   RowState, in row_state    kNeedsTf32, in the exponent
 //   halves do not represent
 enum class Halves { kHi, kHiAndLo };
 
@@ -115,7 +115,7 @@ struct SplitMatrix {
   // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the sm90 GEMMs
   // scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
   int* exponent;
-  int* state;  // [rows] of RowState; only for the fp16x3 GEMMs
+  int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
 };
 

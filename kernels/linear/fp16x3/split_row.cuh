@@ -333,7 +333,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
   if (thread != 0) return;
   const bool needs_tf32 = halves == Halves::kHi && !is_represented;
   matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (halves == Halves::kHiAndLo) matrix.state[row] = is_represented ? kExact : kNonfinite;
+  if (halves == Halves::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::fp16x3

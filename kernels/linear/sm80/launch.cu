@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 //   slice             type   shape
 //   weight.hi, .lo    half   [n, padded k] each
 //   weight.exponent   int    [n]
-//   weight.state      int    [n]
+//   weight.row_state  int    [n]
 //   x.hi, .lo         half   [m, padded k] each
 //   x.exponent        int    [m]
-//   x.state           int    [m]
+//   x.row_state       int    [m]
 //
 // split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
 // all chunks find the weight that the first chunk has split.
@@ -95,7 +95,7 @@ struct Workspace {
     matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
     matrix.lo = slices->add<__half>(rows * fp16x3::padded(k));
     matrix.exponent = slices->add<int>(rows);
-    matrix.state = slices->add<int>(rows);
+    matrix.row_state = slices->add<int>(rows);
     return matrix;
   }
 };

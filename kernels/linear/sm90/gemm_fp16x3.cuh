@@ -95,7 +95,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int weight_row = warp_column + fp16x3::column_of_a_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, weight_row);
-  PipelineState<Config::kStages> state;
+  PipelineStage<Config::kStages> stage;
   int work_tiles = 0;
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
@@ -124,8 +124,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
     const int rows = args.tiles.rows_of(tile).size;
-    const bool starts_second = warpgroup == 0;
-    consumer.multiply(rows, work.end - work.begin, starts_second, &state);
+    const bool lets_second_start = warpgroup == 0;
+    consumer.multiply(rows, work.end - work.begin, lets_second_start, &stage);
 
     // Epilogue.
     sync_with_loader(warpgroup);
@@ -154,7 +154,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
       const int column = first_column + i;
       if (column >= args.epilogue.n) continue;
-      if (__ldcg(args.weight.state + column) != fp16x3::kOverflowed) continue;
+      if (__ldcg(args.weight.row_state + column) != fp16x3::kOverflowed) continue;
       const float* const row = args.weight.source + column * args.weight.row_stride;
       const float largest = largest_of_row(row, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
@@ -164,7 +164,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
           is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
       if (is_finite) continue;
       // nonfinite.cuh's kernel, after this one, computes such columns.
-      args.weight.state[column] = fp16x3::kNonfinite;
+      args.weight.row_state[column] = fp16x3::kNonfinite;
       *args.has_nonfinite = 1;
     }
   });

@@ -220,7 +220,8 @@ __device__ inline bool is_computed(const Arguments& args, int weight_tile) {
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
     const int column = weight_tile * kTileColumns + i;
-    has_inexact |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
+    has_inexact |=
+        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != fp16x3::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }

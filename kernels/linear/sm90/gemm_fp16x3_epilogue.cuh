@@ -139,7 +139,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(args.x.state + row) == fp16x3::kNonfinite;
+      has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == fp16x3::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
@@ -172,7 +172,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
-  args.weight.state[column] = fp16x3::kOverflowed;
+  args.weight.row_state[column] = fp16x3::kOverflowed;
   *args.has_overflowed = 1;
 }
 

@@ -25,9 +25,9 @@ namespace kernels::sm90 {
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
 //   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
 //   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
-//   x.state              int       [m]                    all                       no
+//   x.row_state          int       [m]                    all                       no
 //   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
-//   weight.state         int       [n]                    all                       no
+//   weight.row_state     int       [n]                    all                       no
 //   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
 // Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
@@ -57,9 +57,9 @@ struct Fp16x3Workspace {
     // The lo of a row of a k-tile are behind its hi.
     x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
     x.exponent = slices.add<int>(linear.m);
-    x.state = slices.add<int>(linear.m);
+    x.row_state = slices.add<int>(linear.m);
     weight.exponent = slices.add<int>(linear.n);
-    weight.state = slices.add<int>(linear.n);
+    weight.row_state = slices.add<int>(linear.n);
     partials.sums = slices.add<gemm_fp16x3::PartialSums::Sums>(kMaxClusters);
     bytes = slices.bytes();
   }

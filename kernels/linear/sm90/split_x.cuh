@@ -199,7 +199,7 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
     const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi(rows, i);
     if (threadIdx.x % 32 != 0) continue;
     weight.exponent[row] = exponent;
-    if (has_lo) weight.state[row] = fp16x3::kExact;
+    if (has_lo) weight.row_state[row] = fp16x3::kExact;
   }
 }
 
