@@ -93,7 +93,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int weight_row = warp_column + fp16x3::column_of_a_row(g, 0);
+  const int weight_row = warp_column + fp16x3::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, weight_row);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;
@@ -108,7 +108,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int column = min(first_column + fp16x3::column_of_a_row(g, r), args.epilogue.n - 1);
+      const int column =
+          min(first_column + fp16x3::column_at_operand_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
     }
 

@@ -103,7 +103,7 @@ struct Fragments {
 // A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
 // The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
 // g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (column_of_a_row, fp16x3/wgmma_order.cuh).
+// (column_at_operand_row, fp16x3/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
