@@ -47,8 +47,9 @@ struct Fp16x3Workspace {
       : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
+    constexpr int kLaunches = 2;  // of gemm_fp16x3
     WorkspaceSlices slices(linear.workspace);
-    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(2 * kMaxClusters);
+    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(kLaunches * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
@@ -83,16 +84,16 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
                                     StreamKConfig::kMaxClusters);
   const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(linear.m, linear.n, k, max_clusters);
 
-  gemm_fp16x3::Arguments arguments{epilogue,
-                                   workspace.x,
-                                   workspace.weight,
-                                   k,
-                                   workspace.has_overflowed,
-                                   workspace.has_nonfinite,
-                                   /*is_second_launch=*/false,
-                                   tiles,
-                                   /*schedule=*/{},
-                                   workspace.partials};
+  gemm_fp16x3::Arguments arguments{epilogue};
+  arguments.x = workspace.x;
+  arguments.weight = workspace.weight;
+  arguments.k = k;
+  arguments.has_overflowed = workspace.has_overflowed;
+  arguments.has_nonfinite = workspace.has_nonfinite;
+  arguments.is_second_launch = false;
+  arguments.tiles = tiles;
+  arguments.partials = workspace.partials;
+  // `plan` fills in the schedule, and returns how many clusters have work.
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
                                                tiles.max_rows(), rows_of);

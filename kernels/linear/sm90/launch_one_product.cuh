@@ -30,20 +30,19 @@ inline TileOrder one_product_tiles(const LinearArguments& linear) {
           blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
-// Returns the arguments of gemm_one_product. The callers for float32 set those that only float32
-// has: redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at
-// once.
+// Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
+// and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements of
+// a row at once.
 template <typename Traits>
 gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& linear,
                                                           int64_t vector_size) {
-  return {Epilogue<typename Traits::Out>(linear, vector_size),
-          static_cast<int>(linear.k),
-          one_product_tiles(linear),
-          linear.x_is_transposed,
-          linear.weight_is_transposed,
-          /*redo=*/{},
-          /*conversion=*/{},
-          /*x_exponent=*/nullptr};
+  const Epilogue<typename Traits::Out> epilogue(linear, vector_size);
+  gemm_one_product::Arguments<Traits> arguments{epilogue};
+  arguments.k = static_cast<int>(linear.k);
+  arguments.tiles = one_product_tiles(linear);
+  arguments.x_is_transposed = linear.x_is_transposed;
+  arguments.weight_is_transposed = linear.weight_is_transposed;
+  return arguments;
 }
 
 // Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
