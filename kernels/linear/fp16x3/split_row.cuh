@@ -185,7 +185,7 @@ struct RowScale {
   // `largest` has the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest, Halves halves) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
-    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    const int needed = largest > 0 ? kLargestTarget - ilogbf(__uint_as_float(largest)) : 0;
     const bool fits = halves == Halves::kHiAndLo || needed <= kMaxHiExponent;
     can_split = largest < kInfinityBits && fits;
     exponent = can_split ? needed : 0;

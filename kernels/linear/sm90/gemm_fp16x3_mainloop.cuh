@@ -169,9 +169,10 @@ struct ConsumerWarpgroup {
     }
   }
 
-  // The wgmma descriptor of x in a stage. A descriptor's low bits are an address / 16.
+  // The wgmma descriptor of x in a stage. The address is in a descriptor's low bits, so adding to a
+  // descriptor moves the address.
   __device__ uint64_t descriptor(const Stage& stage) const {
-    return x_descriptor + stage.index * (Config::kXBytes >> 4);
+    return x_descriptor + stage.index * ptx::descriptor_units(Config::kXBytes);
   }
 
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
@@ -180,7 +181,7 @@ struct ConsumerWarpgroup {
   __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const Stage& stage,
                               bool accumulates) {
     const uint64_t x_hi = descriptor(stage);
-    const uint64_t x_lo = x_hi + Config::kDescriptorLo;
+    const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
