@@ -43,8 +43,8 @@ namespace kernels::fp16x3 {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// A row's largest element, if it is known, is scaled into [2^14, 2^15). (For most rows of the
-// weight on sm90 it is not known: see SampleConfig, sm90/split_x.cuh.)
+// The largest element of a row is scaled into [2^14, 2^15). Rows of the weight on sm90 at first
+// have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
 constexpr int kLargestTarget = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its

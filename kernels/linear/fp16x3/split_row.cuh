@@ -122,7 +122,7 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
   static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
                     pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
                 "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2;
+  const bool is_odd_thread = threadIdx.x % 2 != 0;
 #pragma unroll
   for (int j = 0; j < kOctet / 2; j += 2) {
     const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
@@ -163,9 +163,9 @@ struct SubnormalCounter {
     if (smallest >= kSmallHi) return;
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
+      nonzeros -= v[j] == 0.0f ? 1 : 0;
       const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
-      subnormals += static_cast<uint32_t>(is_subnormal);
+      subnormals += is_subnormal ? 1 : 0;
     }
   }
 };

@@ -234,9 +234,9 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
         // The general epilogue gets the same bits: multiplication by a power of two is exact.
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
-          const bool bit = exists && mask_bit(z);
+          const bool passes = exists && mask_bit(z);
           const int byte = j % 2 * 2 + i;
-          bits |= static_cast<uint32_t>(bit) << (byte * 8 + block_column % 8 + r);
+          bits |= (passes ? 1u : 0u) << (byte * 8 + block_column % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }

@@ -77,7 +77,7 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
                         fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      const uint32_t bits = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
+      const uint32_t bits = (mask_bit(z[0]) ? 1u : 0u) | (mask_bit(z[1]) ? 1u : 0u) << 16;
       mask[block_of_pair] |= bits << (column_block * 8);
     }
   }
