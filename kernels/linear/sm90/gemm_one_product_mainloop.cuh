@@ -144,9 +144,10 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
         }
       }
       if (!is_loader) continue;
-      const LoadTarget target{x + stage.index * Config::kXBytes,
-                              weight + stage.index * Config::kWeightBytes,
-                              barrier_of(full, stage.index)};
+      LoadTarget target;
+      target.x = x + stage.index * Config::kXBytes;
+      target.weight = weight + stage.index * Config::kWeightBytes;
+      target.full = barrier_of(full, stage.index);
       load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
