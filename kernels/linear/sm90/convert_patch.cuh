@@ -171,7 +171,8 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
     alignas(16) float v[fp16x3::kOctet];
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
-    const int distance = Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::k(0, piece_in_k_tile);
+    const int distance =
+        Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
   }
   return least;
@@ -194,8 +195,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
   __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
-  __half* target =
-      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers + Layout::k(lane, 0);
+  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers +
+                   Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source = Layout::first_source(weight, first_row, k, lane);
   const auto load = [&](int piece) {

@@ -100,10 +100,10 @@ struct Fragments {
   uint32_t lo[Config::kK16PerTile][4];
 };
 
-// A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
-// The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
-// g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (column_at_operand_row, fp16x3/wgmma_order.cuh).
+// A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
+// accumulators and sums of a tile. The thread is lane 4 * g + c of its warp, where g is 0 to 7 and
+// c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
+// neighbouring rows of the weight (column_at_operand_row, fp16x3/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
@@ -146,7 +146,7 @@ struct ConsumerWarpgroup {
   // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
   // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
   // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
-  __device__ void convert(Fragments& f, const Stage& stage) const {
+  __device__ void convert(Fragments& fragments, const Stage& stage) const {
     ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
                        stage.parity);
     const uint32_t first = weight + stage.index * Config::kWeightBytes;
@@ -163,7 +163,8 @@ struct ConsumerWarpgroup {
           // The answer is the same for every c; for c = 0 the four are elements 0 to 3.
           const int i = fp16x3::element_at_place(8 * octet);
           const int reg = 2 * octet + r;  // wgmma's order of registers
-          fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);
+          fp16x3::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg],
+                             &fragments.lo[s][reg]);
         }
       }
     }
@@ -178,7 +179,7 @@ struct ConsumerWarpgroup {
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const Stage& stage,
+  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
                               bool accumulates) {
     const uint64_t x_hi = descriptor(stage);
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
@@ -186,31 +187,33 @@ struct ConsumerWarpgroup {
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, f.lo[s], x_hi + offset, accumulates || s > 0);
-      ptx::wgmma(rows, accumulators, f.hi[s], x_lo + offset, true);
+      ptx::wgmma(rows, accumulators, fragments.lo[s], x_hi + offset, accumulates || s > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[s], x_lo + offset, true);
     }
     ptx::wgmma_commit_group();
   }
 
   // The same for the hi product.
   template <int kRows>
-  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const Stage& stage,
+  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
                               bool accumulates) {
     const uint64_t x_hi = descriptor(stage);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, f.hi[s], x_hi + offset, accumulates || s > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[s], x_hi + offset, accumulates || s > 0);
     }
     ptx::wgmma_commit_group();
   }
 
-  // Starts a hi product that follows another one: on top of it, or after its promotion.
+  // Starts a hi product that follows another one. With kPromotesFirst the other one is promoted
+  // before, else both are summed in the accumulators.
   template <bool kPromotesFirst, int kRows>
-  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const Stage& stage) {
+  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& fragments,
+                                   const Stage& stage) {
     if constexpr (kPromotesFirst) promote(rows);
-    multiply_hi(rows, f, stage, /*accumulates=*/!kPromotesFirst);
+    multiply_hi(rows, fragments, stage, /*accumulates=*/!kPromotesFirst);
   }
 
   // Waits for all products, and adds the accumulators to the sums.
