@@ -116,10 +116,13 @@ int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* st
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;
   const int64_t max_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
-  const int blocks = static_cast<int>(std::min(tiles, max_blocks));
+  Grid grid{};
+  grid.blocks = static_cast<int>(std::min(tiles, max_blocks));
+  grid.threads = Config::kThreads;
+  grid.stream = stream;
   // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
-  const Grid grid{blocks, Config::kThreads, /*bytes=*/0, stream, /*has_pdl=*/is_conditional};
-  return status_of([&] { launch_grid(grid, transpose_tiles::transpose_kernel, t, is_needed); });
+  grid.has_pdl = is_conditional;
+  return status_of([&] { launch_or_throw(grid, transpose_tiles::transpose_kernel, t, is_needed); });
 }
 
 }  // namespace kernels::cuda

@@ -43,7 +43,7 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first_row; row < first_row + kCount; ++row) {
-    is_found |= row < matrix.rows && matrix.state[row] == fp16x3::kNonfinite;
+    is_found |= row < matrix.rows && matrix.row_state[row] == fp16x3::kNonfinite;
   }
   return is_found;
 }
@@ -166,9 +166,12 @@ inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weig
                    cudaStream_t stream, bool has_pdl) {
   // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of
   // two; the number of blocks is odd, so that these tiles still go to different blocks.
-  const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
-  launch_grid({blocks, NonfiniteConfig::kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight,
-              k, epilogue, has_nonfinite);
+  Grid grid{};
+  grid.blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
+  grid.threads = NonfiniteConfig::kThreads;
+  grid.stream = stream;
+  grid.has_pdl = has_pdl;
+  launch_or_throw(grid, nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

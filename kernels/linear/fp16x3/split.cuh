@@ -43,6 +43,10 @@ namespace kernels::fp16x3 {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
+// The largest element of a row is scaled into [2^14, 2^15). Rows of the weight on sm90 at first
+// have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
+constexpr int kLargestTarget = 14;
+
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
 // hi or its lo is 16 bytes.
 constexpr int kOctet = 8;
@@ -58,7 +62,7 @@ constexpr int kKTileNumbers = 64;
 //   for                      the fp16x3 GEMMs          the GEMM with one product
 //   depth of a k-tile        32 of K                   64 of K
 //   exponent of a row        any                       at most kMaxHiExponent
-//   mark of a row that the   RowState, in the state    kNeedsTf32, in the exponent
+//   mark of a row that the   RowState, in row_state    kNeedsTf32, in the exponent
 //   halves do not represent
 enum class Halves { kHi, kHiAndLo };
 
@@ -115,7 +119,7 @@ struct SplitMatrix {
   // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the sm90 GEMMs
   // scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
   int* exponent;
-  int* state;  // [rows] of RowState; only for the fp16x3 GEMMs
+  int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
 };
 

@@ -122,7 +122,7 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
   static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
                     pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
                 "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2;
+  const bool is_odd_thread = threadIdx.x % 2 != 0;
 #pragma unroll
   for (int j = 0; j < kOctet / 2; j += 2) {
     const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
@@ -163,9 +163,9 @@ struct SubnormalCounter {
     if (smallest >= kSmallHi) return;
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
+      nonzeros -= v[j] == 0.0f ? 1 : 0;
       const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
-      subnormals += static_cast<uint32_t>(is_subnormal);
+      subnormals += is_subnormal ? 1 : 0;
     }
   }
 };
@@ -185,7 +185,7 @@ struct RowScale {
   // `largest` has the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest, Halves halves) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
-    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    const int needed = largest > 0 ? kLargestTarget - ilogbf(__uint_as_float(largest)) : 0;
     const bool fits = halves == Halves::kHiAndLo || needed <= kMaxHiExponent;
     can_split = largest < kInfinityBits && fits;
     exponent = can_split ? needed : 0;
@@ -333,7 +333,7 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
   if (thread != 0) return;
   const bool needs_tf32 = halves == Halves::kHi && !is_represented;
   matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (halves == Halves::kHiAndLo) matrix.state[row] = is_represented ? kExact : kNonfinite;
+  if (halves == Halves::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::fp16x3

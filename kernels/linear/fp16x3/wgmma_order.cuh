@@ -65,12 +65,12 @@ static_assert(pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6)
 
 // Returns the column of the warp, 0 to 15, that is in row g (second = 0) or row g + 8 (second = 1)
 // of operand A. If g has the bits g2 g1 g0, the column has the bits g2 g0 g1 second.
-__host__ __device__ constexpr int column_of_a_row(int g, int second) {
+__host__ __device__ constexpr int column_at_operand_row(int g, int second) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | second;
 }
-static_assert(column_of_a_row(3, 0) == 6 && column_of_a_row(3, 1) == 7,
+static_assert(column_at_operand_row(3, 0) == 6 && column_at_operand_row(3, 1) == 7,
               "g = 3 has the neighbouring columns 6 and 7");
-static_assert(column_of_a_row(5, 0) == 12 && column_of_a_row(5, 1) == 13,
+static_assert(column_at_operand_row(5, 0) == 12 && column_at_operand_row(5, 1) == 13,
               "g = 5 has the neighbouring columns 12 and 13");
 
 // Why g0 and g1 are swapped: to avoid bank conflicts when the threads load the weight. The hardware
@@ -80,10 +80,10 @@ static_assert(column_of_a_row(5, 0) == 12 && column_of_a_row(5, 1) == 13,
 // v ^ (n % 8) of the row. Because the two rows differ in bit 2 of n, the vectors of one are in the
 // first half of the banks, and those of the other in the second half.
 constexpr bool differ_in_bit_2(int row, int other_row) { return ((row ^ other_row) & 4) != 0; }
-static_assert(differ_in_bit_2(column_of_a_row(0, 0), column_of_a_row(1, 0)) &&
-                  differ_in_bit_2(column_of_a_row(2, 0), column_of_a_row(3, 0)) &&
-                  differ_in_bit_2(column_of_a_row(4, 0), column_of_a_row(5, 0)) &&
-                  differ_in_bit_2(column_of_a_row(6, 0), column_of_a_row(7, 0)),
+static_assert(differ_in_bit_2(column_at_operand_row(0, 0), column_at_operand_row(1, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(2, 0), column_at_operand_row(3, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(4, 0), column_at_operand_row(5, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(6, 0), column_at_operand_row(7, 0)),
               "two successive g load from different halves of the banks");
 
 }  // namespace kernels::fp16x3

@@ -173,8 +173,8 @@ int known_active_clusters(int log_size) {
   Grid one_cluster{};
   one_cluster.blocks = 1 << log_size;
   one_cluster.threads = Config::kThreads;
-  one_cluster.bytes = Config::kMaxBytes;
-  one_cluster.cluster = 1 << log_size;
+  one_cluster.shared_bytes = Config::kMaxBytes;
+  one_cluster.cluster_size = 1 << log_size;
   const int clusters = count_active_clusters(skinny_kernel<kM>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
@@ -234,10 +234,10 @@ void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = Config::kThreads;
-  grid.bytes = shared_bytes<kM>(clusters.batches);
+  grid.shared_bytes = shared_bytes<kM>(clusters.batches);
   grid.stream = stream;
-  grid.cluster = clusters.cluster_size;
-  launch_grid(grid, skinny_kernel<kM>, arguments);
+  grid.cluster_size = clusters.cluster_size;
+  launch_or_throw(grid, skinny_kernel<kM>, arguments);
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
