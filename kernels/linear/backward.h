@@ -82,7 +82,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
-    if (inputs.needs_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
+    if (inputs.needs_bias) bytes = cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
     return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
                                             grad_z_data, grad_bias_data,

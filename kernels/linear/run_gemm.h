@@ -123,9 +123,9 @@ inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
 inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
   switch (path) {
     case Path::kSm90:
-      return cuda::linear_sm90_workspace(linear);
+      return cuda::linear_sm90_workspace_bytes(linear);
     case Path::kSm80:
-      return cuda::linear_sm80_workspace(linear);
+      return cuda::linear_sm80_workspace_bytes(linear);
     case Path::kSkinny:
     case Path::kTorch:
       return 0;
