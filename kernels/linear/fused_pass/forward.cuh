@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
   const int64_t row = row_of(vector, row_vectors, all_vectors);
   const int64_t first_column = (vector - row * row_vectors) * kSize;
-  // Threads after the last vector have no elements, but take part in the exchange of bits.
-  const int64_t columns = vector < all_vectors ? n : 0;
-  const RowVector<T> elements(first_column, columns, is_aligned);
+  // Threads after the last vector take part in the exchange of bits, as if their row were empty.
+  const int64_t row_end = vector < all_vectors ? n : 0;
+  const RowVector<T> elements(first_column, row_end, is_aligned);
   out += row * n + elements.first;
   Vector<T> z = elements.load(out);
   uint32_t bits = 0;

@@ -65,8 +65,8 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                       static_cast<unsigned>(grid.blocks_of_strip));
     const int status = launch<backward_kernel<T>>(
         blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(grad_output), mask,
-        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block, grid.lanes,
-        is_aligned);
+        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block,
+        grid.strip_width, is_aligned);
     if (status != cudaSuccess || !has_bias) return status;
     return launch<add_partials_kernel<T>>(
         blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
