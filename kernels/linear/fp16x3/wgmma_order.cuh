@@ -25,8 +25,8 @@ namespace kernels::fp16x3 {
 
 // ----- K order
 //
-// The thread's four places along K get the elements 4 c to 4 c + 3, which it loads from the weight
-// by one 16-byte access:
+// The four places of lane 4 g + c along K get the elements 4 c to 4 c + 3, which the lane loads
+// from the weight by one 16-byte access:
 //
 //   place      0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
 //   lanes      c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
@@ -56,7 +56,7 @@ static_assert(pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6)
 
 // ----- column order
 //
-// Row g of A and row g + 8 are neighbouring columns, so a thread's two columns are neighbours:
+// Row g and row g + 8 of operand A, which one lane holds, get two neighbouring columns:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
 //   g                 0       1       2        3        4        5        6        7

@@ -122,15 +122,15 @@ struct PrefetchedWeights {
   __device__ void advance() {
     if (++batch < arguments.batches) return;
     batch = 0;
-    tile += ptx::nclusterid() / arguments.x_tiles;
+    tile += arguments.tile_step();
     find_columns();
   }
 };
 
-// Adds the products of one step to the sums [kM][kWarpColumns] of this lane. `x_address` is the
+// Adds the products of one step to this lane's sums [kM][kWarpColumns]. `x_address` is the
 // address in shared memory of this lane's elements of the step's first row of x.
 template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpColumns],
+__device__ __forceinline__ void multiply_step(Sum<kM> (&lane_sums)[kM * Config::kWarpColumns],
                                               const PrefetchedWeights& weights, int step,
                                               uint32_t x_address) {
 #pragma unroll
@@ -140,12 +140,12 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpC
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kM>& s = sum[m * Config::kWarpColumns + i];
+      Sum<kM>& sum = lane_sums[m * Config::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
-      s = fma(a[3], Sum<kM>{b.w}, s);
-      s = fma(a[2], Sum<kM>{b.z}, s);
-      s = fma(a[1], Sum<kM>{b.y}, s);
-      s = fma(a[0], Sum<kM>{b.x}, s);
+      sum = fma(a[3], Sum<kM>{b.w}, sum);
+      sum = fma(a[2], Sum<kM>{b.z}, sum);
+      sum = fma(a[1], Sum<kM>{b.y}, sum);
+      sum = fma(a[0], Sum<kM>{b.x}, sum);
     }
   }
 }
