@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
 #pragma unroll
   for (int j = 0; j < kSize; ++j) {
     const auto element = static_cast<Compute<T>>(z.value[j]);
-    bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
+    const uint32_t bit = mask_bit(element) ? 1 : 0;  // 0 past the row, where z is 0
+    bits |= bit << j;
     z.value[j] = static_cast<T>(divisor.quotient(relu_of(element)));
   }
   elements.store(out, z);
