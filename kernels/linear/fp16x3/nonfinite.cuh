@@ -131,19 +131,19 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
-  // i is the index of the tile's flag: the number of the tile among the block's, modulo kThreads.
-  for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
-       tile += gridDim.x, i = (i + 1) % Config::kThreads) {
-    if (i == 0) {
-      const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
+  // `next` is the place of `tile` among the kThreads tiles that has_work describes.
+  for (int64_t tile = blockIdx.x, next = 0; tile < tiles;
+       tile += gridDim.x, next = (next + 1) % Config::kThreads) {
+    if (next == 0) {
+      const int64_t thread_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();  // all threads have read the old flags
       has_work[threadIdx.x] =
-          own_tile < tiles &&
-          (has_nonfinite_row<Config::kXRows>(x, first_x_row(own_tile, tiles_n)) ||
-           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(own_tile, tiles_n)));
+          thread_tile < tiles &&
+          (has_nonfinite_row<Config::kXRows>(x, first_x_row(thread_tile, tiles_n)) ||
+           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(thread_tile, tiles_n)));
       __syncthreads();
     }
-    if (!has_work[i]) continue;
+    if (!has_work[next]) continue;
     const int first_m = static_cast<int>(first_x_row(tile, tiles_n));
     const int first_n = static_cast<int>(first_weight_row(tile, tiles_n));
     multiply_tile(x, weight, k, first_m, first_n, warp_sums);

@@ -35,7 +35,7 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
   return vector / row_vectors;
 }
 
-// In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
+// In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
 //
 // Each thread handles one vector. With two vectors side by side, each of a warp's two loads would
 // read half of every 32-byte sector, so that all sectors are read twice (docs/EXPERIMENTS.md, "The

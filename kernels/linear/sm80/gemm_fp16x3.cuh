@@ -163,7 +163,8 @@ struct Copies {
       const int64_t hi_to_lo = is_x ? x_hi_to_lo : weight_hi_to_lo;
       ptx::copy_async(address + Config::kTileBytes, source + hi_to_lo, exists);
     }
-    if (quarter < 3) return;
+    const bool is_last_quarter = quarter == 3;
+    if (!is_last_quarter) return;
     ptx::commit_copies();
     x += Config::kBlockK;
     weight += Config::kBlockK;
@@ -330,17 +331,20 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
        first_fragment += Config::kSubtileFragments) {
-    // Stage the subtile. i counts fragments along M, their two row blocks of 8, fragments along N.
+    // Stage the subtile. Fragment i along M has two row blocks of 8 rows; fragment j is along N.
 #pragma unroll
-    for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
-      const int fragment = i / (2 * Config::kFragmentsN);
-      const int row_block = i / Config::kFragmentsN % 2;
-      const int j = i % Config::kFragmentsN;
-      const float* const neighbours = &sums[first_fragment + fragment][j][row_block * 2];
-      const int row = fragment * Config::kMmaM + row_block * 8 + lane / 4;
-      const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
-      *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + column_of_lane) =
-          make_float2(neighbours[0], neighbours[1]);
+    for (int i = 0; i < Config::kSubtileFragments; ++i) {
+#pragma unroll
+      for (int row_block = 0; row_block < 2; ++row_block) {
+#pragma unroll
+        for (int j = 0; j < Config::kFragmentsN; ++j) {
+          const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
+          const int row = i * Config::kMmaM + row_block * 8 + lane / 4;
+          const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
+          *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + column_of_lane) =
+              make_float2(neighbours[0], neighbours[1]);
+        }
+      }
     }
     __syncwarp();
     // Finish and store it.
