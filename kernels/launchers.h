@@ -193,9 +193,9 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for a range of the mask's bytes: begin and end count bytes, and each
-// byte stands for its elements, up to eight neighbours in a row. If mask is null, they count the
-// bytes that a mask would have, of which there are m * ((n + 7) / 8).
+// As cuda::linear_fused_pass, for the elements whose bits are in the bytes begin <= i < end of the
+// mask. A byte has the bits of up to eight neighbours in a row. If mask is null, begin and end
+// count the bytes that a mask would have, of which there are m * ((n + 7) / 8).
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 

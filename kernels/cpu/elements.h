@@ -196,9 +196,10 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// Masks are made and tested in words as wide as an element. A word has a bit for each of 16, 32 or
-// 64 elements, and each lane of a vector, which holds an element, handles its own bit of the word.
-// kBitOfLane[i] is 1 << i, for each bit i of a word.
+// A mask is made and tested in words that are as wide as an element. Example: the elements of a
+// half type have 16 bits, so a word has the bits of 16 elements. Each lane of a vector register
+// holds an element, and handles its own bit of the word. kBitOfLane[i] is 1 << i, for each bit i of
+// a word.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};

@@ -180,7 +180,7 @@ struct RowScale {
   bool can_split;
   int exponent;
   float factor;
-  float second_factor;  // 1 where the first is enough; 0 where the row is split as zeros
+  float second_factor;  // 1 for most rows; 0 if the row is split as zeros
 
   // `largest_bits` are the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest_bits, Halves halves) {
@@ -200,7 +200,7 @@ struct RowScale {
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
     if (second_factor == 1) return;
-    // Zeros are selected, because infinity or NaN times 0 would be NaN.
+    // A row with infinity or NaN gets zeros by a selection. A product with 0 would be NaN.
 #pragma unroll
     for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
   }
@@ -304,8 +304,8 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   return counter;
 }
 
-// Splits one row of k elements into these halves. All threads of the splitter call it. A block must
-// pass __syncthreads between two rows.
+// Splits one row of k elements into hi and, if `halves` says so, lo. All threads of the splitter
+// call it. A block must pass __syncthreads between two rows.
 __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;

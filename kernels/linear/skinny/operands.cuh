@@ -60,9 +60,9 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   v[3] = high.y;
 }
 
-// Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
-// memory, with zeros past the last row and past whole_k. A warp copies one row of one step at a
-// time, which is number `i`: row i % kM of step i / kM.
+// Copies the block's range of x to `x` in shared memory: k_range elements of each row, from first_k
+// on. Elements past the last row and past whole_k are zeros. A warp copies one row of one step at a
+// time. Copy number i is that of row i % kM in step i / kM.
 template <int kM>
 __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int first_k,
                        int k_range) {

@@ -4,10 +4,10 @@
 //   x [m, k], weight [n, k]: split into hi and lo (fp16x3/split.cuh), row-major, with k padded to a
 //   multiple of 64
 //
-// Launched by launch_chunk (launch.cu).
+// launch_chunk (launch.cu) launches it.
 //
-// The work. A block of 2 x 4 warps computes a tile of 128 x 128 results, a warp 64 x 32 of them,
-// along K in k-tiles of 32. A k-tile has three products, which the tensor cores add to
+// The work. A block computes a tile of 128 x 128 results, and each of its 2 x 4 warps 64 x 32 of
+// them. K is divided into k-tiles of 32. A k-tile has three products, which the tensor cores add to
 // accumulators:
 //
 //   accumulators += x_lo weight_hi + x_hi weight_lo     in lo's scale, 2^11 times too large
@@ -119,16 +119,14 @@ struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
   static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
 
-  int64_t stride;      // elements between rows of a split matrix: the padded k
-  int64_t x_hi_to_lo;  // the distance from an element's hi to its lo, in elements
-  int64_t weight_hi_to_lo;
-  int x_rows_left;  // rows of x from the thread's first one on; negative if that is past the end
-  int weight_rows_left;
-  int k_left;       // elements of K from the vector that is copied next
-  const __half* x;  // hi of the vector that is copied next
-  const __half* weight;
-  uint32_t target;     // the address of the thread's vector in the first stage's hi of x
-  uint32_t stage = 0;  // the offset of the stage that is written next
+  int64_t stride;                       // elements between rows of a split matrix: the padded k
+  int64_t x_hi_to_lo, weight_hi_to_lo;  // elements from a number's hi to its lo
+  // Rows from the thread's first one on; negative if that one is past the end.
+  int x_rows_left, weight_rows_left;
+  const __half *x, *weight;  // hi of the vectors that are copied next, in the thread's first row
+  int k_left;                // elements of K from these vectors on
+  uint32_t target;           // address of the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;        // offset of the stage that is written next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared) {
@@ -182,8 +180,15 @@ struct Fragments {
 
   uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Part, registers
   uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Part, fragment, registers
-  uint32_t a_address;  // address of the lane's row of x in the first stage, for ldmatrix
-  uint32_t b_address;  // the same for the weight
+  // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
+  // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
+  //
+  //   matrix       0               1               2               3
+  //   of x         rows 0 - 7      rows 8 - 15     rows 0 - 7      rows 8 - 15
+  //                vector 0        vector 0        vector 1        vector 1
+  //   of weight    rows 0 - 7      rows 0 - 7      rows 8 - 15     rows 8 - 15
+  //                vector 0        vector 1        vector 0        vector 1
+  uint32_t a_address, b_address;
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
