@@ -90,14 +90,16 @@ struct LinearReluDivideBackward : Node {
     if (needs_grad_weight) saved_x = x.unpack();
     if (needs_grad_x) saved_weight = weight.unpack();
     const Gradients gradients =
-        compute({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
-                 transposes_grad_x, transposes_grad_weight});
+        dispatch({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
+                  transposes_grad_x, transposes_grad_weight});
     // The operator returns empty tensors for gradients that are not needed.
     return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
             needs_grad_bias ? gradients.bias : Tensor()};
   }
 
-  Gradients compute(const BackwardInputs& inputs) {
+  // Chooses what computes the gradients: torch's ops, our kernels or, for traces and subclasses, an
+  // operator.
+  Gradients dispatch(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);

@@ -111,8 +111,8 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
 // Returns true if run_gemm may be able to compute a [M, K] times b [K, N]. If no kernel reads an
 // operand in place, run_gemm copies it in float32, and torch multiplies in half types.
 inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
-  const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
-  if (!is_cuda || at::GradMode::is_enabled()) return false;
+  const bool is_plain_on_gpu = a.is_cuda() && is_plain(a.key_set() | b.key_set());
+  if (!is_plain_on_gpu || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
