@@ -41,9 +41,10 @@
 // added up, in double:
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
-//   2. add_blocks adds the sums of the blocks of a cluster, which read each other's shared memory.
-//   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
-//      the bias.
+//   2. sum_of_blocks adds the sums of the blocks of a cluster, which read each other's shared
+//   memory.
+//   3. finish_sum adds the products of the last k % 4 elements of K, which fill no float4, and the
+//      bias.
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
