@@ -172,7 +172,7 @@ bool linear_sm80_supports(const LinearArguments& linear) {
   return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
-size_t linear_sm80_workspace(const LinearArguments& linear) {
+size_t linear_sm80_workspace_bytes(const LinearArguments& linear) {
   return sm80::workspace_bytes(linear, sm80::rows_of_chunk(linear));
 }
 

@@ -161,7 +161,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
       const float largest = largest_of_row(row, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
-      const int needed = fp16x3::kLargestTarget - ilogbf(largest);
+      const int needed = fp16x3::kTopExponent - ilogbf(largest);
       args.weight.exponent[column] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
       if (!is_finite) {
         // nonfinite.cuh's kernel, after this one, computes such columns.

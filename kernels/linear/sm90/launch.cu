@@ -152,7 +152,7 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   return has_aligned_x && has_aligned_weight && has_sizes;
 }
 
-size_t linear_sm90_workspace(const LinearArguments& linear) {
+size_t linear_sm90_workspace_bytes(const LinearArguments& linear) {
   return sm90::workspace_bytes(linear, sm90::rows_of_chunk(linear));
 }
 
