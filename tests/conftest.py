@@ -1,6 +1,5 @@
 import os
 import random
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -11,8 +10,6 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take other tests' time
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # The tests run linear/sm80 on every GPU. A user's build has it only where it is the best path.
 if torch.version.cuda:
@@ -56,7 +53,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    from sanitized import mark_sanitized
+    from tests.support.sanitized import mark_sanitized
 
     unused = mark_sanitized(items)
     names_tests = any("::" in argument for argument in config.args)
@@ -79,7 +76,7 @@ def device(request):
 @pytest.fixture(params=["highest", "high", "medium"])
 def precision(request):
     """Set torch's float32 precision for the test, and return it."""
-    from tensors import float32_precision
+    from tests.support.tensors import float32_precision
 
     if request.param != "highest" and request.node.callspec.params.get("path") == "sm80":
         pytest.skip("sm80 supports `highest` alone")
@@ -93,7 +90,7 @@ def folder_of_builds():
 
     This project's solution, which some tests grade, finds its builds there.
     """
-    from processes import copy_finished_builds
+    from tests.support.processes import copy_finished_builds
 
     folder = tempfile.mkdtemp()
     copy_finished_builds(Path(folder))

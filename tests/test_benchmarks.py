@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import ABOUT, HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from problems import benchmark, figures, pages
 from referee.names import COMPILED
 from referee.report import markdown, tables
 from referee.times.timing import speed_up
+from tests.support.documents import ABOUT, HEADLINE, document, record
 
 RAW = {path.name: json.loads(path.read_text()) for path in figures.RESULTS.glob("*.json")}
 # The output of the commands that these tests run, and the part of a page with its table.

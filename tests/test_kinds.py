@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from beside_torch import assert_same_results, output_and_gradients, samples
-from compare import assert_same_bits, outcome
-from tensors import linear_modules
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization
 
 from model import Model
 from model_new import LinearReluDivideNew, ModelNew
+from tests.support.beside_torch import assert_same_results, output_and_gradients, samples
+from tests.support.compare import assert_same_bits, outcome
+from tests.support.tensors import linear_modules
 
 
 @pytest.fixture

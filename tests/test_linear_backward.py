@@ -8,12 +8,19 @@ import random
 
 import pytest
 import torch
-from compare import as_matrix, assert_as_accurate, assert_mask_of, assert_same_bits, exact_gradients
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear
+
+from tests.support.compare import (
+    as_matrix,
+    assert_as_accurate,
+    assert_mask_of,
+    assert_same_bits,
+    exact_gradients,
+)
+from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 

@@ -5,8 +5,15 @@ import sys
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_mask_of, assert_same_bits, rounding_errors
-from float32_on_gpu import (
+from torch import nn
+
+from tests.support.compare import (
+    assert_as_accurate,
+    assert_mask_of,
+    assert_same_bits,
+    rounding_errors,
+)
+from tests.support.float32_on_gpu import (
     DIVISOR,
     INF,
     LAYOUTS,
@@ -21,9 +28,8 @@ from float32_on_gpu import (
     summed_at_once,
     unaligned,
 )
-from promises import Reference, broken_promises
-from tensors import OPERATORS, capture_graph, linear_path, step
-from torch import nn
+from tests.support.promises import Reference, broken_promises
+from tests.support.tensors import OPERATORS, capture_graph, linear_path, step
 
 pytestmark = pytest.mark.gpu
 

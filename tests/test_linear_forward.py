@@ -7,11 +7,25 @@ import random
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_same_bits, bits, outcome, rounding_errors
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, linear_path
 from torch import nn
 from torch.nn.functional import linear
+
+from tests.support.compare import (
+    assert_as_accurate,
+    assert_same_bits,
+    bits,
+    outcome,
+    rounding_errors,
+)
+from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.tensors import (
+    FLOATING,
+    MATRIX_VIEWS,
+    OPERATORS,
+    draw,
+    linear_modules,
+    linear_path,
+)
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
 HALF = (torch.float16, torch.bfloat16)

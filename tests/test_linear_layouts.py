@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_mask_of, assert_same_bits
-from tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 from torch import nn
 
 from problems.operands import draw_case
+from tests.support.compare import assert_as_accurate, assert_mask_of, assert_same_bits
+from tests.support.tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 
 pytestmark = pytest.mark.gpu
 

@@ -7,13 +7,16 @@ import os
 from collections import Counter
 from functools import partial
 
-import promises
 import pytest
 import torch
-from adversary import hunt
-from compositions import operands
-from named_operands import CASES, draw_case
-from promises import (
+
+from model import LinearReluDivide
+from model_new import LinearReluDivideNew
+from tests.support import promises
+from tests.support.adversary import hunt
+from tests.support.compositions import operands
+from tests.support.named_operands import CASES, draw_case
+from tests.support.promises import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
     SLACK,
@@ -21,10 +24,7 @@ from promises import (
     bound_ratio,
     broken_promises,
 )
-from tensors import float32_precision, linear_path
-
-from model import LinearReluDivide
-from model_new import LinearReluDivideNew
+from tests.support.tensors import float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 

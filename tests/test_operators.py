@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from beside_torch import samples
-from processes import ROOT, printed
-from tensors import DTYPES, OPERATORS, linear_modules
 
 from model_new import ModelNew
+from tests.support.beside_torch import samples
+from tests.support.processes import ROOT, printed
+from tests.support.tensors import DTYPES, OPERATORS, linear_modules
 
 SCHEMAS = [
     "relu(Tensor input) -> Tensor",

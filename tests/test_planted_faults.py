@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from command_line import run_it
-from processes import copy_finished_builds, copy_project, printed
+
+from tests.support.command_line import run_it
+from tests.support.processes import copy_finished_builds, copy_project, printed
 
 pytestmark = pytest.mark.slow  # each fault needs a build
 

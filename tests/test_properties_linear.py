@@ -5,11 +5,16 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
-import properties
 import pytest
 import torch
-from compare import checked_call, exact_gradients, outcome
-from properties import (
+from torch import nn
+from torch.nn.functional import linear
+
+from problems.linear_relu_divide import U32, U_TF32, exact_sums
+from referee.comparison.accuracy import errors
+from tests.support import properties
+from tests.support.compare import checked_call, exact_gradients, outcome
+from tests.support.properties import (
     TensorDescription,
     assert_same,
     assert_same_layout,
@@ -18,12 +23,7 @@ from properties import (
     given,
     st,
 )
-from tensors import FLOATING, float32_precision, linear_modules, step
-from torch import nn
-from torch.nn.functional import linear
-
-from problems.linear_relu_divide import U32, U_TF32, exact_sums
-from referee.comparison.accuracy import errors
+from tests.support.tensors import FLOATING, float32_precision, linear_modules, step
 
 FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)

@@ -1,13 +1,20 @@
 """ReLU of random tensors is torch's: hypothesis draws the layouts, dtypes and values."""
 
-import properties
 import torch
-from compare import BITS, checked_call, outcome, relu_by_definition
-from properties import MAX_ELEMENTS, TensorDescription, assert_same, given, settings, st
-from tensors import DTYPES, FLOATING, step
 
 from model import Model
 from model_new import ModelNew
+from tests.support import properties
+from tests.support.compare import BITS, checked_call, outcome, relu_by_definition
+from tests.support.properties import (
+    MAX_ELEMENTS,
+    TensorDescription,
+    assert_same,
+    given,
+    settings,
+    st,
+)
+from tests.support.tensors import DTYPES, FLOATING, step
 
 DTYPES = tuple(DTYPES)
 FLOATING = tuple(FLOATING)

@@ -6,10 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from beside_torch import assert_same, assert_same_results, output_and_gradients, samples
-from compare import assert_same_bits
-from processes import printed
-from tensors import FLOATING, OPERATORS, capture_graph, linear_modules, linear_path, targets_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import LinearReluDivide, Model
 from model_new import LinearReluDivideNew, ModelNew, namespaces
+from tests.support.beside_torch import (
+    assert_same,
+    assert_same_results,
+    output_and_gradients,
+    samples,
+)
+from tests.support.compare import assert_same_bits
+from tests.support.processes import printed
+from tests.support.tensors import (
+    FLOATING,
+    OPERATORS,
+    capture_graph,
+    linear_modules,
+    linear_path,
+    targets_of,
+)
 
 # The namespaces of this build's operators.
 NAMESPACES = {"relu": namespaces["relu"], "linear": namespaces["linear_relu_divide"]}

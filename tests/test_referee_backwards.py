@@ -5,8 +5,9 @@ forward and `inputs` are all of them.
 """
 
 import pytest
-from grading import ONLY, grade, linear
-from texts import Table, module, reference
+
+from referee.tests.texts import Table, module, reference
+from tests.support.grading import ONLY, grade, linear
 
 pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 FC = "self.fc = nn.Linear(256, 192)\n"

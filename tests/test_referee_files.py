@@ -12,9 +12,9 @@ from threading import Thread
 from time import sleep
 
 import pytest
-from processes import ROOT, mounted
 
 from referee.report import files
+from tests.support.processes import ROOT, mounted
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SOMEBODY = 54321  # a user whom nothing belongs to

@@ -7,8 +7,9 @@ forward and `inputs` are all of them.
 """
 
 import pytest
-from grading import ONLY, grade, linear
-from texts import Table, correct, module, reference, wrong
+
+from referee.tests.texts import Table, correct, module, reference, wrong
+from tests.support.grading import ONLY, grade, linear
 
 pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cheats import LINEAR, RELU
-from grading import ONLY, PLAIN, grade
-from honest import HONEST, SOLUTIONS
-from texts import IMPORTS, correct, module, reference
 
 import run
 from referee.comparison import accuracy
@@ -17,6 +13,10 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.results import flatten
 from referee.reference import problem
 from referee.reference.file import BadReferenceError, load
+from referee.tests.texts import IMPORTS, correct, module, reference
+from tests.support.cheats import LINEAR, RELU
+from tests.support.grading import ONLY, PLAIN, grade
+from tests.support.honest import HONEST, SOLUTIONS
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

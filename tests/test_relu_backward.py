@@ -5,15 +5,15 @@ from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, checked_call, unpack_mask
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from model import Model
 from model_new import ModelNew
 from problems.elementwise import special_values
+from tests.support.compare import assert_same_bits, checked_call, unpack_mask
+from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.tensors import FLOATING, draw, step, views
 
 
 def assert_same_gradient(x, grad_output):

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import (
+from torch import nn
+
+from model_new import ModelNew
+from problems.elementwise import special_values
+from tests.support.compare import (
     BITS,
     assert_is_relu,
     assert_same_bits,
@@ -19,13 +23,9 @@ from compare import (
     raw_bits,
     relu_by_definition,
 )
-from processes import printed
-from sanitized import ONE_OF_A_WIDTH
-from tensors import DTYPES, FLOATING, draw, views
-from torch import nn
-
-from model_new import ModelNew
-from problems.elementwise import special_values
+from tests.support.processes import printed
+from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.tensors import DTYPES, FLOATING, draw, views
 
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]
 

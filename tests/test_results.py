@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import DTYPES, check_shape, document, record, timings
 
 import run
 from problems import linear_relu_divide as linear
@@ -25,6 +24,7 @@ from referee.report import graded_files, markdown, tables
 from referee.times import timing
 from referee.verdict import NotCorrectError, Run
 from referee.words import CORRECT, ERROR, LEFT_OUT
+from tests.support.documents import DTYPES, check_shape, document, record, timings
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

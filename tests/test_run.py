@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import interrupted, run_it, said, start
-from documents import check_shape
-from processes import ROOT, copy_project, python
 
 import run
 from problems import elementwise
 from referee.program import command as grading_command
+from tests.support.command_line import interrupted, run_it, said, start
+from tests.support.documents import check_shape
+from tests.support.processes import ROOT, copy_project, python
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cheats import LINEAR, ON_GPU, RELU
-from command_line import interrupted
-from grading import ONLY, PLAIN, grade
-from honest import HONEST, SOLUTIONS
-from texts import error, module, wrong
 
 from referee.contestants import memory
+from referee.tests.texts import error, module, wrong
+from tests.support.cheats import LINEAR, ON_GPU, RELU
+from tests.support.command_line import interrupted
+from tests.support.grading import ONLY, PLAIN, grade
+from tests.support.honest import HONEST, SOLUTIONS
 
 pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops

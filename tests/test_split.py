@@ -10,15 +10,17 @@ import math
 from dataclasses import replace
 from functools import partial
 
-import promises
 import pytest
-import split_twin as twin
 import torch
-from adversary import hunt
-from compare import assert_same_bits
-from compositions import operands
-from named_operands import CASES, draw_case
-from promises import (
+
+from problems.operands import INF, NAN
+from tests.support import promises
+from tests.support import split_twin as twin
+from tests.support.adversary import hunt
+from tests.support.compare import assert_same_bits
+from tests.support.compositions import operands
+from tests.support.named_operands import CASES, draw_case
+from tests.support.promises import (
     FEW_TERMS_ERROR,
     ONE_PRODUCT_SLACK,
     SLACK,
@@ -26,10 +28,17 @@ from promises import (
     bound_ratio,
     broken_promises,
 )
-from split_twin import KERNELS, ONE_PRODUCT, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product
-from tensors import slow
-
-from problems.operands import INF, NAN
+from tests.support.split_twin import (
+    KERNELS,
+    ONE_PRODUCT,
+    SM80,
+    SM80_ON_HOPPER,
+    SM90,
+    cublas,
+    linear,
+    product,
+)
+from tests.support.tensors import slow
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get

@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import run_it
-from processes import ROOT, copy_project
+
+from tests.support.command_line import run_it
+from tests.support.processes import ROOT, copy_project
 
 pytestmark = pytest.mark.slow  # the kernels are built twice
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from beside_torch import assert_same_results, samples
-from tensors import OPERATORS, linear_modules
 
 from model import Model
 from model_new import ModelNew
+from tests.support.beside_torch import assert_same_results, samples
+from tests.support.tensors import OPERATORS, linear_modules
 
 BATCH = 5
 

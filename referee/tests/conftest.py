@@ -1,18 +1,14 @@
 """Fixtures of the referee's tests, and their markers."""
 
 import os
-import sys
 import tempfile
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 # OpenMP's threads would spin, and take cores from other tests. Set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 SERVERS = {}  # the servers of `one_server`, by environment
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import torch
-from texts import IMPORTS, Table
 
 from referee import records
 from referee.contestants.shared import dtype_name
@@ -12,6 +11,7 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.texts import IMPORTS, Table
 from referee.times.timing import Rounds
 
 

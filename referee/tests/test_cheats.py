@@ -3,12 +3,12 @@
 from contextlib import suppress
 
 import pytest
-from graded import grade
-from texts import LATE, correct, error, module, reference, wrong
 
 from referee import grading
 from referee.contestants.reading import UnreadableError
 from referee.rounds.early_elements import EarlyElements
+from referee.tests.graded import grade
+from referee.tests.texts import LATE, correct, error, module, reference, wrong
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 LINEAR_INIT = """

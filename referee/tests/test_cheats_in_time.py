@@ -6,8 +6,9 @@ They are correct and gain nothing: times alone decide.
 from statistics import median
 
 import pytest
-from graded import grade
-from texts import correct, module, reference
+
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from time import monotonic, sleep
 
 import pytest
 import torch
-from texts import IMPORTS, module, reference
 
 from referee.program import command, folder_workers, folders
 from referee.program.pairs import pair
 from referee.report import folder_table
+from referee.tests.texts import IMPORTS, module, reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")

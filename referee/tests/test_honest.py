@@ -5,10 +5,10 @@ collector, set the number of threads, or keep a value that follows from the divi
 """
 
 import pytest
-from graded import grade
-from texts import correct, module, reference, wrong
 
 from referee import grading
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference, wrong
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from graded import check
-from texts import IMPORTS, correct, module, reference, wrong
 
 from referee import records
 from referee.contestants import cuda_walls, namespaces, prctl, processes
@@ -19,6 +17,8 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.graded import check
+from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
 
 CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graded import grade
-from texts import LATE, correct, error, module, reference, wrong
 
 from referee.contestants.server import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.rounds.timed_requests import checked_seconds
+from referee.tests.graded import grade
+from referee.tests.texts import LATE, correct, error, module, reference, wrong
 from referee.verdict import outcome
 from referee.words import ERROR
 

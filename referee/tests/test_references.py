@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from graded import grade
-from texts import IMPORTS, correct, module, reference
 
 from referee.contestants.results import elements_share_memory
 from referee.reference.file import load
@@ -11,6 +9,8 @@ from referee.reference.problem import Problem
 from referee.reference.training_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
 from referee.steps import timed_training_steps
+from referee.tests.graded import grade
+from referee.tests.texts import IMPORTS, correct, module, reference
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():

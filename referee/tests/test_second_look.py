@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graded import grade
-from texts import correct, module, reference, wrong
 
 from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.other_roundings import OtherRoundings
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference, wrong
 
 CPU = torch.device("cpu")
 TERMS = 512

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_build import BUILD_S, SOURCES, Child, loaded_library
 
 from kernels.build import toolchain
 from kernels.build.extension import load_extensions
+from tests.support.tiny_build import BUILD_S, SOURCES, Child, loaded_library
 
 
 @pytest.fixture(scope="session")

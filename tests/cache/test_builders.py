@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import printed
-from tiny_build import (
+
+from kernels.build import cache
+from kernels.build.extension import load_extensions
+from tests.support.processes import printed
+from tests.support.tiny_build import (
     HOSTS,
     OTHER,
     SOURCES,
@@ -22,9 +25,6 @@ from tiny_build import (
     unfinished,
     wait_for,
 )
-
-from kernels.build import cache
-from kernels.build.extension import load_extensions
 
 
 def fail_to_lock(*_):

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils.cpp_extension
-from processes import mounted
-from tiny_build import OTHER, SOURCES, STRANGER, builders, folders_of_builds, needs_root
 
 from kernels.build import cache
+from tests.support.processes import mounted
+from tests.support.tiny_build import (
+    OTHER,
+    SOURCES,
+    STRANGER,
+    builders,
+    folders_of_builds,
+    needs_root,
+)
 
 
 def shorten(path):

@@ -1,9 +1,9 @@
 """Compare a module of ours with its reference, on small inputs."""
 
 import torch
-from compare import assert_same_bits
 
 from model_new import ModelNew
+from tests.support.compare import assert_same_bits
 
 
 def samples(device="cpu", dtype=torch.float32):

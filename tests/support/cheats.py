@@ -4,8 +4,8 @@ The tables RELU, LINEAR and ON_GPU at the end name the cheats, and the verdict t
 Above them are the texts of the files.
 """
 
-from grading import PLAIN, linear
-from texts import LATE, correct, error, module, wrong
+from referee.tests.texts import LATE, correct, error, module, wrong
+from tests.support.grading import PLAIN, linear
 
 IS_TIMED = """
 import sys

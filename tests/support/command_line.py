@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from time import sleep
 
-from processes import ROOT
+from tests.support.processes import ROOT
 
 
 def command(*arguments: str, folder=ROOT) -> list[str]:

@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from graded import check
-from texts import IMPORTS, Table, module
 
 import model
 import run
+from referee.tests.graded import check
+from referee.tests.texts import IMPORTS, Table, module
 
 ONLY = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"

@@ -1,10 +1,9 @@
 """Files that grading must find correct; tests/solutions has the longer ones."""
 
-from grading import PLAIN, PLAIN_LINEAR, linear
-from processes import ROOT
-from texts import module
-
 import run
+from referee.tests.texts import module
+from tests.support.grading import PLAIN, PLAIN_LINEAR, linear
+from tests.support.processes import ROOT
 
 SOLUTIONS = ROOT / "tests" / "solutions"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SUPPORT = Path(__file__).resolve().parent
-ROOT = SUPPORT.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 
 

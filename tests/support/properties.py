@@ -9,11 +9,11 @@ from itertools import permutations
 
 import pytest
 import torch
-from compare import BITS
 
 from problems.elementwise import special_values
 from referee.comparison.compare import first_mismatch
 from referee.reference.random_values import random_tensor
+from tests.support.compare import BITS
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
 assume = hypothesis.assume
