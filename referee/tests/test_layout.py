@@ -11,7 +11,7 @@ import referee
 PACKAGE = Path(referee.__file__).parent
 # `referee/__init__` describes each part in a paragraph that begins with its name: "steps/: ...".
 PARTS = re.findall(r"^(\w+)/?: ", referee.__doc__, re.MULTILINE)
-FILES = [file for file in PACKAGE.rglob("*.py") if "tests" not in file.parts]
+FILES = [file for file in PACKAGE.rglob("*.py") if PACKAGE / "tests" not in file.parents]
 
 
 def part_of(module):

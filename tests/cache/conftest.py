@@ -3,6 +3,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def load_inline(tiny, tmp_path):
         torch.ops.load_library(str(library))
 
     return load_inline
+
+
+@pytest.fixture
+def open_path():
+    """Return a new folder that other users may enter; pytest's `tmp_path` is closed to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 import torch.utils.cpp_extension
 
 from kernels.build import cache
-from tests.support.processes import mounted
+from referee.tests.mounts import mounted
 from tests.support.tiny_build import (
     OTHER,
     SOURCES,

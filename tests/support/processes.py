@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,20 +85,3 @@ def compiled(folder, text, compiler="c++", *flags):
         return subprocess.check_output(command, input=text, text=True).split()
 
     return words_of_run
-
-
-@contextmanager
-def mounted(*arguments):
-    """Mount a file system, and unmount it at the end; skip the test if that is not allowed.
-
-    The arguments are those of the command `mount`. The last one is the folder.
-    """
-    if os.geteuid() != 0:
-        pytest.skip("needs the right to mount")
-    done = subprocess.run(["mount", *arguments], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip("needs the right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", arguments[-1]], check=True)
