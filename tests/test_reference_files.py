@@ -43,7 +43,7 @@ def test_cheats_are_wrong(text, named, device, tmp_path):
     grade(text, table, tmp_path, device=device)
 
 
-def test_clean_files_are_correct(device, tmp_path):
+def test_honest_files_are_correct(device, tmp_path):
     own = SOLUTIONS / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
     table = {"plain": (PLAIN, "correct", "exact"), "own": (own, "correct", "exact")}
     for name in ("clean_compiled", "ours"):

@@ -28,7 +28,7 @@ RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many be
     [("relu", RELU), ("linear_relu_divide", LINEAR), ("relu", ON_GPU)],
     ids=["relu", "linear", "on a gpu"],
 )
-def test_cheats_are_wrong(problem, table, device, tmp_path, small):
+def test_cheats_get_their_verdicts(problem, table, device, tmp_path, small):
     rows = []
     if table is ON_GPU:
         if device == "cpu":

@@ -132,7 +132,7 @@ def test_a_result_that_the_budget_allows_is_not_called_the_same(tmp_path, forwar
         ([2, 2, 2], [4, 0, 1], True),
     ],
 )
-def test_strides_with_which_elements_share_memory(shape, strides, is_shared):
+def test_strides_tell_whether_elements_share_memory(shape, strides, is_shared):
     assert elements_share_memory(shape, strides) == is_shared
 
 
@@ -164,5 +164,5 @@ def test_inputs_that_cannot_be_drawn_again_are_an_error(tmp_path):
     ("return self.e(x)", "[torch.randint(9, (64,))]", "self.e = nn.Embedding(9, 2, sparse=True)"),
     ("return x.float() * 2", "[torch.randn(64, 64).to(torch.float8_e4m3fn)]", ""),
 ])  # fmt: skip
-def test_references_whose_gradients_cannot_be_judged(forward, inputs, init, tmp_path):
+def test_a_copy_is_correct_though_its_gradients_cannot_be_judged(forward, inputs, init, tmp_path):
     grade(reference(forward, inputs, init), {"same": correct(module(forward, init))}, tmp_path)
