@@ -12,10 +12,10 @@ import torch
 
 from referee.tests.texts import reference
 from tests.support.cheats import LINEAR, RELU
-from tests.support.grading import ONLY, PLAIN, grade
-from tests.support.honest import HONEST, SOLUTIONS
+from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
+from tests.support.honest import HONEST, PLAIN, SOLUTIONS
 
-pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
+pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 LARGE_LINEAR = (SOLUTIONS / "linear_reference.py").read_text()
@@ -40,15 +40,15 @@ OF_THE_LINEAR = ["folds_weights", "half_precision", "drops_bias", "returns_zeros
 )
 def test_cheats_are_wrong(text, named, device, tmp_path):
     table = {name: ((RELU | LINEAR)[name][0], "wrong", "") for name in named}
-    grade(text, table, tmp_path, device=device)
+    grade_with_run_py(text, table, tmp_path, device=device)
 
 
 def test_honest_files_are_correct(device, tmp_path):
-    own = SOLUTIONS / ("clean_scalar.py" if device == "cpu" else "clean_triton.py")
+    own = SOLUTIONS / ("honest_scalar.py" if device == "cpu" else "honest_triton.py")
     table = {"plain": (PLAIN, "correct", "exact"), "own": (own, "correct", "exact")}
-    for name in ("clean_compiled", "ours"):
+    for name in ("honest_compiled", "ours"):
         table[name] = HONEST[name], "correct", "exact"
-    grade(WIDE, table, tmp_path, device=device)
+    grade_with_run_py(WIDE, table, tmp_path, device=device)
 
 
 # The five designs and their repairs on a GPU: the verdict, a part of the reason, and the speed.

@@ -7,9 +7,10 @@ their own. In the texts, `x` is the input of the forward. Cheats are in `test_so
 import pytest
 
 from referee.tests.texts import Table, correct, module, wrong
-from tests.support.grading import ONLY, grade, linear
+from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
+from tests.support.honest import linear
 
-pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
+pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 
 # ------------------------------------------------------------------- files that catch exceptions
 #
@@ -132,7 +133,7 @@ PROBLEMS = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_unusual_forwards_and_small_mistakes_get_their_verdicts(name, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    grade(name, PROBLEMS[name], tmp_path)
+    grade_with_run_py(name, PROBLEMS[name], tmp_path)
 
 
 # ------------------------------------------------------------------------- backwards of their own
@@ -209,7 +210,7 @@ BACKWARDS = {
 def test_backwards_of_their_own_get_their_verdicts(name, device, tmp_path, small):
     text, files = BACKWARDS[name]
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
-    records = grade(name, table, tmp_path, device=device)
+    records = grade_with_run_py(name, table, tmp_path, device=device)
     if name == "relu":
         kept = records["right"]["runs"][0]["step"]["kept_bytes"]
         assert kept.keys() == {"ModelNew", "torch.relu"}
