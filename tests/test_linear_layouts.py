@@ -155,7 +155,7 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     assert_as_accurate(grad_weight, grad_z.t() @ x, wide.t() @ wide_x)
 
 
-def test_operands_that_are_not_aligned(dtype, transposed):
+def test_operands_need_not_be_aligned(dtype, transposed):
     """The forward copies such operands, and torch's products compute the gradients."""
     x = integers((130, 257), dtype, 1)
     weight = integers((261, 257), dtype, 1)

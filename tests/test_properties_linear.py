@@ -176,14 +176,14 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
 
 
 @given(st.data())
-def test_forward(device, data):
-    """Results are as accurate as the reference's, at every precision. Operands do not change."""
+def test_results_are_as_accurate_as_the_references(device, data):
+    """This holds at every precision. Operands do not change."""
     check_forward(device, data, ("normal",), DIVISORS)
 
 
 @pytest.mark.gpu
 @given(st.data())
-def test_special_values_on_a_gpu(data):
+def test_results_of_special_values_on_a_gpu_are_the_references(data):
     """Sums of infinities, NaN and integers are exact; the divisor may be 0, infinite or NaN."""
     check_forward("cuda", data, ("sprinkled",), SPECIAL_DIVISORS)
 
@@ -206,8 +206,8 @@ def check_forward(device, data, values, divisors):
 
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
-def test_exact_sums_on_the_cpu(case):
-    """On a CPU torch computes the product, so results have the reference's bits.
+def test_results_on_a_cpu_have_the_references_bits(case):
+    """On a CPU torch computes the product.
 
     This includes infinities, NaN and any divisor. Operands are integers because the address of a
     tensor may decide in which order a library sums. Batches are dense: for those with gaps torch
@@ -279,8 +279,8 @@ def error_of_z(dtype, setting):
 
 
 @given(st.data())
-def test_gradients(device, data):
-    """The gradients, and the second gradient, are as accurate as the reference's.
+def test_gradients_are_as_accurate_as_the_references(device, data):
+    """This holds for first gradients and the second one.
 
     The sign of a z near 0 depends on rounding, and with it whether ReLU passes the gradient. There
     the output's gradient is set to 0 so that the first gradients do not depend on it.
@@ -322,8 +322,8 @@ def test_gradients(device, data):
 
 
 @given(st.data())
-def test_any_of_the_gradients(device, data):
-    """Only the wanted gradients are computed. Every sum is exact, so they equal the reference's."""
+def test_only_the_wanted_gradients_are_computed(device, data):
+    """Every sum is exact, so they equal the reference's."""
     case = data.draw(operands(device, ("integers",), EXACT, (torch.float32, torch.float64)))
     wanted = data.draw(st.sets(st.sampled_from(["x", "weight", "bias"])))
     n = case.weight.layout.shape[0]

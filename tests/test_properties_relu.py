@@ -38,16 +38,16 @@ def check_forward(x):
 
 
 @given(properties.tensors(DTYPES, VALUES), st.sampled_from(MODES))
-def test_forward(device, x, mode):
-    """Results are torch's for any layout, dtype and values, and in every grad mode."""
+def test_results_are_torchs(device, x, mode):
+    """This holds for any layout, dtype and values, and in every grad mode."""
     with mode():
         check_forward(x.make(device))
 
 
 @FEW
 @given(properties.tensors(DTYPES, VALUES, **properties.LARGE))
-def test_forward_of_large_tensors(device, x):
-    """Results are torch's also where several threads compute them."""
+def test_results_of_large_tensors_are_torchs(device, x):
+    """Several threads compute these."""
     check_forward(x.make(device))
 
 
@@ -68,15 +68,15 @@ def check_gradients(x, grad_output):
 
 
 @given(differentiated())
-def test_gradients(device, pair):
-    """First and second gradients are torch's for any layouts and values."""
+def test_gradients_are_torchs(device, pair):
+    """This holds for first and second gradients, for any layouts and values."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @FEW
 @given(differentiated(**properties.LARGE))
-def test_gradients_of_large_tensors(device, pair):
-    """Gradients are torch's also where several threads compute them."""
+def test_gradients_of_large_tensors_are_torchs(device, pair):
+    """Several threads compute these."""
     check_gradients(*(x.make(device) for x in pair))
 
 

@@ -347,7 +347,7 @@ def test_results_under_deterministic_and_anomaly_mode_are_the_references(device,
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("path", ["auto", "torch"])
-def test_cuda_graph_of_forward_and_backward(kind, dtype, path):
+def test_a_cuda_graph_of_forward_and_backward_can_be_replayed(kind, dtype, path):
     """A replay with other operands gives the results of a call with them."""
     ours, _ = modules_of(kind, "cuda", dtype)
     x = torch.randn(4096, 6, device="cuda", dtype=dtype, requires_grad=True)

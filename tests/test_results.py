@@ -330,7 +330,7 @@ def test_the_roofline_is_the_time_of_memory_or_that_of_the_highest_rate():
 
 
 @pytest.mark.gpu
-def test_sweep_on_a_gpu(tmp_path):
+def test_a_sweep_on_a_gpu_is_right_and_stays_below_the_roofline(tmp_path):
     """All sizes that fit are right, and no call beats the roofline by more than the margin."""
     path = tmp_path / "sweep.json"
     assert run.main(["--sweep", "--json", str(path)]) == 0
