@@ -17,7 +17,7 @@ import model
 import run
 from referee.tests.shared_server import share_server
 from tests.support.processes import copy_finished_builds
-from tests.support.sanitized import mark_sanitized
+from tests.support.sanitize_markers import mark_sanitized
 
 # The tests run linear/sm80 on every GPU. A user's build has it only where it is the best path.
 if torch.version.cuda:
@@ -46,8 +46,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "slow: left out by default; -m slow runs these, -m '' all")
     config.addinivalue_line("markers", "all_patterns: tests all bit patterns of a dtype")
-    config.addinivalue_line("markers", "sanitize(subset, **values): see support/sanitized.py")
-    config.addinivalue_line("markers", "sanitized(subset, tool): see support/sanitized.py")
+    config.addinivalue_line("markers", "sanitize(subset, **values): see sanitize_markers.py")
+    config.addinivalue_line("markers", "sanitized(subset, tool): see sanitize_markers.py")
     is_random = getattr(config.option, "hypothesis_profile", None) == "long"
     if is_random and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.randrange(2**32)
@@ -130,7 +130,7 @@ def seed():
 
 
 @pytest.fixture
-def small(monkeypatch, request):
+def small_problems(monkeypatch, request):
     """Make the problems small: a Linear with weight [80, 96], and on a CPU a ReLU of short rows.
 
     The rows of ReLU's x then have 2^17 elements, a third of those of the headline size.
@@ -143,7 +143,7 @@ def small(monkeypatch, request):
 
 
 @pytest.fixture
-def place(monkeypatch, tmp_path):
+def place_solution(monkeypatch, tmp_path):
     """Return a function that makes a text the `model_new.py` that run.py takes as ours.
 
     The text comes after `import torch` and `import model`.

@@ -15,7 +15,7 @@ from problems import benchmark, figures, pages
 from referee.names import COMPILED
 from referee.report import markdown, tables
 from referee.times.timing import speed_up
-from tests.support.documents import ABOUT, HEADLINE, document, record
+from tests.support.made_up_results import ABOUT, HEADLINE, document, record
 
 RAW = {path.name: json.loads(path.read_text()) for path in figures.RESULTS.glob("*.json")}
 # The output of the commands that these tests run, and the part of a page with its table.

@@ -19,7 +19,7 @@ from tests.support.compare import (
     assert_same_bits,
     exact_gradients,
 )
-from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]

@@ -17,7 +17,7 @@ from tests.support.compare import (
     outcome,
     rounding_errors,
 )
-from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import (
     FLOATING,
     MATRIX_VIEWS,

@@ -16,8 +16,8 @@ from tests.support import properties
 from tests.support.compare import checked_call, exact_gradients, outcome
 from tests.support.properties import (
     TensorDescription,
-    assert_same,
     assert_same_layout,
+    assert_same_outcome,
     assume,
     choice_of,
     given,
@@ -221,7 +221,7 @@ def test_results_on_a_cpu_have_the_references_bits(case):
         for module in (ours, reference):
             module.linear.weight = nn.Parameter(module.linear.weight.detach().contiguous())
     with torch.no_grad():
-        assert_same(ours(x), reference(x))
+        assert_same_outcome(ours(x), reference(x))
 
 
 def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
@@ -343,7 +343,7 @@ def test_only_the_wanted_gradients_are_computed(device, data):
     for got, want in zip(*results, strict=True):
         assert (got is None) == (want is None)
         if want is not None:  # autograd may change the strides of gradients
-            assert_same(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
+            assert_same_outcome(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
 
 
 @st.composite
@@ -364,4 +364,4 @@ def test_misfits_give_torchs_error_or_result(device, operands):
         module.linear.weight = weight
         module.linear.bias = bias
         results.append(outcome(module, x))
-    assert_same(*results)
+    assert_same_outcome(*results)

@@ -9,7 +9,7 @@ from tests.support.compare import BITS, checked_call, outcome, relu_by_definitio
 from tests.support.properties import (
     MAX_ELEMENTS,
     TensorDescription,
-    assert_same,
+    assert_same_outcome,
     given,
     settings,
     st,
@@ -32,7 +32,7 @@ def check_forward(x):
     """
     got = checked_call(lambda: ModelNew()(x), [x], x.nbytes)
     want = Model()(x)
-    assert_same(got, want)
+    assert_same_outcome(got, want)
     got, *allowed = (t.view(BITS[x.element_size()]) for t in (got, want, relu_by_definition(x)))
     assert any(torch.equal(got, bits) for bits in allowed)
 
@@ -64,7 +64,7 @@ def check_gradients(x, grad_output):
     pair = x, grad_output
     results = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
     for got, want in zip(results, step(Model(), *pair, direction=grad_output), strict=True):
-        assert_same(got, want)
+        assert_same_outcome(got, want)
 
 
 @given(differentiated())
@@ -84,4 +84,4 @@ def test_gradients_of_large_tensors_are_torchs(device, pair):
 def test_other_dtypes_give_torchs_error_or_result(device, layout, dtype):
     """The error depends on torch: from 2.15 on, its CPU supports uint16, uint32 and uint64."""
     x = TensorDescription(layout, torch.int64, "integers", 0).make(device).to(dtype)
-    assert_same(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))
+    assert_same_outcome(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))

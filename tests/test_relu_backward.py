@@ -12,7 +12,7 @@ from model import Model
 from model_new import ModelNew
 from problems.elementwise import special_values
 from tests.support.compare import assert_same_bits, checked_call, unpack_mask
-from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import FLOATING, draw, step, views
 
 

@@ -24,7 +24,7 @@ from tests.support.compare import (
     relu_by_definition,
 )
 from tests.support.processes import printed
-from tests.support.sanitized import ONE_OF_A_WIDTH
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import DTYPES, FLOATING, draw, views
 
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]

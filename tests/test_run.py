@@ -17,8 +17,8 @@ import run
 from problems import elementwise
 from referee.program import command as grading_command
 from tests.support.command_line import interrupted, run_it, said, start
-from tests.support.documents import check_shape
 from tests.support.processes import ROOT, copy_project, python
+from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
@@ -99,9 +99,10 @@ def test_bad_input_is_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
-    forward, word, reason, place, small, capsys, tmp_path
+    forward, word, reason, place_solution, small_problems, capsys, tmp_path
 ):
-    place(f"{RELU}{forward}\n\n\n__getattr__ = None")  # another problem's class is not asked for
+    # The class of the other problem is not asked for.
+    place_solution(f"{RELU}{forward}\n\n\n__getattr__ = None")
     path = tmp_path / "result.json"
     assert run.main(["relu", *CPU, "--json", str(path)]) == 1
     output = capsys.readouterr().out
@@ -120,8 +121,8 @@ def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
         ("raise SystemExit(3)", "SystemExit: 3, line 6"),
     ],
 )
-def test_a_failed_import_is_told(text, reason, place, small, capsys):
-    place(text)
+def test_a_failed_import_is_told(text, reason, place_solution, small_problems, capsys):
+    place_solution(text)
     assert run.main(["relu", *CPU]) == 1
     output = capsys.readouterr()
     assert (output.out, said(output.err)) == ("", [f"the solution cannot be imported: {reason}"])
@@ -287,8 +288,8 @@ BOTH_OPTIONS = ["--device", "cpu", "--rows", "5", "--trials", "2"]
 
 
 @pytest.mark.slow
-def test_both_problems_are_compared_and_timed(place, small, capsys, tmp_path):
-    place(BOTH)
+def test_both_problems_are_compared_and_timed(place_solution, small_problems, capsys, tmp_path):
+    place_solution(BOTH)
     path = tmp_path / "result.json"
     assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 0
     output = capsys.readouterr().out
@@ -309,10 +310,12 @@ def test_both_problems_are_compared_and_timed(place, small, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, capsys, tmp_path):
+def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(
+    place_solution, small_problems, capsys, tmp_path
+):
     wrong = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
     wrong = f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        {wrong}\n"
-    place(f"{wrong}\n\n{BOTH}\nLinearReluDivideNew = Wrong")
+    place_solution(f"{wrong}\n\n{BOTH}\nLinearReluDivideNew = Wrong")
     path = tmp_path / "result.json"
     assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 1
     assert "WRONG  leaves out the bias: " in capsys.readouterr().out
@@ -320,9 +323,11 @@ def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, 
     assert verdicts == [("correct", 0), ("wrong", 0)]
 
 
-def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, capsys, tmp_path):
+def test_the_quick_check_says_what_it_leaves_out(
+    place_solution, small_problems, monkeypatch, capsys, tmp_path
+):
     """It prints about how long it takes, and what only --full does."""
-    place("LinearReluDivideNew = model.LinearReluDivide")
+    place_solution("LinearReluDivideNew = model.LinearReluDivide")
     monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(grading_command, "FULL_CPU_SECONDS", 0.1)
     monkeypatch.setattr(grading_command, "QUICK_PARAMETERS", 0)
@@ -344,8 +349,8 @@ def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_linear_is_compared_in_other_dtypes(dtype, place, small, capsys):
-    place("ModelNew = model.LinearReluDivide")
+def test_linear_is_compared_in_other_dtypes(dtype, place_solution, small_problems, capsys):
+    place_solution("ModelNew = model.LinearReluDivide")
     assert run.main(["linear_relu_divide", *CPU, "--dtype", dtype]) == 0
     output = capsys.readouterr().out
     assert f"[1, 96] {dtype}" in output
@@ -353,9 +358,9 @@ def test_linear_is_compared_in_other_dtypes(dtype, place, small, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_integer_dtypes_are_those_of_torchs_relu(dtype, place, small, capsys):
+def test_integer_dtypes_are_those_of_torchs_relu(dtype, place_solution, small_problems, capsys):
     """Newer versions of torch support more of these dtypes; others are refused."""
-    place("ModelNew = model.Model")
+    place_solution("ModelNew = model.Model")
     if dtype in elementwise.dtypes_of_relu(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0
         assert f"[1, 131072] {dtype}\n" in capsys.readouterr().out
@@ -367,13 +372,13 @@ def test_integer_dtypes_are_those_of_torchs_relu(dtype, place, small, capsys):
     assert said(capsys.readouterr().err) == [message]
 
 
-def test_the_output_says_why_there_is_no_gpu(monkeypatch, place, small, capsys):
+def test_the_output_says_why_there_is_no_gpu(monkeypatch, place_solution, small_problems, capsys):
     def init() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system. Please check that")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
-    place(f"{RELU}x")
+    place_solution(f"{RELU}x")
     reason = "torch.cuda.is_available() is false (Found no NVIDIA driver on your system)"
     for is_built, why in ((True, reason), (False, "torch is a CPU build")):
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda is_built=is_built: is_built)

@@ -30,7 +30,7 @@ RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))
     [("relu", RELU), ("linear_relu_divide", LINEAR), ("relu", ON_GPU)],
     ids=["relu", "linear", "on a gpu"],
 )
-def test_cheats_get_their_verdicts(problem, table, device, tmp_path, small):
+def test_cheats_get_their_verdicts(problem, table, device, tmp_path, small_problems):
     rows = []
     if table is ON_GPU:
         if device == "cpu":
@@ -75,7 +75,7 @@ def busy_loops():
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files_are_correct(device, problem, tmp_path, capsys, small):
+def test_honest_files_are_correct(device, problem, tmp_path, capsys, small_problems):
     records = grade_honest(device, problem, tmp_path)
     output = capsys.readouterr().out
     assert "fast_1 " in output
@@ -88,7 +88,9 @@ def test_honest_files_are_correct(device, problem, tmp_path, capsys, small):
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files_are_correct_beside_busy_loops(device, problem, tmp_path, small, busy_loops):
+def test_honest_files_are_correct_beside_busy_loops(
+    device, problem, tmp_path, small_problems, busy_loops
+):
     for _ in range(max(RUNS, 1)):
         grade_honest(device, problem, tmp_path, is_quick=not RUNS)
 

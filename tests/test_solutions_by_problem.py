@@ -131,7 +131,9 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_unusual_forwards_and_small_mistakes_get_their_verdicts(name, tmp_path, monkeypatch, small):
+def test_unusual_forwards_and_small_mistakes_get_their_verdicts(
+    name, tmp_path, monkeypatch, small_problems
+):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     grade_with_run_py(name, PROBLEMS[name], tmp_path)
 
@@ -207,7 +209,7 @@ BACKWARDS = {
 
 
 @pytest.mark.parametrize("name", BACKWARDS)
-def test_backwards_of_their_own_get_their_verdicts(name, device, tmp_path, small):
+def test_backwards_of_their_own_get_their_verdicts(name, device, tmp_path, small_problems):
     text, files = BACKWARDS[name]
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
     records = grade_with_run_py(name, table, tmp_path, device=device)

@@ -188,7 +188,7 @@ def assert_same_layout(got, want):
     assert forms[0] == forms[1]
 
 
-def assert_same(got, want):
+def assert_same_outcome(got, want):
     """Assert that two results of `outcome` are the same.
 
     They are tensors of the same layout and bits, or errors with the same type and message.
