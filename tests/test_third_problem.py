@@ -1,6 +1,7 @@
 """A third problem needs the files of `tests/third_problem`, and nothing else.
 
-Its Python files are appended to those of the project.
+The test adds them to a copy of the project: the folder `kernels/` as it is, and the Python files at
+the end of the files that EXTENDED names.
 """
 
 import json
@@ -16,7 +17,7 @@ from tests.support.processes import ROOT, copy_project
 pytestmark = pytest.mark.slow  # the kernels are built twice
 
 ADDED = ROOT / "tests" / "third_problem"
-EXTENDED = {  # files of the project, and what is appended to them
+EXTENDED = {  # files of the project, and the file of ADDED that is appended to each
     "model.py": "model.py",
     "model_new.py": "model_new.py",
     "kernels/__init__.py": "kernels_init.py",

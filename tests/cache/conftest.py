@@ -1,3 +1,9 @@
+"""Fixtures of the cache's tests: the folder of the caches, and processes that build and load.
+
+`start` starts a process that loads the tiny extension, and builds it if the cache does not have it.
+`load` and `fail` also wait for its end.
+"""
+
 import atexit
 import contextlib
 import os

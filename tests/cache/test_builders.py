@@ -1,4 +1,7 @@
-"""Many processes build and load at once; builders are killed, stopped and interrupted."""
+"""Many processes build and load at once; builders are killed, stopped and interrupted.
+
+The fixtures are in `conftest.py`, and the tiny extension in `support/tiny_build.py`.
+"""
 
 import os
 import signal

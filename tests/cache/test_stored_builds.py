@@ -1,4 +1,7 @@
-"""Builds in the cache: damage, the file systems that hold them, the owners of their folders."""
+"""Builds in the cache: damage, the file systems that hold them, the owners of their folders.
+
+The fixtures are in `conftest.py`, and the tiny extension in `support/tiny_build.py`.
+"""
 
 import hashlib
 import json
