@@ -17,7 +17,7 @@ import torch
 from referee.contestants import memory
 from referee.tests.texts import error, module, wrong
 from tests.support.cheats import LINEAR, ON_GPU, RELU
-from tests.support.command_line import interrupted
+from tests.support.command_line import interrupt_after
 from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
 from tests.support.honest import HONEST, PLAIN, SOLUTIONS
 
@@ -209,7 +209,7 @@ def test_an_interrupt_ends_the_solution(tmp_path):
         "time.sleep(600)",
     )
     file.write_text("\n".join(lines))
-    interrupted("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
+    interrupt_after("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
     assert held.read_text() == "sleeps"
     assert_released(held)
 

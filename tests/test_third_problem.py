@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import run_it
+from tests.support.command_line import run_to_end
 from tests.support.processes import ROOT, copy_project
 
 pytestmark = pytest.mark.slow  # the kernels are built twice
@@ -42,7 +42,7 @@ def project(tmp_path_factory):
 
 def run(folder, *arguments, status=0):
     """Run `python run.py gelu`, assert its exit status, and return its output."""
-    done = run_it("gelu", *arguments, folder=folder, cwd=folder)
+    done = run_to_end("gelu", *arguments, folder=folder, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""New processes for tests: Python programs, and host code of the kernels compiled alone."""
+"""New processes for tests: Python programs, copies of the project, and host code compiled alone."""
 
 import os
 import shutil
