@@ -46,13 +46,14 @@
 //   split_x.cuh                           float32: the kernel before, which splits x
 //   gemm_one_product_arguments.cuh        constants, modes, and the kernel's arguments
 //   gemm_one_product_shared_memory.cuh    a block's shared memory
-//   pipeline.cuh                          the ring of stages
+//   pipeline.cuh                          the shape of a block, and the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
 //   convert_patch.cuh                     how a converter converts its part of the weight
 //   convert_weight_layouts.cuh            the part's layout, for a weight and for its transpose
 //   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
 //   gemm_one_product_epilogue_half.cuh    the same for half types
+//   epilogue_steps.cuh                    the limit of the fast epilogue, copies to shared memory
 //   this file                             the consumers' loop over tiles, and the kernel
 //
 // Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is

@@ -49,6 +49,7 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/epilogue_steps.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
