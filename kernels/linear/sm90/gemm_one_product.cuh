@@ -112,7 +112,8 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool is_fast = own_scales.store(args.epilogue, &scales, barrier);
+    const bool is_fast = own_scales.is_fast_for_all(barrier);
+    own_scales.store(args.epilogue, is_fast, &scales, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -230,7 +231,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     constexpr int kRegisters =
         Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
-    if (threadIdx.x < kProducerThread + 32) {
+    const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
+    if (is_producer_warp) {
       run_producer(base, x_map, weight_map, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - BlockConfig::kConsumerWarps - 1;
