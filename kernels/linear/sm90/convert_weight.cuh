@@ -102,7 +102,8 @@ struct PatchOrder {
     const int64_t row = patch_row * C::kPatchRows;
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
-    return {row, k_tile, tiles_of_cluster * conversion.k_tiles + k_tile};
+    const int first_use = tiles_of_cluster * conversion.k_tiles + k_tile;
+    return {row, k_tile, first_use};
   }
 };
 
