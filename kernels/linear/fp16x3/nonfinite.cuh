@@ -7,8 +7,10 @@
 // if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
 // float32 operands, and leaves all others alone.
 //
-// Sums are in double. Products and sums of finite floats do not overflow double. So a sum is
-// infinite or NaN only because of an element that is, and never because of the order of the sum.
+// Each of these results is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is. The
+// finite terms cannot change that, so most of them are left out. Those that are not are added in
+// double, which no product and no sum of finite floats overflows. So a sum is infinite or NaN only
+// because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: on sm90 it reads one flag, on sm80 the states of
@@ -16,6 +18,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "common/launch.cuh"
@@ -48,9 +51,28 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   return is_found;
 }
 
-// Loads element i of a row as a double. A row past the matrix's last is read as the last.
-__device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_t row, int64_t i) {
-  return double{matrix.source[min(row, matrix.rows - 1) * matrix.row_stride + i]};
+// Sets pointers to the kCount rows from first_row on. A row past the matrix's last is read as the
+// last.
+template <int kCount>
+__device__ __forceinline__ void find_rows(const fp16x3::SplitMatrix& matrix, int64_t first_row,
+                                          const float* (&rows)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    rows[i] = matrix.source + min(first_row + i, matrix.rows - 1) * matrix.row_stride;
+  }
+}
+
+// Returns whether this element of one of the rows is infinite or NaN.
+template <int kCount>
+__device__ __forceinline__ bool has_nonfinite_element(const float* const (&rows)[kCount],
+                                                      int64_t element) {
+  bool is_found = false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const bool is_finite = fabsf(rows[i][element]) < INFINITY;  // false for NaN, too
+    is_found |= !is_finite;
+  }
+  return is_found;
 }
 
 // Tiles are numbered along N first: of the tiles with the same rows of x, there are `tiles_n`.
@@ -65,24 +87,34 @@ __device__ __forceinline__ int64_t first_weight_row(int64_t tile, int64_t tiles_
   return tile % tiles_n * NonfiniteConfig::kWeightRows;
 }
 
-// Adds up the 32 sums of a tile. Each thread sums every kThreads-th element of K. Each warp then
-// adds up its lanes' sums, and stores them to warp_sums[warp]: result j is that of row j / 8 of x
-// and row j % 8 of the weight. Rows past a matrix's last get sums, too, which are not used.
+// Adds up the terms of a tile's 32 results at each element of K at which one of its rows of x or of
+// the weight is infinite or NaN. Each thread looks at every kThreads-th element of K. Each warp
+// then adds up its lanes' sums, and stores them to warp_sums[warp]: result j is that of row j / 8
+// of x and row j % 8 of the weight. Rows past a matrix's last get sums, too, which are not used.
 __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
                                               const fp16x3::SplitMatrix& weight, int64_t k,
                                               int first_m, int first_n,
                                               double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   using Config = NonfiniteConfig;
+  const bool is_x_nonfinite = has_nonfinite_row<Config::kXRows>(x, first_m);
+  const bool is_weight_nonfinite = has_nonfinite_row<Config::kWeightRows>(weight, first_n);
+  const float* x_rows[Config::kXRows];
+  const float* weight_rows[Config::kWeightRows];
+  find_rows(x, first_m, x_rows);
+  find_rows(weight, first_n, weight_rows);
   double sums[Config::kXRows][Config::kWeightRows] = {};
   for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
-    double a[Config::kXRows];
-#pragma unroll
-    for (int m = 0; m < Config::kXRows; ++m) a[m] = load(x, first_m + m, element);
+    const bool has_nonfinite_term =
+        (is_x_nonfinite && has_nonfinite_element(x_rows, element)) ||
+        (is_weight_nonfinite && has_nonfinite_element(weight_rows, element));
+    if (!has_nonfinite_term) continue;
 #pragma unroll
     for (int n = 0; n < Config::kWeightRows; ++n) {
-      const double b = load(weight, first_n + n, element);
+      const double b = double{weight_rows[n][element]};
 #pragma unroll
-      for (int m = 0; m < Config::kXRows; ++m) sums[m][n] = fma(a[m], b, sums[m][n]);
+      for (int m = 0; m < Config::kXRows; ++m) {
+        sums[m][n] = fma(double{x_rows[m][element]}, b, sums[m][n]);
+      }
     }
   }
 #pragma unroll
