@@ -60,10 +60,13 @@ reference/: the reference
 
 comparison/: whether results are right
     case                 the description of a forward that is compared
+    quantity             a result or gradient of training steps, over several draws
     reference_tensor     a result of the reference, with which a solution's is compared
+    other_draws          a result for other inputs than those that set its error budget
+    second_look          which wrong elements rounding explains
+    mistakes             mistakes of a result in words
     budget, accuracy     how far off a result may be and how far off it is
     compare              bits and distance of two tensors
-    quantity             a result or gradient of training steps, over several draws
 
 times/: how fast it is
     two_clocks           the seconds of a call, from the process's clock and the referee's

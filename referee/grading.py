@@ -21,7 +21,8 @@ from referee.bench import Bench, write_all
 from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import flat_reals
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor, SecondLook
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.second_look import SecondLook
 from referee.contestants.contestant import Contestant
 from referee.contestants.reading import can_read
 from referee.contestants.shared import without_repeats
@@ -282,7 +283,7 @@ class Grading:
         with restored_buffers(self.module):
             return self.problem.run(self.module, inputs)
 
-    def second_look(self, inputs: list, result_index: int) -> SecondLook:
+    def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
         """Return a function that computes one of the reference's results with other roundings.
 
         It yields several results; fewer or none if memory is short. There is no second look, but

@@ -81,7 +81,7 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_zeros_of_any_sign_and_any_nan_are_equal_and_other_values_are_not(dtype):
     x = elementwise.special_values(dtype)
-    assert compare.first_mismatch(x, x.clone(), exact=True) is None
+    assert compare.first_mismatch(x, x.clone(), bitwise=True) is None
     if not dtype.is_floating_point:
         return
 
@@ -116,7 +116,7 @@ def test_one_wrong_bit_in_the_last_element_is_found(shape):
 def test_the_signs_of_zeros_and_nan_count_in_an_exact_comparison_alone():
     x = torch.tensor([0.0, NAN])
     assert compare.first_mismatch(x, -x) is None
-    assert compare.first_mismatch(x, -x, exact=True).startswith("2 of 2 ")
+    assert compare.first_mismatch(x, -x, bitwise=True).startswith("2 of 2 ")
 
 
 def test_tensors_without_elements_or_dimensions_are_compared():

@@ -22,12 +22,9 @@ import torch
 
 from referee.comparison.accuracy import GROSS, count_true, typical_error
 from referee.comparison.compare import flat_reals, relative_difference
-from referee.comparison.reference_tensor import (
-    Comparison,
-    ReferenceTensor,
-    SecondLook,
-    describe_wrong,
-)
+from referee.comparison.mistakes import describe_wrong
+from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.comparison.second_look import SecondLook
 from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
@@ -107,7 +104,7 @@ class Quantity:
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
-        second_look: SecondLook = None,
+        second_look: SecondLook | None = None,
         error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Compare the solution's tensor of a timed step with eager's.
@@ -115,17 +112,17 @@ class Quantity:
         Args:
             got: the solution's tensor.
             eager: eager's.
-            second_look: of a result; see `ReferenceTensor`.
+            second_look: for a result, yields the reference's results, rounded otherwise.
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
         # Rounding does not decide whether a result is right, only whether a gradient is.
-        if self.expected.is_exact or self.kind is Kind.RESULT:
-            if mistake := self.expected.mistake_in_other_draw(got, eager, second_look):
+        if self.expected.must_equal_eager or self.kind is Kind.RESULT:
+            if mistake := self.expected.other_draws.find_mistake(got, eager, second_look):
                 self._is_wrong_in_one_step = True
                 self._keep_first(mistake)
             return
-        wrong = self.expected.wrong_in_other_draw(got, eager)
+        wrong = self.expected.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
         relative_error = relative_difference(got, eager) if mistake else 0.0
         self._timed_steps += 1
@@ -173,7 +170,7 @@ class Quantity:
         wrong_count = count_true(wrong)
         if wrong_count:
             self._keep_first(mistake)
-        if self.expected.is_exact or is_strict:
+        if self.expected.must_equal_eager or is_strict:
             if wrong_count:
                 self._is_wrong_in_one_step = True
             return

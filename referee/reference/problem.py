@@ -198,7 +198,7 @@ class Problem:
             tf32_results = run_in_tf32(self.file, module, inputs, operators)
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
-            tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
+            tensors.append(ReferenceTensor(eager, exact, self.terms, in_tf32=tf32))
         if self.gives_memory_back:  # float64 results take much memory
             for tensor in tensors:
                 tensor.forget_exact()

@@ -87,11 +87,11 @@ def _find_trivial_results(
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
         results = problem.run(module, inputs)
         for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
-            if i in constant and not tensor.allows(result, first_results[i]):
+            if i in constant and not tensor.other_draws.allows(result, first_results[i]):
                 constant.discard(i)
             if i in equal and not _are_equal(result, first_results[i]):
                 equal.discard(i)
-            copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
+            copied[i] = {j for j in copied[i] if tensor.other_draws.allows(inputs[j], result)}
         if not constant and not any(copied):
             break
     return TrivialResults(constant, equal, copied)
@@ -113,4 +113,4 @@ def _which_depend_on_parameters(
     redraw_module(module)
     results = problem.run(module, problem.draw())
     triples = zip(expected, results, first_results, strict=True)
-    return [not tensor.allows(result, first) for tensor, result, first in triples]
+    return [not tensor.other_draws.allows(result, first) for tensor, result, first in triples]

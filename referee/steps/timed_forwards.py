@@ -221,11 +221,11 @@ def _compare_result(
     tensor = grading.reference_tensors[result_index]
     second_look = grading.second_look(drawn.inputs[call_index], result_index)
     expected = drawn.expected[call_index][result_index]
-    mistake = tensor.mistake_in_other_draw(got, expected, second_look)
+    mistake = tensor.other_draws.find_mistake(got, expected, second_look)
     if not mistake:
         return
     for other_index, others in enumerate(drawn.expected):
         is_other = other_index != call_index
-        if is_other and tensor.mistake_in_other_draw(got, others[result_index]) is None:
+        if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

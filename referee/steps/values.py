@@ -186,12 +186,12 @@ def _check_result_stays(
         tensor = grading.reference_tensors[result_index]
         got = read_result(grading, description, name, (0, result_index)).reshape(-1)
         second_look = grading.second_look(inputs_of_calls[call_index], result_index)
-        mistake = tensor.mistake_in_other_draw(got, expected[result_index], second_look)
+        mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:
             continue
         for later_inputs in inputs_of_calls[call_index + 1 :]:
             later = grading.run_reference(later_inputs)[result_index]
-            if later.numel() == len(got) and tensor.mistake_in_other_draw(got, later) is None:
+            if later.numel() == len(got) and tensor.other_draws.find_mistake(got, later) is None:
                 reason = "a later call overwrites an earlier call's result; return new memory"
                 raise NotCorrectError(WRONG, reason)
         raise NotCorrectError(WRONG, f"{name}: {mistake}")
