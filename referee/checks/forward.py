@@ -111,14 +111,14 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
         "poison": _bytes_of(expected),
     }
     if not bench.are_results_copied:
-        reply = grading.solution.ask("call", **arguments)
+        reply = grading.solution.ask("run_forwards", **arguments)
         if _are_readable(reply["calls"][0]["results"]):
             return reply
         bench.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
     room = bench.room_for([_blank(tensor) for tensor in expected], 1)
-    return grading.solution.ask("call", outputs=room, **arguments)
+    return grading.solution.ask("run_forwards", outputs=room, **arguments)
 
 
 def _are_readable(descriptions: list[dict]) -> bool:
@@ -283,7 +283,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
     finds late results of cheats.
 
     Args:
-        elements: what the process has read, see `Worker._read_at_once`.
+        elements: what the process has read, see `kept_results.read_at_once`.
         result_index: the index of the result.
         whole: the result, read later.
         name: the case in messages.

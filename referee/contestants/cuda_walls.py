@@ -79,7 +79,7 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         text = base64.b64encode(PROBE_TEXT).decode()
         contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
-        reply = contestant.ask("call", name=MODULE, inputs=[region.form])
+        reply = contestant.ask("run_forwards", name=MODULE, inputs=[region.form])
         result = contestant.reader.whole(reply["calls"][0]["results"][0])
         return "" if torch.equal(result, values + 1) else "the referee reads another result"
     finally:

@@ -160,7 +160,7 @@ def time_request(
     process = timed_call.process
     early = EarlyElements(bench, process)
     reply = process.ask(
-        "call", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
+        "run_forwards", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
     return TimedRequest(Sample(call_seconds, process.seconds), reply, early)

@@ -256,7 +256,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         room = bench.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
-            "step",
+            "run_steps",
             name=MODULE,
             inputs=bench.forms(1),
             output_gradients=[region.form],

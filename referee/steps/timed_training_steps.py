@@ -248,7 +248,7 @@ def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSte
     is_copied = bench.are_results_copied and timed_call.call == MODULE
     early = EarlyElements(bench, timed_call.process)
     reply = timed_call.process.ask(
-        "step",
+        "run_steps",
         early.read,
         name=timed_call.call,
         inputs=bench.forms(calls),

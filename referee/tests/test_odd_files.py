@@ -31,12 +31,12 @@ main._reply = forge
 PLAIN = module("return torch.relu(x)")
 # Describes a result with a stride of 2^%d elements.
 STRIDES = """
-from referee.child import worker
+from referee.child import kept_results
 
-tell = worker.describe
+tell = kept_results.describe
 def describe(x):
     return tell(x) | {"strides": [1 << %d, 1]}
-worker.describe = describe
+kept_results.describe = describe
 """
 # Says that all parameters are at the same address.
 SAME_ADDRESS = """
