@@ -75,19 +75,18 @@ times/: how fast it is
 child/: the code that runs in a contestant's process
 
 contestants/: the processes of solutions and of eager, and their memory
+    cuda_walls           whether CUDA IPC works through the walls
+    state                a contestant's parameters and buffers in shared memory
     contestant           `Contestant`: such a process, as the referee sees it
     server               starts the process that forks contestants; child/ has its code
-    execute              executes a file's text as a module
-    autograd             a forward that autograd records, and its backward
-    results              says where in a contestant's memory its results are
-    reading              reads results in a process's memory
-    shared, state        inputs in shared memory; parameters and buffers there
-    cuda_ipc             GPU memory that two processes share
+    pipes, errors        requests, replies and output; how a contestant can fail to answer
+    reading, results     results in a contestant's memory, and where they are there
+    shared, cuda_ipc     inputs in shared memory; GPU memory that two processes share
     memory               how much memory is free
     processes            stops, continues and ends processes
-    namespaces           walls between processes
-    prctl                Linux's settings of a process
-    cuda_walls           whether CUDA IPC works through the walls
+    namespaces, prctl    walls between processes; Linux's settings of a process
+    execute              executes a file's text as a module
+    autograd             a forward that autograd records, and its backward
 
 report/: tables, Markdown and pictures of results
 

@@ -11,7 +11,9 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from referee.contestants import cuda_walls, processes
-from referee.contestants.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
+from referee.contestants.contestant import Contestant
+from referee.contestants.errors import EndedError, ForgedError, RaisedError
+from referee.contestants.server import Server
 from referee.contestants.shared import Pool, Region
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem

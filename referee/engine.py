@@ -22,8 +22,8 @@ import torch
 
 from referee.bench import Bench, Reserve
 from referee.contestants import processes
-from referee.contestants.contestant import ForgedError, LateError, RaisedError
-from referee.contestants.server import EndedError, Server
+from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
+from referee.contestants.server import Server
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError

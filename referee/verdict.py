@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.contestants.contestant import (
+from referee.contestants.errors import (
     EndedError,
     ForgedError,
     RaisedError,

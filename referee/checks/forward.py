@@ -6,7 +6,7 @@ from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.contestants.contestant import RaisedError
+from referee.contestants.errors import RaisedError
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
 from referee.contestants.results import elements_share_memory
 from referee.contestants.shared import dtype_name

@@ -98,9 +98,10 @@ def _set_limits(most_bytes: int) -> None:
 def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
     """Answer requests, one JSON line each, until the pipe of requests ends.
 
-    A request is {"op": a method of `Worker`, "arguments": {...}, "token": "..."}. The reply is the
-    dictionary that the method returns (an empty one for None), or {"raised": ...}, with the same
-    token. A first reply, before all requests, says where the shared memory is mapped.
+    A request is {"method": ..., "arguments": {...}, "token": "..."}: a method of `Worker` and its
+    arguments. The reply is the dictionary that the method returns (an empty one for None), or
+    {"raised": ...}, with the same token. A first reply, before all requests, says where the shared
+    memory is mapped.
 
     Args:
         requests: the descriptor of the pipe of requests.
@@ -116,7 +117,7 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
         for line in lines:
             request = json.loads(line)
             try:
-                method = getattr(worker, request["op"])
+                method = getattr(worker, request["method"])
                 reply = method(**request["arguments"])
                 if reply is None:
                     reply = {}

@@ -16,9 +16,10 @@ from time import monotonic
 import torch
 
 from referee.contestants import processes
-from referee.contestants.contestant import Contestant, ForgedError, LateError, RaisedError
+from referee.contestants.contestant import Contestant
+from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
 from referee.contestants.reading import BadDescriptionError, UnreadableError
-from referee.contestants.server import EndedError, Server
+from referee.contestants.server import Server
 from referee.contestants.shared import Pool, Region, pack
 from referee.devices import choose_device
 from referee.names import MODULE

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from referee.contestants import processes
+from referee.contestants.errors import EndedError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The program of the server. Its arguments are the folder of the package `referee` and the
@@ -29,13 +30,6 @@ start(int(sys.argv[2]))
 # So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
 # would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-
-
-class EndedError(Exception):
-    """A contestant's process has ended, or the server has.
-
-    The arguments are its exit status, negative for a signal, and the end of what it printed.
-    """
 
 
 class Server:

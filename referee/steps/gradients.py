@@ -18,7 +18,7 @@ from referee.checks.forward import (
     read_result,
 )
 from referee.comparison.quantity import Kind, Quantity, make_quantities
-from referee.contestants.contestant import RaisedError
+from referee.contestants.errors import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE

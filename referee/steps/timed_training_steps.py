@@ -17,7 +17,7 @@ from referee.checks.forward import (
     check_intact,
 )
 from referee.comparison.quantity import Quantity
-from referee.contestants.contestant import RaisedError
+from referee.contestants.errors import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError

@@ -8,7 +8,7 @@ import torch
 from graded import grade
 from texts import LATE, correct, error, module, reference, wrong
 
-from referee.contestants.server import EndedError
+from referee.contestants.errors import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.rounds.timed_requests import checked_seconds
