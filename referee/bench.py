@@ -252,8 +252,8 @@ class Bench:
         while len(self.outputs) < count:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
-            region.place(templates)
-            region.fill()  # so that no contestant finds another's results there
+            region.make_room(templates)
+            region.fill_with_nan()  # so that no contestant finds another's results there
         return [region.form for region in self.outputs[:count]]
 
     def free_results(self, process: Contestant) -> None:
@@ -293,5 +293,5 @@ def write_all(regions: list[Region], pool: Pool, values: list[list]) -> None:
     while len(regions) < len(values):
         regions.append(Region(pool))
     for region, region_values in zip(regions, values, strict=False):
-        region.place(region_values)
+        region.make_room(region_values)
         region.write(region_values)

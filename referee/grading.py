@@ -261,11 +261,11 @@ class Grading:
     def are_eager_parameters_intact(self) -> bool:
         """Return whether eager's parameters still are what was written."""
         buffers = self._buffer_names()
-        return not any(eager.state.changed(buffers) for eager in self.bench.eager)
+        return not any(eager.state.changed_parameters(buffers) for eager in self.bench.eager)
 
     def changed_parameters(self) -> list[str]:
         """Return the parameters that the solution changed, by the reference's names."""
-        return self.state.changed(self._buffer_names())
+        return self.state.changed_parameters(self._buffer_names())
 
     def parameter_names(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""

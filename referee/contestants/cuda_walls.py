@@ -71,7 +71,7 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
     """
     values = torch.arange(16.0, device=device)
     region = Region(pool)
-    region.place([values])
+    region.make_room([values])
     region.write([values])
     contestant = Contestant(server, pool, device, monotonic() + TRIAL_SECONDS)
     try:

@@ -249,7 +249,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     grading.write_inputs([step.inputs])
     grading.write_state()
     region = bench.output_gradients[0]
-    region.place(step.output_gradients)
+    region.make_room(step.output_gradients)
     region.write(step.output_gradients)
     room = None
     if bench.are_results_copied:

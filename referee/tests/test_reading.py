@@ -126,13 +126,13 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
     pool = Pool(CPU)
     region = Region(pool)
     results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
-    region.place(results)
+    region.make_room(results)
     problem = SimpleNamespace(device=torch.device(device))
     bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
     forged = {"calls": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):
-        region.fill()
+        region.fill_with_nan()
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):
