@@ -92,10 +92,10 @@ class Server:
         processes.own_pids.discard(self._process.pid)
 
     def count_as_own(self) -> None:
-        """Count the server's process among the referee's own, see `processes.own_pids`.
+        """Count the server's process among the referee's own again, see `processes.own_pids`.
 
-        It is counted from its start. A server that outlives the end of a `processes.subreaper()`
-        block, as between tests, must be counted again.
+        The constructor has counted it. But the end of a `processes.subreaper()` block forgets the
+        children that were there before it, such as a server that several tests share.
         """
         processes.own_pids.add(self._process.pid)
 
