@@ -34,7 +34,8 @@ checks/: checks that several steps use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
-    turns                all take turns in a round; their samples
+    turns                all take turns in a round
+    samples              the samples of all rounds; whether the solution's clock is false
     early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager

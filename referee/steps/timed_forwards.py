@@ -20,7 +20,8 @@ from referee.checks.forward import check_eager_intact, check_intact, check_resul
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.rounds.early_elements import EarlyElements
+from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
+from referee.rounds.samples import RoundSamples, note_clock
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import (
     TimedCall,
@@ -31,10 +32,7 @@ from referee.rounds.timed_requests import (
     time_request,
 )
 from referee.rounds.turns import (
-    CHANGES_LATE,
-    RoundSamples,
     in_random_order,
-    note_clock,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -64,7 +62,7 @@ def time_forwards(grading: Grading) -> None:
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for timed_call in timed_calls:
-        bench.free_results(timed_call.process)
+        bench.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
     check_eager_speed(grading, timing_plan)
@@ -153,9 +151,9 @@ class _ForwardRounds:
         rewrite_small_memory(grading)
         templates = grading.result_templates if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
-        if timed_call.process is grading.solution:
+        if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
-        timed_call.process.ask("release")
+        timed_call.contestant.ask("release")
         return timed.sample
 
 

@@ -22,8 +22,9 @@ from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
-from referee.rounds.early_elements import EarlyElements
+from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
+from referee.rounds.samples import RoundSamples, note_clock
 from referee.rounds.timed_requests import (
     EMPTY_REQUESTS,
     TimedCall,
@@ -33,10 +34,7 @@ from referee.rounds.timed_requests import (
     plan,
 )
 from referee.rounds.turns import (
-    CHANGES_LATE,
-    RoundSamples,
     in_random_order,
-    note_clock,
     only_compiled,
     rewrite_small_memory,
     timed_calls_of,
@@ -173,7 +171,7 @@ class _StepRounds:
         }
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(
-            grading.bench, [timed_call.process for timed_call in timed_calls]
+            grading.bench, [timed_call.contestant for timed_call in timed_calls]
         )
 
     def prepare(self) -> None:
@@ -208,10 +206,10 @@ class _StepRounds:
         self._flush()
         self._memory.begin_turn()
         timed = _time_steps(grading, timed_call, self._calls)
-        if timed_call.process is grading.solution:
+        if timed_call.contestant is grading.solution:
             calls = timed.reply["calls"]
             _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
-        self._memory.end_turn(timed_call.process)
+        self._memory.end_turn(timed_call.contestant)
         return timed.times
 
 
@@ -243,11 +241,11 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
 def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
     """Time the training steps of one request of a timed call."""
     bench, parameters = grading.bench, grading.parameter_names()
-    if timed_call.process is grading.solution:  # its file may give them other names
+    if timed_call.contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
     is_copied = bench.are_results_copied and timed_call.call == MODULE
-    early = EarlyElements(bench, timed_call.process)
-    reply = timed_call.process.ask(
+    early = EarlyElements(bench, timed_call.contestant)
+    reply = timed_call.contestant.ask(
         "run_steps",
         early.read,
         name=timed_call.call,
@@ -258,7 +256,7 @@ def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSte
     )
     forwards, backwards = _checked_halves(reply["seconds"], calls)
     step_seconds = [sum(halves) for halves in zip(forwards, backwards, strict=True)]
-    sample = Sample(step_seconds, timed_call.process.seconds)
+    sample = Sample(step_seconds, timed_call.contestant.seconds)
     return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
 
 
