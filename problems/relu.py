@@ -47,7 +47,9 @@ class ReluProblem(Problem):
             for eager in self.run(module, inputs)
         ]
 
-    def expected_in_step(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
+    def expected_in_step(
+        self, eager: Tensor, exact: Tensor | None, terms: int, in_tf32: Tensor | None
+    ) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
         return ReferenceTensor(eager, None, must_equal_eager=True)
 

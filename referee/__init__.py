@@ -49,6 +49,7 @@ verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
+    input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
     training_step        the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32

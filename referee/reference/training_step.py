@@ -94,10 +94,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
         if x is None:
             tensors.append(None)
             continue
-        if tf32_x is None:
-            tensor = problem.expected_in_step(x, exact_x, terms)
-        else:
-            tensor = ReferenceTensor(x, exact_x, terms, in_tf32=tf32_x)
+        tensor = problem.expected_in_step(x, exact_x, terms, tf32_x)
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)

@@ -81,7 +81,7 @@ def _find_trivial_results(
     """
     constant = set(range(len(expected)))
     equal = set(range(len(expected)))
-    copied = [set(problem.tensor_indices) for _ in expected]
+    copied = [set(problem.input_source.tensor_indices) for _ in expected]
     usual_kinds = [""] * USUAL_DRAWS
     for kind in (*usual_kinds, *kinds):
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()

@@ -32,15 +32,15 @@ def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
     """
     unusual = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     if kind == BOTH_SIGNS:
-        for i in problem.float_indices:
+        for i in problem.input_source.float_indices:
             _draw_signs(_elements(unusual[i]))
         return unusual
-    if problem.repeats_inputs:
-        for i in problem.float_indices:
+    if problem.input_source.repeats:
+        for i in problem.input_source.float_indices:
             _shuffle_a_part(_elements(unusual[i]))
         return unusual
     fresh = problem.draw()
-    for i in problem.float_indices:
+    for i in problem.input_source.float_indices:
         _copy_a_part(_elements(unusual[i]), _elements(fresh[i]))
     return unusual
 

@@ -144,14 +144,14 @@ def _check_results_stay(grading: Grading) -> None:
     first_inputs = problem.draw()
     inputs_of_calls = [first_inputs]
     for _ in range(held_count):
-        if problem.repeats_inputs:  # equal results would not show that one overwrites the other
+        if problem.input_source.repeats:  # equal results would not show an overwritten one
             inputs_of_calls.append(unusual_inputs(problem, ALTERED, first_inputs))
         else:
             inputs_of_calls.append(problem.draw())
     grading.previous_inputs = []  # these calls keep none
     calls = [_call(grading, inputs) for inputs in inputs_of_calls]
     # A solution may compute another function of altered inputs: the first result alone is compared.
-    compared_count = 1 if problem.repeats_inputs else held_count
+    compared_count = 1 if problem.input_source.repeats else held_count
     for call_index in range(compared_count):
         _check_result_stays(grading, calls, inputs_of_calls, call_index)
     bench.free_results(grading.solution)

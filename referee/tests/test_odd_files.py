@@ -233,6 +233,7 @@ def test_a_reference_draws_the_same_inputs_every_time(tmp_path):
 
 @pytest.mark.parametrize("values", [torch.rand(1000), torch.ones(1000), torch.zeros(1000)])
 def test_repeated_inputs_are_altered_in_part(values):
-    problem = SimpleNamespace(float_indices=[0], repeats_inputs=True)
+    source = SimpleNamespace(float_indices=[0], repeats=True)
+    problem = SimpleNamespace(input_source=source)
     [altered] = unusual_inputs(problem, ALTERED, [values])
     assert 0 < int((altered != values).sum()) <= 1000 // 16
