@@ -29,7 +29,7 @@ from referee.contestants.shared import without_repeats
 from referee.contestants.state import State, StateError
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
-from referee.reference.random_values import changing_names, new_seed, redraw
+from referee.reference.random_values import changing_names, new_seed, vary
 from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Run, Verdict
@@ -226,7 +226,7 @@ class Grading:
         self._keep_previous_module()
         state = self.module.state_dict()
         for name in self._changing_names:
-            without_repeats(state[name]).copy_(redraw(self._first_values[name], new_seed()))
+            without_repeats(state[name]).copy_(vary(self._first_values[name], new_seed()))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""

@@ -21,11 +21,11 @@ LARGEST = torch.finfo(torch.float32).max
 @pytest.mark.parametrize("sign", [1, -1])
 def test_values_of_one_sign_drawn_again_differ_and_keep_it(sign):
     values = sign * torch.tensor([1.0, 2.0, 0.0, INF])
-    other = random_values.redraw(values, 3)
-    assert torch.equal(other, random_values.redraw(values, 3))
+    other = random_values.vary(values, 3)
+    assert torch.equal(other, random_values.vary(values, 3))
     assert torch.equal(other.sign(), values.sign())
     assert (other[:2] != values[:2]).all()
-    assert random_values.redraw(torch.zeros(9), 3).all()
+    assert random_values.vary(torch.zeros(9), 3).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -34,9 +34,9 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
     values[::10] = 0
     values[1::10] = INF
     values[2::10] = -20_000  # a mask that is added
-    other = random_values.redraw(values, 3)
+    other = random_values.vary(values, 3)
     assert other.dtype == dtype
-    assert torch.equal(other, random_values.redraw(values, 3))
+    assert torch.equal(other, random_values.vary(values, 3))
     is_drawn = (values != 0) & (values.abs() < 10_000)
     assert torch.equal(other.sign()[~is_drawn], values.sign()[~is_drawn])
     are_flipped = other.sign()[is_drawn] != values.sign()[is_drawn]
@@ -69,7 +69,7 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
     halves = sum(value > largest // 2 for value in x.view(-1).tolist()) / x.numel()
     assert 0.45 < halves < 0.55
     before = x.tolist()
-    random_values.refill(x.t()[7], generator)
+    random_values.draw_into(x.t()[7], generator)
     assert [b[7] for b in before] != x.t()[7].tolist()
     elementwise.sprinkle(x, generator)
     assert {*values} <= {*x.view(-1).tolist()}

@@ -14,7 +14,7 @@ from referee.reference.float64 import (
     module_in_float64,
 )
 from referee.reference.problem import Problem
-from referee.reference.random_values import refill
+from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
 
 # The exceptions that torch raises where a module has no backward.
@@ -73,7 +73,7 @@ class Float64Step(NamedTuple):
 def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return new gradients for those outputs that hold floats."""
     floats = [y for y in outputs if y.is_floating_point()]
-    return [refill(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
+    return [draw_into(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
 
 
 def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:

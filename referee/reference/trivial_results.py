@@ -8,7 +8,7 @@ from torch import nn
 from referee.comparison.compare import first_mismatch, flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.problem import Problem
-from referee.reference.random_values import new_seed, redraw_module
+from referee.reference.random_values import new_seed, vary_module
 from referee.reference.unusual_inputs import unusual_inputs
 
 USUAL_DRAWS = 2  # after the first draw, with whose results theirs are compared
@@ -110,7 +110,7 @@ def _which_depend_on_parameters(
     first_results: list[torch.Tensor],
 ) -> list[bool]:
     """Return whether each result changes with the module's parameters, which are overwritten."""
-    redraw_module(module)
+    vary_module(module)
     results = problem.run(module, problem.draw())
     triples = zip(expected, results, first_results, strict=True)
     return [not tensor.other_draws.allows(result, first) for tensor, result, first in triples]
