@@ -23,7 +23,7 @@ import torch
 
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
-from referee.times.timing import Names, TrainingStep, speed_up, spread
+from referee.times.timing import Names, StepTimings, speed_up, spread
 from referee.verdict import Run, Verdict, compare_times
 
 
@@ -148,7 +148,7 @@ def make_run_record(run: Run) -> dict:
     return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
-def make_step_record(step: TrainingStep) -> dict:
+def make_step_record(step: StepTimings) -> dict:
     """Return the "step" of a run: the times of a training step and its two halves."""
     forward, backward = step.forward, step.backward
     seconds = {"forward": forward.seconds, "backward": backward.seconds}

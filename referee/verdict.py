@@ -12,7 +12,7 @@ from referee.contestants.errors import (
     was_killed,
 )
 from referee.messages import first_error_line
-from referee.times.timing import LEAST_JUDGED, Timings, TrainingStep, speed_up, spread
+from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, speed_up, spread
 from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses.
@@ -49,7 +49,7 @@ class Run:
 
     setting: str
     timings: Timings
-    training_step: TrainingStep | None = None
+    training_step: StepTimings | None = None
 
     @property
     def word(self) -> str:

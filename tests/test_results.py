@@ -145,7 +145,7 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch,
 
 def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
-    step = timing.TrainingStep(
+    step = timing.StepTimings(
         timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
     )
     found[0]["runs"][0]["step"] = records.make_step_record(step)
@@ -185,7 +185,7 @@ def test_one_round_has_no_interval():
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     found = record(relu)
-    step = timing.TrainingStep(
+    step = timing.StepTimings(
         timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
     )
     found["runs"][0]["step"] = records.make_step_record(step)
@@ -233,7 +233,7 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
 
 def test_noise_is_explained_once():
     noisy = timings(relu, noise=9.0)
-    run_record = records.make_run_record(Run("", noisy, timing.TrainingStep(noisy, noisy)))
+    run_record = records.make_run_record(Run("", noisy, timing.StepTimings(noisy, noisy)))
     assert tables.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
@@ -242,7 +242,7 @@ def test_noise_is_explained_once():
     assert len(words) == 8  # of two forwards and two training steps in each record
     assert tables.explain_noise(words) == [tables.NOISY]
     quiet = timings(relu)
-    graded["runs"] = [records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))]
+    graded["runs"] = [records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))]
     assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 0
     assert tables.explain_noise(tables.words_of_lines([graded])) == []
 
@@ -250,7 +250,7 @@ def test_noise_is_explained_once():
 def test_noise_is_not_explained_where_only_other_rows_are_noisy():
     """The line of a graded file has no word on yardsticks, forwards and backwards."""
     quiet = timings(relu)
-    run_record = records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))
+    run_record = records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))
     for rows in (run_record["forward"]["summary"], run_record["step"]["summary"]["forward"]):
         for row in rows:
             if row["role"] != "solution":

@@ -42,7 +42,7 @@ from referee.rounds.turns import (
     write_state_for_all,
 )
 from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
-from referee.times.timing import Timings, TrainingStep
+from referee.times.timing import StepTimings, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
@@ -133,14 +133,14 @@ def _time_rounds(grading: Grading) -> None:
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
 
 
-def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> TrainingStep:
+def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
     forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.run.training_step = TrainingStep(forward, backward)
+    grading.run.training_step = StepTimings(forward, backward)
     return grading.run.training_step
 
 
@@ -278,7 +278,7 @@ def _part_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _set_times(step: TrainingStep, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
+def _set_times(step: StepTimings, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
     """Set the times of forwards and backwards in all rounds so far.
 
     A step's seconds follow from both clocks, as a call's do. The process's own clock alone says

@@ -1,4 +1,4 @@
-"""Rounds of timed calls, their times and the ratios of their times."""
+"""How many rounds are timed, the times of their calls, and the ratios of these times."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ class Rate(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How many rounds are timed.
+    """How many rounds are timed: a number, or as many as a time allows.
 
     Attributes:
         trials: the number of rounds; None for as many as MOST_ROUNDS, or as fit in `cpu_seconds`.
@@ -102,7 +102,7 @@ class Timings:
 
 
 @dataclass
-class TrainingStep:
+class StepTimings:
     """The times of training steps.
 
     Attributes:
