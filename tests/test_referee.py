@@ -149,7 +149,7 @@ def test_the_first_line_with_an_error_is_found(text, line):
 def errors(got, exact, dtype=torch.float32):
     """Return the errors of numbers that are computed in a dtype."""
     exact = torch.tensor(exact, dtype=torch.float64)
-    return accuracy.errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
+    return accuracy.element_errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
 
 
 # Pairs of a wrong result and the exact one, of which at least one is not finite or overflows.

@@ -97,7 +97,7 @@ class ErrorSums:
         )
 
 
-def errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def element_errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the error of each element, in float64.
 
     The error is |got - expected|. Where that is not finite, it is 0 if `got` has eager's value, and

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from referee.comparison.accuracy import Errors, errors, mean_and_root_mean_square
+from referee.comparison.accuracy import Errors, element_errors, mean_and_root_mean_square
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 from referee.comparison.mistakes import describe_mean_error, describe_wrong
@@ -158,7 +158,7 @@ def _measure_distance(
     sum_of_errors = 0.0
     for block in blocks(len(got)):
         expected = eager[block].double()
-        error = errors(got[block], eager[block], expected)
+        error = element_errors(got[block], eager[block], expected)
         if excused is not None:
             error.masked_fill_(excused[block], 0)
         wrong[block] = error > budget.allowed(expected)

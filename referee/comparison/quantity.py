@@ -49,8 +49,8 @@ class Kind(Enum):
     """The kinds of quantities."""
 
     RESULT = "result"
-    OF_INPUT = "gradient of an input"
-    OF_PARAMETER = "gradient of a parameter"
+    INPUT_GRADIENT = "gradient of an input"
+    PARAMETER_GRADIENT = "gradient of a parameter"
 
 
 class Quantity:
@@ -236,6 +236,8 @@ def make_quantities(inputs: list, parameters: list[str], output_count: int) -> l
     results = [Quantity(f"result {i}", Kind.RESULT) for i in range(output_count)]
     indices = [i for i, x in enumerate(inputs) if is_differentiable(x)]
     names = ["x"] if len(indices) == 1 else [f"input {i}" for i in indices]
-    of_inputs = [Quantity(f"gradient of {name}", Kind.OF_INPUT) for name in names]
-    of_parameters = [Quantity(f"gradient of {name}", Kind.OF_PARAMETER) for name in parameters]
+    of_inputs = [Quantity(f"gradient of {name}", Kind.INPUT_GRADIENT) for name in names]
+    of_parameters = [
+        Quantity(f"gradient of {name}", Kind.PARAMETER_GRADIENT) for name in parameters
+    ]
     return results + of_inputs + of_parameters

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from referee.comparison.accuracy import Errors, ErrorSums, count_true, errors, typical_error
+from referee.comparison.accuracy import Errors, ErrorSums, count_true, element_errors, typical_error
 from referee.comparison.budget import (
     Budget,
     budget_from_errors,
@@ -144,7 +144,7 @@ class ReferenceTensor:
             if is_same and self.must_equal_eager:
                 continue
             expected = self._expected(block)
-            error = errors(got_part, eager_part, expected)
+            error = element_errors(got_part, eager_part, expected)
             if excused is not None:
                 error.masked_fill_(excused[block], 0)
             wrong[block] = error > self._allowed(block, expected)
@@ -212,7 +212,7 @@ class ReferenceTensor:
         sums = ErrorSums()
         for block in blocks(self._length):
             expected = self._expected(block)
-            sums.add(errors(result[block], self.eager[block], expected), expected)
+            sums.add(element_errors(result[block], self.eager[block], expected), expected)
         return sums.over(self._length)
 
     def _measure_typical_slack(self, in_tf32: torch.Tensor | None, terms: int) -> float:

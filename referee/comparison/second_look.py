@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from referee.comparison.accuracy import count_true, errors
+from referee.comparison.accuracy import count_true, element_errors
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, flat_reals
 
@@ -57,7 +57,7 @@ def find_excused(
             return None
         values = other[indices]
         expected = values.double()
-        is_reached |= errors(got_there, values, expected) <= budget.allowed(expected)
+        is_reached |= element_errors(got_there, values, expected) <= budget.allowed(expected)
         if got.is_floating_point():
             low, high = low.minimum(values), high.maximum(values)
             is_reached |= (low <= got_there) & (got_there <= high)
@@ -75,6 +75,6 @@ def _count_far(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:
     count = 0
     for block in blocks(len(eager)):
         expected = eager[block].double()
-        error = errors(other[block], eager[block], expected)
+        error = element_errors(other[block], eager[block], expected)
         count += int((error > FAR * budget.allowed(expected)).sum())
     return count

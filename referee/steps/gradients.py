@@ -132,7 +132,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     if not wrong:
         return quantities
     # A function that equals the reference only for drawn inputs may have other gradients of them.
-    if grading.relies_on_inputs and all(quantity.kind is Kind.OF_INPUT for quantity in wrong):
+    if grading.relies_on_inputs and all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong):
         names = ", another ".join(quantity.name for quantity in wrong)
         grading.verdict.notes.append(f"forward only: another {names}")
         return []

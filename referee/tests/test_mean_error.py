@@ -107,7 +107,7 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
 
 
 def test_gradients_have_no_mean_slack_but_results_have():
-    for kind, is_wrong in ((Kind.RESULT, True), (Kind.OF_INPUT, False)):
+    for kind, is_wrong in ((Kind.RESULT, True), (Kind.INPUT_GRADIENT, False)):
         quantity = Quantity(kind.value, kind)
         quantity.expected = ReferenceTensor(with_flips(1), SIGNS.double())
         quantity.compare_timed(torch.zeros(COUNT), SIGNS)

@@ -246,7 +246,7 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 0.0, False),
         (rounded, 1e-2, True),
     ):
-        quantity = Quantity("gradient of x", Kind.OF_INPUT)
+        quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
         quantity.expected = ReferenceTensor(eager, exact)
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
