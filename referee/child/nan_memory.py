@@ -40,7 +40,7 @@ def poison_free_memory(size: int, device: torch.device) -> None:
 def nan_in_new_tensors() -> Iterator[None]:
     """Make torch.empty fill its tensors with NaN, for the time of a `with` block.
 
-    That is part of torch's deterministic mode. Its debug mode "warn" allows nondeterministic
+    torch does so in its deterministic mode. The debug mode "warn" of it allows nondeterministic
     functions. `torch.use_deterministic_algorithms` would do the same, but imports torch's compiler.
     """
     before = torch.get_deterministic_debug_mode()

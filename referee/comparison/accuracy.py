@@ -158,6 +158,6 @@ def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:
 def count_true(mask: torch.Tensor) -> int:
     """Return how many elements of a flat mask are true.
 
-    They are counted in blocks: on a GPU the sum of a mask needs eight times its memory.
+    The elements are counted in blocks: on a GPU the sum of a mask needs eight times its memory.
     """
     return sum(int(mask[block].sum()) for block in blocks(len(mask)))

@@ -204,7 +204,8 @@ class Quantity:
         if any_is_wrong:
             self._keep_first(mistake)
         if self.expected.must_equal_eager or is_strict:
-            self.is_wrong_in_one_step = self.is_wrong_in_one_step or any_is_wrong
+            if any_is_wrong:
+                self.is_wrong_in_one_step = True
         else:
             self._wrong_in_every_step.add(wrong, relative_error)
 
@@ -230,7 +231,8 @@ class Quantity:
 
     def _keep_first(self, mistake: str) -> None:
         """Keep the words for the first mistake, which the message quotes."""
-        self._first_mistake = self._first_mistake or mistake
+        if not self._first_mistake:
+            self._first_mistake = mistake
 
     def _is_far_off_in_most_steps(self) -> bool:
         """Return whether the relative error was too large in more than half of the timed steps."""

@@ -148,7 +148,8 @@ class ReferenceTensor:
             if excused is not None:
                 error.masked_fill_(excused[block], 0)
             wrong[block] = error > self._allowed(block, expected)
-            first_wrong = first_wrong or describe_first_wrong(wrong[block], got_part, expected)
+            if not first_wrong:
+                first_wrong = describe_first_wrong(wrong[block], got_part, expected)
             sums.add(error, expected)
         result_errors = sums.over(self._length)
         return Comparison(

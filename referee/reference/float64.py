@@ -35,7 +35,7 @@ def inputs_in_float64(inputs: list) -> list:
 
 
 def _widened(x: object) -> object:
-    """Return an input in float64 or complex128; other inputs as they are."""
+    """Return an input in float64 or complex128; return any other input unchanged."""
     if is_differentiable(x):
         return x.double()
     is_complex = isinstance(x, torch.Tensor) and x.is_complex()

@@ -80,7 +80,7 @@ class Problem:
     # only `some_settings`, unless that is empty.
     settings: tuple[str, ...] = ("",)
     some_settings: tuple[str, ...] = ()
-    # Whether gradients are compared with float64's. If not, they must have eager's bits.
+    # True if gradients are compared with float64's; False if they must have eager's bits.
     needs_float64 = True
 
     def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:

@@ -32,8 +32,9 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
         return x.uniform_(-1, 1, generator=generator)
     bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
     limits = torch.iinfo(bits.dtype)
-    # The end is exclusive. That of int64, 2**63, is no int64; None stands for it.
-    end = None if bits.dtype == torch.int64 else limits.max + 1
+    end = limits.max + 1  # exclusive
+    if bits.dtype == torch.int64:
+        end = None  # stands for 2**63, which is no int64
     bits.random_(limits.min, end, generator=generator)
     return x
 
@@ -76,10 +77,10 @@ def vary_module(module: nn.Module) -> None:
 
 
 def changing_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers that get new values for every call.
+    """Return the names of the parameters and buffers that get new values before every round.
 
-    They hold floats. Where several names share memory, as those of tied weights do, only the first
-    is returned.
+    These are the tensors of floats. Where several names share memory, as those of tied weights do,
+    only the first is returned.
     """
     known = set()
     names = []

@@ -76,10 +76,10 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
 
 
 def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
-    """Return whether eager on a GPU is faster once the solution's process has ended.
+    """End the solution's process on a GPU; return whether eager is faster without it.
 
-    This ends the process. Work that it has queued on a GPU would run on while it is stopped, and
-    slow eager.
+    Work that the process has queued on a GPU runs on while the process is stopped, and slows eager.
+    On a CPU this does nothing and returns False.
 
     Args:
         grading: the file under grading.

@@ -71,7 +71,7 @@ def write_state_for_all(grading: Grading) -> None:
 def rewrite_small_memory(grading: Grading) -> None:
     """Write small inputs and parameters again so that all processes find them in the caches.
 
-    That also restores the buffers that the forward before has changed.
+    Buffers that the previous forward has changed are thereby restored, too.
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:

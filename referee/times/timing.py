@@ -151,9 +151,12 @@ def run_rounds(
     for done in range(warm_up):
         progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
-    most = length.trials or MOST_ROUNDS[device.type]
-    is_limited = device.type == "cpu" and not length.trials
-    limit = length.cpu_seconds if is_limited else math.inf
+    most = MOST_ROUNDS[device.type]
+    limit = math.inf
+    if length.trials:
+        most = length.trials
+    elif device.type == "cpu":
+        limit = length.cpu_seconds
     start = perf_counter()
     for done in range(most):
         passed = perf_counter() - start
