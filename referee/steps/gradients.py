@@ -96,7 +96,7 @@ def _note_errors_of_gradients(grading: Grading) -> None:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             eager = quantity.expected.eager_errors
-            note_errors(grading, name, quantity.comparison.errors, eager)
+            note_errors(grading, name, quantity.name, quantity.comparison.errors, eager)
 
 
 def _make_room(grading: Grading) -> None:

@@ -44,7 +44,7 @@ def check_values(grading: Grading) -> None:
     eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        note_errors(grading, _label(grading), compared.last_errors, eager)
+        note_errors(grading, _label(grading), "output", compared.last_errors, eager)
     _check_results_stay(grading)
 
 
@@ -112,16 +112,23 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
         raise NotCorrectError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def note_errors(grading: Grading, name: str, solution: Errors, eager: Errors) -> None:
+def note_errors(
+    grading: Grading, name: str, quantity: str, solution: Errors, eager: Errors
+) -> None:
     """Add the solution's and eager's errors against float64 to the verdict's table.
 
     Args:
         grading: the file under grading.
         name: the name of the row.
+        quantity: the result that has the errors: "output", or "gradient of x" for example.
         solution: the errors of the solution's result.
         eager: the errors of eager's result.
     """
-    row: dict[str, object] = {"name": name}
+    row: dict[str, object] = {
+        "name": name,
+        "setting": grading.problem.setting,
+        "quantity": quantity,
+    }
     for owner, errors in (("solution", solution), ("reference", eager)):
         row[f"{owner}_max"] = errors.largest
         row[f"{owner}_mean"] = errors.mean
