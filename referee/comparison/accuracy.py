@@ -136,9 +136,9 @@ def typical_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     if len(size) == 0:
         return 0.0
     error = (got[sampled].double()[is_compared] - expected[is_compared]).abs_()
+    error.nan_to_num_(math.inf)
     rank = math.ceil(TYPICAL_QUANTILE * len(size))
-    error_there = error.nan_to_num_(math.inf).kthvalue(rank).values.item()
-    return error_there / size.kthvalue(rank).values.item()
+    return error.kthvalue(rank).values.item() / size.kthvalue(rank).values.item()
 
 
 def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:

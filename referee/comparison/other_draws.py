@@ -34,8 +34,8 @@ class OtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
-        budget: how far off a result may be that is as large as the one of the first draw.
-        eager_errors: the errors of eager's result in the first draw, with its size.
+        budget: how far off a result may be if eager's is no larger than in the first draw.
+        eager_errors: the errors of eager's result in the first draw, and its magnitudes.
         must_equal_eager: whether only eager's values are right.
 
     Attributes:
@@ -48,7 +48,7 @@ class OtherDraws:
         self._must_equal_eager = must_equal_eager
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
-        """Return whether a result is right; it may also have another form than eager's."""
+        """Return whether a result is right; one of another dtype or size than eager's is not."""
         got, eager = flat_reals(got), flat_reals(eager)
         is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
         return is_alike and self.find_mistake(got, eager) is None

@@ -78,11 +78,10 @@ def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
     except BadReferenceError:
         return NO_FLOAT64
     for eager, exact in zip(eager_results, exact_results, strict=True):
-        wide_dtype = torch.complex128 if eager.is_complex() else torch.float64
-        is_alike = exact.dtype == wide_dtype and eager.shape == exact.shape
-        has_wide_dtype = eager.is_floating_point() or eager.is_complex()
-        if has_wide_dtype and not is_alike:
-            return NO_FLOAT64_RESULT
+        if eager.is_floating_point() or eager.is_complex():
+            wide_dtype = torch.complex128 if eager.is_complex() else torch.float64
+            if exact.dtype != wide_dtype or exact.shape != eager.shape:
+                return NO_FLOAT64_RESULT
         # Eager may overflow where float64 does not.
         if relative_difference(exact, eager, where_finite=True) > LARGEST_ROUNDING:
             return ANOTHER_FLOAT64_RESULT

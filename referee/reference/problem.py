@@ -253,25 +253,14 @@ class Problem:
         return ""
 
     @property
-    def gives_memory_back(self) -> bool:
-        """True if contestants give unused memory back to the GPU, so that others can take it.
-
-        On a CPU nobody has to: the system takes freed memory back.
-        """
-        if self.device.type == "cpu":
-            return False
-        _, memory = torch.cuda.mem_get_info(self.device)
-        return self.all_bytes > LARGE_SHARE * memory
+    def moved(self) -> int:
+        """Bytes that a call reads and writes, if it reads all of its inputs."""
+        return self.input_bytes + self.output_bytes
 
     @property
     def work(self) -> int:
         """The work of one call, in units of the rate."""
         return self.moved
-
-    @property
-    def moved(self) -> int:
-        """Bytes that a call reads and writes, if it reads all of its inputs."""
-        return self.input_bytes + self.output_bytes
 
     def floor_seconds(self, timings: Timings) -> float:
         """Return a lower bound on the seconds of a call; 0 if none is known.
@@ -280,6 +269,8 @@ class Problem:
         """
         copies = timings.seconds.get(COPY)
         return min(copies) * self.output_bytes / self.moved if copies else 0.0
+
+    # ------------------------------------------------------------------------ not to be overridden
 
     @property
     def precision(self) -> str:
@@ -291,7 +282,16 @@ class Problem:
         """Bytes of inputs, outputs and parameters together."""
         return self.input_bytes + self.output_bytes + self.parameter_bytes
 
-    # ----------------------------------------------------------------------- for this package alone
+    @property
+    def gives_memory_back(self) -> bool:
+        """True if contestants give unused memory back to the GPU, so that others can take it.
+
+        On a CPU nobody has to: the system takes freed memory back.
+        """
+        if self.device.type == "cpu":
+            return False
+        _, memory = torch.cuda.mem_get_info(self.device)
+        return self.all_bytes > LARGE_SHARE * memory
 
     def operators_in_tf32(self) -> tuple[str, ...]:
         """Return parts of the names of the reference's operators that torch may compute in TF32."""
