@@ -37,7 +37,7 @@ MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
 
 
 class Reply(dict):
-    """A contestant's reply. The worker always sends all keys: a missing one means forgery."""
+    """A contestant's reply. `RequestHandler` always sends all keys: a missing one means forgery."""
 
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
@@ -100,7 +100,7 @@ class Contestant:
     def ask(
         self, method: str, read_early: Callable[[dict], object] | None = None, **arguments: object
     ) -> dict:
-        """Have the process call a method of its `child.worker.Worker`; return the method's reply.
+        """Have the process call a method of its `RequestHandler`; return the method's reply.
 
         Args:
             method: the method's name.
@@ -111,7 +111,7 @@ class Contestant:
         Raises:
             EndedError: the process has ended.
             UnstoppableError: the process does not stop.
-            ForgedError: the reply is not the worker's.
+            ForgedError: the solution has sent or changed the reply.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
         """
@@ -181,7 +181,7 @@ class Contestant:
             is_answer = reply.pop("token") == token
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ForgedError from None
-        has_more = self._pipes.has_unread_replies  # the worker writes one line for each request
+        has_more = self._pipes.has_unread_replies  # one line answers a request
         if not is_answer or has_more or not _has_right_types(reply):
             raise ForgedError
         if "raised" in reply:

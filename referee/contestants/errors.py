@@ -15,7 +15,7 @@ class UnstoppableError(EndedError):
 
 
 class ForgedError(Exception):
-    """The reply cannot be the worker's: the solution has sent or changed it."""
+    """The reply cannot be the request handler's: the solution has sent or changed it."""
 
 
 class LateError(Exception):

@@ -40,10 +40,10 @@ kept_results.describe = describe
 """
 # Says that all parameters are at the same address.
 SAME_ADDRESS = """
-from referee.child import worker
+from referee.child import request_handler
 
-tell = worker._describe_state
-worker._describe_state = lambda x: tell(x) | {"storage": 8}
+tell = request_handler._describe_state
+request_handler._describe_state = lambda x: tell(x) | {"storage": 8}
 """
 # Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """

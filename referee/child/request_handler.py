@@ -1,4 +1,4 @@
-"""The requests that a contestant's process answers: one public method of `Worker` for each.
+"""The requests that a contestant's process answers: one method for each.
 
     import_file, set_precision, construct, adopt     make the module, before it is called
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
@@ -40,8 +40,8 @@ from referee.names import MODULE, NOTHING
 CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor
 
 
-class Worker:
-    """Holds one contestant's module and the results of its calls until they are released.
+class RequestHandler:
+    """Holds one contestant's module, and answers the requests: each names a public method.
 
     Args:
         mapping: the memory that the referee shares.
