@@ -74,7 +74,6 @@ class Contestant:
         self._device = device
         self._has_ended = False  # the process was waited for
         self._is_closed = False
-        self._stopped_at = monotonic()
         self._pipes, contestants_ends = open_pipes()
         try:
             self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
