@@ -18,8 +18,8 @@
 //   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by scale = 1 / divisor,
 //     and may do so before they add: (sum + bias) * scale = sum * scale + bias * scale. Nothing
 //     overflows, as the scale is at most 1. Only a subnormal bias * scale loses bits, and then only
-//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig (sm90/pipeline.cuh)
-//     says why the limit is 2^32.
+//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig
+//     (sm90/epilogue_steps.cuh) says why the limit is 2^32.
 //
 // Two exceptions take the general epilogue: tiles with a row of x or of the weight that was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent), and calls without

@@ -102,7 +102,8 @@ struct PatchOrder {
     const int64_t row = patch_row * C::kPatchRows;
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
-    return {row, k_tile, tiles_of_cluster * conversion.k_tiles + k_tile};
+    const int first_use = tiles_of_cluster * conversion.k_tiles + k_tile;
+    return {row, k_tile, first_use};
   }
 };
 
@@ -177,16 +178,20 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
   const int own_k_tile = k_tile + threadIdx.x % 32;
   const unsigned* const ready =
       conversion.ready + static_cast<int64_t>(panel) * conversion.k_tiles + own_k_tile;
-  unsigned missing;  // a bit for each lane
+  unsigned missing;  // a bit for each lane whose k-tile is not converted
+  bool first_is_missing;
   do {
     const bool is_ready = own_k_tile < conversion.k_tiles &&
                           ptx::load_acquire(ready) == ConvertWeightConfig::kPatchesPerPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
-  } while (missing & 1);
+    first_is_missing = (missing & 1) != 0;
+  } while (first_is_missing);
   // Orders the TMA loads, which lane 0 issues, after the acquires of all lanes.
   __syncwarp();
   ptx::fence_proxy_async_global();
-  return missing == 0 ? 32 : __ffs(missing) - 1;
+  if (missing == 0) return 32;
+  const int first_missing_lane = __ffs(missing) - 1;
+  return first_missing_lane;
 }
 
 }  // namespace kernels::sm90::gemm_one_product

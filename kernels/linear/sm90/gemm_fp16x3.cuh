@@ -51,9 +51,10 @@
 //   choose_tiles.h                 the host's choice of the tiles' heights
 //   gemm_fp16x3_arguments.cuh      constants, tiles, and the kernel's arguments
 //   gemm_fp16x3_shared_memory.cuh  a block's shared memory
-//   pipeline.cuh                   the ring of stages
+//   pipeline.cuh                   the shape of a block, and the ring of stages
 //   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
 //   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
+//   epilogue_steps.cuh             the limit of the fast epilogue, and copies to shared memory
 //   stream_k.cuh                   the order of the work tiles
 //   this file                      the consumers' loop over work tiles, and the kernel
 //

@@ -61,7 +61,7 @@ struct Config {
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
   // wgmma instructions along the K of a k-tile: each takes 16.
-  static constexpr int kK16PerTile = kKTileDepth / 16;
+  static constexpr int kWgmmasPerKTile = kKTileDepth / 16;
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
   static constexpr int kWeightBytes = kBlockColumns * kRowBytes;

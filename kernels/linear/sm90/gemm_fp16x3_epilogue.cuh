@@ -23,7 +23,8 @@
 // in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
 // g = 2 columns 2 and 3.
 //
-// epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig when a tile does.
+// linear/epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig
+// (epilogue_steps.cuh) when a tile does.
 // The fast epilogue (store_fast) stores two columns at a time straight from registers. The general
 // one (store_general) first collects four neighbouring columns of a row.
 
@@ -38,6 +39,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/fp16x3/wgmma_order.cuh"
+#include "linear/sm90/epilogue_steps.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"

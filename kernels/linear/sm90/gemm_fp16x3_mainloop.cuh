@@ -96,8 +96,8 @@ using Rows = std::integral_constant<int, kRows>;
 // A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
 // of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
 struct Fragments {
-  uint32_t hi[Config::kK16PerTile][4];
-  uint32_t lo[Config::kK16PerTile][4];
+  uint32_t hi[Config::kWgmmasPerKTile][4];
+  uint32_t lo[Config::kWgmmasPerKTile][4];
 };
 
 // A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
@@ -151,7 +151,7 @@ struct ConsumerWarpgroup {
                        stage.parity);
     const uint32_t first = weight + stage.index * Config::kWeightBytes;
 #pragma unroll
-    for (int s = 0; s < Config::kK16PerTile; ++s) {  // 16 of K
+    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
         const uint32_t address = (first ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
@@ -185,7 +185,7 @@ struct ConsumerWarpgroup {
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Config::kK16PerTile; ++s) {
+    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, fragments.lo[s], x_hi + offset, accumulates || s > 0);
       ptx::wgmma(rows, accumulators, fragments.hi[s], x_lo + offset, true);
@@ -200,7 +200,7 @@ struct ConsumerWarpgroup {
     const uint64_t x_hi = descriptor(stage);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Config::kK16PerTile; ++s) {
+    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, fragments.hi[s], x_hi + offset, accumulates || s > 0);
     }

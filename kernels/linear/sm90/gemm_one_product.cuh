@@ -46,13 +46,14 @@
 //   split_x.cuh                           float32: the kernel before, which splits x
 //   gemm_one_product_arguments.cuh        constants, modes, and the kernel's arguments
 //   gemm_one_product_shared_memory.cuh    a block's shared memory
-//   pipeline.cuh                          the ring of stages
+//   pipeline.cuh                          the shape of a block, and the ring of stages
 //   convert_weight.cuh                    the converters, and how the producer waits for them
 //   convert_patch.cuh                     how a converter converts its part of the weight
 //   convert_weight_layouts.cuh            the part's layout, for a weight and for its transpose
 //   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
 //   gemm_one_product_epilogue_half.cuh    the same for half types
+//   epilogue_steps.cuh                    the limit of the fast epilogue, copies to shared memory
 //   this file                             the consumers' loop over tiles, and the kernel
 //
 // Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
@@ -111,7 +112,8 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool is_fast = own_scales.store(args.epilogue, &scales, barrier);
+    const bool is_fast = own_scales.is_fast_for_all(barrier);
+    own_scales.store(args.epilogue, is_fast, &scales, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -229,7 +231,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     constexpr int kRegisters =
         Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
-    if (threadIdx.x < kProducerThread + 32) {
+    const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
+    if (is_producer_warp) {
       run_producer(base, x_map, weight_map, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - BlockConfig::kConsumerWarps - 1;

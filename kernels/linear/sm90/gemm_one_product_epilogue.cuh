@@ -49,6 +49,7 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
+#include "linear/sm90/epilogue_steps.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -98,12 +99,17 @@ struct PrefetchedScales {
     }
   }
 
-  // Stores to `scales`, and returns whether the fast epilogue supports the tile. If so, the stored
-  // bias of half types is already divided. All threads of the warpgroup call it.
-  __device__ bool store(const Epilogue<Out>& epilogue, Scales<Out>* scales, int barrier) const {
+  // Returns whether the fast epilogue supports the tile: the columns and rows of all threads. All
+  // threads of the warpgroup call it, after they have read the scales of the tile before.
+  __device__ bool is_fast_for_all(int barrier) const {
+    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, is_fast);
+  }
+
+  // Stores to `scales`. If the tile takes the fast epilogue, the stored bias of half types is
+  // already divided. All threads of the warpgroup call it, after is_fast_for_all.
+  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast, Scales<Out>* scales,
+                        int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
-    // At this barrier all threads have read the scales of the tile before.
-    const bool tile_is_fast = ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, is_fast);
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
       scales->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
@@ -117,7 +123,6 @@ struct PrefetchedScales {
           fp16x3::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
-    return tile_is_fast;
   }
 };
 

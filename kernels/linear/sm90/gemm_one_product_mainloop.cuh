@@ -72,25 +72,32 @@ struct LoadTarget {
   uint32_t full;    // the barrier that counts the bytes
 };
 
+// The first element of a box, in the order in which TMA takes its coordinates: the dimension that
+// is contiguous in memory comes first.
+struct BoxBegin {
+  int contiguous;
+  int other;
+
+  __device__ BoxBegin(int row, int k, bool is_transposed)
+      : contiguous(is_transposed ? row : k), other(is_transposed ? k : row) {}
+};
+
 // Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
-// transposed. In the stage, it is one box of 64 rows (Config::kBoxRows) after the other. TMA takes
-// a box's coordinates with the contiguous dimension first: (k, row), or (row, k) if the operand is
-// transposed. Elements outside of a matrix are loaded as zeros.
+// transposed. In the stage, it is one box of 64 rows (Config::kBoxRows) after the other. Elements
+// outside of a matrix are loaded as zeros.
 template <typename Traits>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                            const Arguments<Traits>& args, const LoadTarget& target,
                                            int x_row, int weight_row, int k) {
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
-    const int row = x_row + i * Config::kBoxRows;
-    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map,
-                               args.x_is_transposed ? row : k, args.x_is_transposed ? k : row,
-                               target.full, BlockConfig::kBothBlocks);
+    const BoxBegin begin(x_row + i * Config::kBoxRows, k, args.x_is_transposed);
+    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map, begin.contiguous,
+                               begin.other, target.full, BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
-    const int row = weight_row + i * Config::kBoxRows;
-    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map,
-                     args.weight_is_transposed ? row : k, args.weight_is_transposed ? k : row,
-                     target.full);
+    const BoxBegin begin(weight_row + i * Config::kBoxRows, k, args.weight_is_transposed);
+    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map, begin.contiguous,
+                     begin.other, target.full);
   }
 }
 

@@ -1,0 +1,60 @@
+// Two parts that the epilogues of both Hopper GEMM kernels share (gemm_fp16x3_epilogue.cuh and
+// gemm_one_product_epilogue.cuh): the limit for the fast epilogue, and the copy of a thread's sums
+// from registers to shared memory.
+
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace kernels::sm90 {
+
+// The condition for a float32 tile to take the fast epilogue.
+struct FastEpilogueConfig {
+  // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
+  // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
+  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
+  // normal float32, and so exact.
+  static constexpr int kMaxExponent = 40;
+};
+
+// Copies a thread's sums of one subtile from registers to shared memory. (In gemm_one_product they
+// are the accumulators, in gemm_fp16x3 the promoted sums.)
+//
+// Eight rows of x are a row block, of which a thread has four sums. (x is wgmma's operand B, so
+// rows of x are columns of the accumulators.) kRowBlocks row blocks are a subtile. Example with
+// kRowBlocks = 2:
+//
+//   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
+//   row block           0          1           2             3
+//   subtile                  0                        1
+//
+// Row block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
+// compiler, for example the counter of an unrolled loop: registers cannot be indexed at run time.
+template <int kRowBlocks, int kPitch, int kSums>
+__device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
+#pragma unroll
+  for (int j = 0; j < kRowBlocks; ++j) {
+    const float* const sum = sums + 4 * (subtile * kRowBlocks + j);
+    slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
+}
+
+// The same for a subtile that is known only at run time, kFirst <= subtile < kEnd. The function
+// halves the range until one subtile is left, which is then a constant. So the caller need not
+// unroll its loop over subtiles, which would be so much code that instructions arrive late from
+// memory whenever L2 has evicted them.
+template <int kFirst, int kEnd, int kRowBlocks, int kPitch, int kSums>
+__device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
+  if constexpr (kEnd - kFirst > 1) {
+    constexpr int kMiddle = (kFirst + kEnd) / 2;
+    if (subtile < kMiddle) {
+      copy_any_subtile<kFirst, kMiddle, kRowBlocks, kPitch>(slot, sums, subtile);
+    } else {
+      copy_any_subtile<kMiddle, kEnd, kRowBlocks, kPitch>(slot, sums, subtile);
+    }
+  } else {
+    copy_subtile<kRowBlocks, kPitch>(slot, sums, kFirst);
+  }
+}
+
+}  // namespace kernels::sm90
