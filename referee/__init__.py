@@ -6,7 +6,7 @@
     print(result.verdict, result.speedup, result.reason)
 
 `README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
-To read the code, begin with `engine` and `steps`. These are the parts of the package, from top to
+To read the code, begin with `engine` and `checks`. These are the parts of the package, from top to
 bottom. A part may import only the parts below it:
 
 __main__: `python -m referee`
@@ -24,12 +24,18 @@ api: `Reference`, `grade`, `grade_all`, `Result` and `BadReferenceError` for Pyt
 
 records: results as JSON
 
-engine: runs the steps and makes a verdict of what they raise
+engine: makes the checks of a file, and a verdict of what they raise
 
-steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
-
-checks/: checks that several steps use
-    forward              a forward of the solution: form, values, inputs left intact
+checks/: what is asked of a solution; `checks/__init__` lists the checks in their order
+    import_file          the import
+    own_cases            the problem's own small inputs
+    values               whole results at the timed size
+    other_inputs         inputs that `get_inputs` would not draw
+    timed_forwards       forwards beside eager's
+    gradients            gradients of inputs and parameters
+    timed_training_steps a forward and its backward beside eager's
+    forward              for several checks: one forward of the solution
+    training_step        for several checks: one training step of the solution
     diagnosis            what a wrong result is: zeros, a copy, an earlier result
 
 rounds/: timed rounds
@@ -39,7 +45,7 @@ rounds/: timed rounds
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager
 
-grading: `Grading`, which has what the steps of a file share
+grading: `Grading`, which has what the checks of a file share
 
 bench: `Bench`, which has shared memory and eager's processes for all files of a problem
 

@@ -4,6 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from referee.comparison.accuracy import Errors
 from referee.contestants.contestant import (
     EndedError,
     ForgedError,
@@ -134,6 +135,21 @@ class Verdict:
     runs: list[Run] = field(default_factory=list)
     details: str = ""
     has_traceback: bool = False
+
+    def note_errors(self, name: str, solution: Errors, eager: Errors) -> None:
+        """Add a row to `errors`.
+
+        Args:
+            name: the row's name.
+            solution: the errors of the solution's result against float64.
+            eager: the errors of eager's.
+        """
+        row: dict[str, object] = {"name": name}
+        for owner, errors in (("solution", solution), ("reference", eager)):
+            row[f"{owner}_max"] = errors.largest
+            row[f"{owner}_mean"] = errors.mean
+            row[f"{owner}_relative"] = errors.relative
+        self.errors.append(row)
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:

@@ -210,7 +210,7 @@ def _make_options(args: argparse.Namespace, device: torch.device, is_ours: bool)
     return Options(
         rounds=Rounds(trials, seconds),
         timeout=args.timeout or TIMEOUT,
-        only_times=args.sweep,
+        is_sweep=args.sweep,
         compiled=is_ours and device.type == "cuda" and (args.full or args.sweep),
         is_quick=is_quick,
         largest_gradients=largest_gradients,

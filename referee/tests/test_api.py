@@ -10,7 +10,7 @@ from graded import grade
 from texts import IMPORTS, correct, module, reference, wrong
 
 import referee
-from referee import engine, steps
+from referee import checks, engine
 
 FOLDER = Path(__file__).resolve().parent.parent
 
@@ -55,15 +55,15 @@ WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(1, len(steps.STEPS_PER_SETTING) + 1))
+@pytest.mark.parametrize("place", range(1, len(checks.CHECKS_PER_SETTING) + 1))
 def test_the_readmes_check(place, tmp_path, monkeypatch):
-    """It may be anywhere after `check_values`, and does not change what other steps find."""
+    """It may be anywhere after `check_values`, and does not change what other checks find."""
     namespace = {}
     exec(code_in_readme("def check_zeros"), namespace)
-    assert steps.STEPS_PER_SETTING[0] is steps.check_values
-    with_check = list(steps.STEPS_PER_SETTING)
+    assert checks.CHECKS_PER_SETTING[0] is checks.check_values
+    with_check = list(checks.CHECKS_PER_SETTING)
     with_check.insert(place, namespace["check_zeros"])
-    monkeypatch.setattr(engine, "STEPS_PER_SETTING", with_check)
+    monkeypatch.setattr(engine, "CHECKS_PER_SETTING", with_check)
     table = {
         "right": correct(module(TWO_SUMS, LINEAR), "training step"),
         "wrong": wrong(module(WRONG_FOR_ZEROS, LINEAR), "zeros"),

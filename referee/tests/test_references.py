@@ -5,12 +5,12 @@ import torch
 from graded import grade
 from texts import IMPORTS, correct, module, reference
 
+from referee.checks import timed_training_steps
 from referee.contestants.results import elements_share_memory
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.reference.training_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
-from referee.steps import timed_training_steps
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():

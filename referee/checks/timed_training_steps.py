@@ -12,10 +12,8 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.checks.forward import (
-    check_eager_intact,
-    check_intact,
-)
+from referee.checks.forward import check_eager_intact, check_intact
+from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
 from referee.contestants.contestant import RaisedError
 from referee.grading import Grading, restored_buffers
@@ -43,7 +41,6 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.times.timing import Timings, TrainingStep
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
@@ -210,7 +207,7 @@ class _StepRounds:
         timed = _time_steps(grading, timed_call, self._calls)
         if timed_call.process is grading.solution:
             calls = timed.reply["calls"]
-            _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
+            _compare_request(grading, self.quantities, calls, drawn_steps, timed.early)
         self._memory.end_turn(timed_call.process)
         return timed.times
 
@@ -306,7 +303,7 @@ def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
     return [whole * part for whole, part in zip(seconds, parts, strict=True)]
 
 
-def _compare_steps(
+def _compare_request(
     grading: Grading,
     quantities: list[Quantity],
     calls: list[dict],
