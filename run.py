@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-The referee has the command (referee/program/command.py). This file adds the project's problems and
-its solution to it.
+The referee has the command (referee/project/command.py). This file tells it which problems and
+which solution the project has.
 """
 
 import sys
@@ -31,7 +31,8 @@ import torch
 
 from model import PROBLEMS
 from problems import sizes
-from referee.program import command
+from referee.project import command
+from referee.project.project import Project
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.reference.problem import Problem
@@ -47,7 +48,7 @@ QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in on
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    project = command.Project(
+    project = Project(
         program="run.py",
         description=DESCRIPTION,
         problems=list(PROBLEMS),

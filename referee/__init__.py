@@ -11,12 +11,21 @@ bottom. A part may import only the parts below it:
 
 __main__: `python -m referee`
 
-program/: the command line
-    command              the command line of `python -m referee` and of a project's own program
-    arguments, project   its options; what a project adds to it
-    session, folders     grade files on some problems; folders of files on folders of references
+project/: the command line of a project with problems of its own; `python -m referee` has no use for
+it
+    command              the command line; it chooses one of the kinds of work below
+    arguments            its arguments and options
+    project              `Project`: what a project tells the command
+    comparison           compares the project's own solution with eager
+    sweep, roofline      time that solution at many sizes; the least time of each size
+
+program/: the command line of `python -m referee`
+    command              the command line: grades files on a reference, or folders on folders
+    arguments            its arguments and options
+    grade_files          grades files on one problem and prints a line on each
+    session              grades files on one problem after the other, for `grade_files` and project/
+    folders              grades folders of solutions on folders of references
     folder_workers       a worker for each device, which grades the files of a folder
-    roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
     empty_call           a program that measures what an empty call costs
 
@@ -92,7 +101,13 @@ contestants/: the processes of solutions and of eager, and their memory
     prctl                Linux's settings of a process
     cuda_walls           whether CUDA IPC works through the walls
 
-report/: tables, Markdown and pictures of results
+report/: texts and pictures of results
+    tables               parts of all texts
+    graded_files         the line on a graded file; the ranking of several
+    folder_table         the table of graded folders
+    comparison, sweep    what project/ prints
+    markdown, plot       the file of --markdown; the picture of a sweep
+    files                writes files as a whole or not at all
 
 console: prints lines and progress; what Ctrl-C does
 

@@ -14,7 +14,7 @@ from documents import ABOUT, HEADLINE, document, record
 from model import LinearReluDivide, Model
 from problems import benchmark, figures, pages
 from referee.names import COMPILED
-from referee.report import markdown, tables
+from referee.report import comparison, markdown, tables
 from referee.times.timing import speed_up
 
 RAW = {path.name: json.loads(path.read_text()) for path in figures.RESULTS.glob("*.json")}
@@ -147,7 +147,7 @@ def test_the_pages_understand_the_tables_that_run_prints(kind, dtype):
     """A row of the forward's table has the label of its setting, the times and the ratio."""
     made = record(kind, dtype)
     about = f"{made['problem']}: {tables.headline(ABOUT, 'cpu', '')}; {made['shape']} {dtype}"
-    output = pages.parse(f"{about}\n{tables.details(made)}")
+    output = pages.parse(f"{about}\n{comparison.details(made)}")
     results = {"device": "cpu", "command": "python run.py", "output": output}
     heading = pages.view_heading([results])
     assert heading == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`\n"
