@@ -5,9 +5,10 @@
     result = grade(Reference("problem.py"), "solution.py")
     print(result.verdict, result.speedup, result.reason)
 
-`README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
-To read the code, begin with `engine` and `checks`. These are the parts of the package, from top to
-bottom. A part may import only the parts below it:
+`README.md` is for those who grade solutions. `INTERNALS.md` is for those who change the referee:
+it follows a command from function to function, explains the words, and says where to add a check.
+
+These are the parts of the package, from top to bottom. A part may import only the parts below it:
 
 __main__: `python -m referee`
 

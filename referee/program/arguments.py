@@ -59,7 +59,7 @@ def add_common_options(parser: Parser, rounds_on_gpu: str) -> None:
     file = {"type": writable, "metavar": "FILE"}
     add("--json", **file, help="write everything as JSON too")
     add("--markdown", **file, help="write tables for a README too")
-    out = "of folders: append a line of JSON for each verdict, and go on where a run has ended"
+    out = "of folders: append a line of JSON for each verdict, and grade only files without one"
     add("--out", **file, help=out)
     add("--csv", **file, help="of folders: write the table as CSV too")
     limit = f"seconds for each solution, its compilation included (default: {TIMEOUT})"
