@@ -296,7 +296,10 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
         late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
-    reason = f"{name}: its result is not complete on the current stream when the call has returned"
+    reason = (
+        f"{name}: its result is not complete on the current stream when the call has returned; "
+        "let this stream wait for the others"
+    )
     raise NotCorrectError(WRONG, reason[:LONGEST_LINE])
 
 

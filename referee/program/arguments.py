@@ -82,11 +82,16 @@ def check_folders(args: argparse.Namespace, parser: Parser) -> None:
         if args.markdown:
             parser.error("--markdown is not for folders: --csv writes their table")
         return
-    for option, value in (("--out", args.out), ("--devices", args.devices), ("--csv", args.csv)):
+    for option, value, instead in (
+        ("--out", args.out, "--json"),
+        ("--devices", args.devices, "--device"),
+        ("--csv", args.csv, "--markdown"),
+    ):
         if value:
-            parser.error(f"{option} is for folders of references and solutions")
-    if any(path.is_dir() for path in args.solution or ()):
-        parser.error("folders of solutions need a folder of references")
+            parser.error(f"{option} is for folders of references; for a file use {instead}")
+    for path in args.solution or ():
+        if path.is_dir():
+            parser.error(f"{path} is a folder; then the reference has to be a folder, too")
 
 
 def check_files(read_paths: list[Path], written_paths: list[Path | None], parser: Parser) -> None:
@@ -120,11 +125,7 @@ def readable(text: str) -> Path:
             )
         path.open("rb").close()
     except OSError as error:
-        hint = ""
-        # In "run.py --solution a.py relu" the problem's name is taken for a second file.
-        if not path.suffix and isinstance(error, FileNotFoundError):
-            hint = " (if it is the name of a problem, write it first)"
-        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}{hint}") from None
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:  # the name contains a NUL
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file") from None
     if size > MAX_PROGRAM_BYTES:

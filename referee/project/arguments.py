@@ -1,6 +1,7 @@
 """The arguments and options of a project's command, and checks of their combinations."""
 
 import argparse
+from pathlib import Path
 
 from referee import console
 from referee.program.arguments import (
@@ -32,12 +33,28 @@ def make_parser(project: Project) -> Parser:
     add("--bundle", **file, help="write the solution as one file, and stop")
     solution = "grade these files, each of which defines ModelNew, instead of this project's; "
     solution += "results may have other strides, but elements of a result may not share memory"
-    add("--solution", type=readable, nargs="+", metavar="FILE", help=solution)
+    add("--solution", type=_solution, nargs="+", metavar="FILE", help=solution)
     reference = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=readable, metavar="FILE", help=reference)
     on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {MOST_ROUNDS['cuda']}"
     add_common_options(parser, rounds_on_gpu=on_gpu)
     return parser
+
+
+def _solution(text: str) -> Path:
+    """Return the path of a solution, as `readable` does.
+
+    In "run.py --solution a.py relu" the problem's name is taken for a second file. The error then
+    says what to do.
+    """
+    try:
+        return readable(text)
+    except argparse.ArgumentTypeError as error:
+        path = Path(text)
+        if path.suffix or path.exists():
+            raise
+        hint = "if it is the name of a problem, write it first"
+        raise argparse.ArgumentTypeError(f"{error} ({hint})") from None
 
 
 def _dtypes(text: str) -> list[str]:
@@ -74,7 +91,7 @@ def _check_kind_of_work(args: argparse.Namespace, parser: Parser) -> None:
     if args.bundle and args.solution:
         parser.error("--bundle writes this project's solution, --solution grades files: choose one")
     if args.timeout and not args.solution:
-        parser.error("--timeout is for --solution")
+        parser.error("--timeout is for the files of --solution: name them, too")
     if args.reference and (args.problem or not args.solution or args.bundle):
         parser.error("--reference goes with --solution, and without the name of a problem")
 
@@ -82,7 +99,8 @@ def _check_kind_of_work(args: argparse.Namespace, parser: Parser) -> None:
 def _check_sizes(args: argparse.Namespace, parser: Parser, project: Project) -> None:
     """Check the options for sizes and dtypes."""
     if args.sweep and args.problem and args.problem not in project.sweep_problems:
-        parser.error(f"{args.problem} has no sweep")
+        having_one = " and ".join(project.sweep_problems)
+        parser.error(f"{args.problem} has no sweep; {having_one} have one")
     if args.rows and args.sweep:
         parser.error("--rows is for one size, --sweep takes many: choose one")
     if args.solution and args.dtype and len(args.dtype) > 1:
