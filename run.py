@@ -70,25 +70,26 @@ def _bundle(problem: str) -> str:
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Return the problems, dtypes and shapes to measure: of one size, or of a sweep.
+    """Return the problems, dtypes and shapes to measure: of one size each, or of a sweep.
 
     Raises:
         ValueError: a size does not fit, or a problem does not take a dtype.
     """
     if args.sweep:
         names = list(sizes.PROBLEM_CLASSES)
-        dtypes = args.dtype or SWEEP_DTYPES[device.type]
+        dtypes = SWEEP_DTYPES[device.type]
     else:
         names = list(PROBLEMS)
-        dtypes = args.dtype or ["float32"]
+        dtypes = ["float32"]
     if args.problem:
         names = [args.problem]
+    if args.dtype:
+        dtypes = args.dtype
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
-            # A sweep has shapes of its own. For a sweep, this call only raises the ValueErrors.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
-            if args.sweep:
+            if args.sweep:  # it has shapes of its own; the call above has checked the dtype
                 subjects += _sweep_subjects(name, dtype, device)
             elif command.is_quick_check(args):
                 subjects.append(_quick_subject(name, dtype, device, shape, note))
@@ -100,7 +101,10 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
 def _quick_subject(
     name: str, dtype: str, device: torch.device, shape: tuple[int, ...], note: str
 ) -> Subject:
-    """Return a quick check's subject. Its note names the precision settings that it leaves out."""
+    """Return the subject of a quick check, which measures fewer precision settings.
+
+    Its note names those that it leaves out.
+    """
     settings = sizes.precision_settings(name, DTYPES[dtype], device)
     notes = [note] if note else []
     omitted = settings[QUICK_SETTINGS:]
@@ -110,7 +114,7 @@ def _quick_subject(
 
 
 def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:
-    """Return the subjects of one problem's sweep: all shapes at the first precision settings."""
+    """Return a sweep's subjects for a problem in one dtype: each shape at each setting."""
     subjects = []
     for setting in sizes.precision_settings(name, DTYPES[dtype], device)[:SWEEP_SETTINGS]:
         for shape, elements in sizes.sweep_shapes(name, device):

@@ -82,7 +82,8 @@ class Grading:
 
     Some attributes only help to describe a wrong result, which may be the right result of another
     call: `previous_...` belong to the call directly before, `earlier_...` to several calls before.
-    The arguments, and the bench's problem, are attributes, too.
+    Other attributes are set by one check for those after it; their descriptions name the check. The
+    arguments, and the bench's problem, are attributes, too.
 
     Args:
         bench: the shared memory and eager's processes for the problem.
@@ -103,16 +104,18 @@ class Grading:
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
         reference_tensors: for each result, the reference's in the latest comparison of
-            `checks/values.py`. Their values are freed. Their error budgets hold for timed calls.
+            `check_values`. Their values are freed. Their error budgets hold for timed calls.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
-        quantities: results and gradients of a training step, with their error budgets; empty if
-            the file is forward only or gradients were not compared.
-        has_differed: whether the solution differed from the reference for some unusual inputs.
+        quantities: results and gradients of a training step, with their error budgets. Set by
+            `check_gradients`; empty if the file is forward only or gradients were not compared.
+        has_differed: whether the solution differed from the reference for some unusual inputs. Set
+            by `check_case`.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
-            for other inputs or could not be tried with them.
-        is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        run: the times under the current setting; None before they are taken.
+            for other inputs or could not be tried with them. Set by `check_other_inputs`.
+        is_forward_only: whether the solution lacks gradients of the problem's own small inputs. Set
+            by `check_own_gradients`.
+        run: the times under the current setting; None before `time_forwards` takes them.
     """
 
     def __init__(
