@@ -44,9 +44,8 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
     timed_training_steps a forward and its backward beside eager's
-    forward              for several checks: one forward of the solution
-    training_step        for several checks: one training step of the solution
-    diagnosis            what a wrong result is: zeros, a copy, an earlier result
+    forward, training_step, results, intact, diagnosis
+                         functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has

@@ -7,8 +7,13 @@ the tuples below lists checks in the order in which they are made.
 To add a check, write such a function in a new file of this folder and name it in a tuple. A check
 that calls the module comes after `check_values`, which constructs it.
 
-`forward`, `training_step` and `diagnosis` are no checks: they have the functions that several
-checks use.
+The other files of this folder have the functions that several checks use:
+
+    forward          one forward beside the reference's
+    training_step    gradients for a training step; its results and gradients
+    results          the form, the memory and the values of results
+    intact           whether inputs, parameters and gradients of outputs are what was written
+    diagnosis        what a wrong result is: zeros, a copy, an earlier result
 """
 
 from referee.checks.gradients import check_gradients, check_own_gradients

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from referee.checks.forward import check_complete, check_intact
+from referee.checks.intact import check_intact
+from referee.checks.results import check_complete
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.contestant import RaisedError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.checks.forward import check_eager_intact, check_intact
+from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
 from referee.contestants.contestant import RaisedError

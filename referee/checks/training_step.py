@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.forward import check_description, check_elements_apart, read_result
+from referee.checks.results import check_description, check_elements_apart, read_result
 from referee.comparison.quantity import Kind, Quantity
 from referee.grading import Grading
 from referee.reference.training_step import draw_gradients
