@@ -58,7 +58,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue
-        if _is_another_function(grading, case, result):
+        if _is_another_function(grading, case, result):  # then the other results say nothing
             grading.has_differed = True
             grading.verdict.notes.append(f"differs from the reference for {case.name}")
             grading.bench.free_results(grading.solution)
@@ -130,7 +130,8 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
 def _are_readable(descriptions: list[dict]) -> bool:
     """Return whether the referee can read these results in place.
 
-    On a GPU, a result that CUDA IPC cannot share has the handle None; see `results.describe`.
+    On a GPU, a result that CUDA IPC cannot share has the handle None, see `describe` in
+    `contestants.results`.
     """
     return all(description.get("handle", "") is not None for description in descriptions)
 

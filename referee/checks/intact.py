@@ -1,4 +1,4 @@
-"""Whether inputs, parameters and gradients of outputs still have every bit that was written."""
+"""Checks that inputs, parameters and gradients of outputs still have every bit that was written."""
 
 from referee.grading import Grading
 from referee.verdict import NotCorrectError

@@ -2,7 +2,6 @@
 
 from referee import console, records
 from referee.engine import referee_at_work
-from referee.grading import GradedFile
 from referee.program.session import Session
 from referee.report import graded_files, tables
 from referee.verdict import NotCorrectError, Verdict
@@ -17,13 +16,13 @@ def grade_files(session: Session) -> bool:
     [subject] = session.subjects
     all_records = session.document["records"]
 
-    def report(file: GradedFile, verdict: Verdict) -> None:
-        record = records.make_record(subject, verdict, str(file.path))
+    def report(verdict: Verdict) -> None:
+        record = records.make_record(subject, verdict, str(verdict.file))
         if not all_records:
             console.show(session.headline_of(subject))
         all_records.append(record)
         console.show(graded_files.describe(record))
-        _show_details(file, verdict, session.is_verbose)
+        _show_details(verdict, session.is_verbose)
 
     try:
         with referee_at_work(own_builds=True) as server:
@@ -31,7 +30,7 @@ def grade_files(session: Session) -> bool:
             session.grade(subject, session.options, report, server)
     except NotCorrectError as error:  # the problem cannot be graded
         for file in session.files:
-            report(file, Verdict(file.path, error.verdict, error.reason))
+            report(Verdict(file.path, error.verdict, error.reason))
     finally:  # after an interrupt, too
         session.progress.clear()
         if len(all_records) > 1:
@@ -41,7 +40,7 @@ def grade_files(session: Session) -> bool:
     return all(record["verdict"] == CORRECT for record in all_records)
 
 
-def _show_details(file: GradedFile, verdict: Verdict, is_verbose: bool) -> None:
+def _show_details(verdict: Verdict, is_verbose: bool) -> None:
     """Print a file's traceback and what it printed, or how to see them."""
     if not verdict.details:
         return
@@ -49,4 +48,4 @@ def _show_details(file: GradedFile, verdict: Verdict, is_verbose: bool) -> None:
         console.show(tables.indented(verdict.details))
         return
     traceback = "its traceback and " if verdict.has_traceback else ""
-    console.say(f"{file.path}: --verbose shows {traceback}what it printed")
+    console.say(f"{verdict.file}: --verbose shows {traceback}what it printed")

@@ -24,7 +24,7 @@ from referee.reference.problem import Problem
 from referee.verdict import NotCorrectError, Verdict
 from referee.words import ERROR, LEFT_OUT
 
-Report = Callable[[GradedFile, Verdict], None]
+Report = Callable[[Verdict], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Session:
         Args:
             subject: the problem, dtype and size.
             options: how files are graded on it.
-            report: is called with each file and its verdict, as soon as there is one.
+            report: is called with the verdict on each file, as soon as there is one.
             server: forks contestants.
             reserve: keeps eager's process for the next subject.
 
@@ -93,30 +93,30 @@ class Session:
             raise NotCorrectError(ERROR, reason)
 
     def _grade_file(self, file: GradedFile, engine: Engine, report: Report) -> None:
-        """Grade a file and report the verdict; after an interrupt, report what is known by then."""
+        """Grade a file and report the verdict; after an interrupt, report the verdict so far."""
         try:
             verdict = engine.grade(file)
         except KeyboardInterrupt as interrupt:
             # `grade` sets the attribute, unless the interrupt came at its very start or end.
             if hasattr(interrupt, "verdict"):
                 self.progress.clear()
-                report(file, interrupt.verdict)
+                report(interrupt.verdict)
             raise
         self.progress.clear()
-        report(file, verdict)
+        report(verdict)
 
     def show_progress(self, index: int, stage: str) -> None:
-        """Show in the progress line what is done now for a subject.
+        """Show in the progress line that a stage of a subject begins.
 
         Args:
             index: the subject's index in `subjects`.
-            stage: what is done.
+            stage: the stage, "starting" for example.
         """
         position = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
         self.progress(f"{self.subjects[index].problem}{position}: {stage}")
 
     def headline_of(self, subject: Subject) -> str:
-        """Return what is printed above the results on a subject."""
+        """Return the headline of results: the problem, the device, the shape and the dtype."""
         note = f"\n{subject.note}" if subject.note else ""
         shape = f"{list(subject.shape)} {subject.dtype}"
         return f"{subject.problem}: {self.headline}; {shape}{note}"

@@ -11,7 +11,6 @@ from referee import console, records
 from referee.bench import Reserve
 from referee.contestants.server import Server
 from referee.engine import referee_at_work
-from referee.grading import GradedFile
 from referee.program.session import Session
 from referee.project.project import Project
 from referee.records import Subject
@@ -78,8 +77,8 @@ class Comparison:
             UnimportableError: the solution cannot be imported.
         """
 
-        def report(_file: GradedFile, verdict: Verdict) -> None:
-            # Nothing was compared, so the import itself has failed or the constructor.
+        def report(verdict: Verdict) -> None:
+            # An error before the first case: probably the import itself has failed.
             if verdict.word == ERROR and verdict.count == 0:
                 raise UnimportableError(verdict.reason)
             self._show(subject, verdict)

@@ -6,6 +6,7 @@ part. A size that has no time or no memory left gets the verdict "left out".
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 import torch
@@ -15,7 +16,6 @@ from referee.bench import Reserve
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
 from referee.engine import referee_at_work
-from referee.grading import GradedFile
 from referee.program.session import Session
 from referee.project.roofline import add_roofline, copy_bandwidth
 from referee.records import Subject
@@ -76,15 +76,11 @@ class Sweep:
             self._show(subject, Verdict(path, LEFT_OUT, reason))
             return
         session.show_progress(index, "building the kernels" if index == 0 else "starting")
-
-        def report(_file: GradedFile, verdict: Verdict) -> None:
-            self._show(subject, verdict)
-
         # Rounds get half of the time. The other half is for everything else.
         rounds = session.options.rounds._replace(cpu_seconds=seconds / 2)
         options = replace(session.options, rounds=rounds)
         try:
-            session.grade(subject, options, report, server, reserve)
+            session.grade(subject, options, partial(self._show, subject), server, reserve)
         except NotCorrectError as error:  # the size cannot be graded
             self._show(subject, Verdict(path, error.verdict, error.reason))
 

@@ -1,4 +1,4 @@
-"""Makes what a comparison of a project's own solution prints: tables, and the last lines."""
+"""Makes the text of a comparison of a project's own solution: tables, and the last lines."""
 
 from referee.names import COPY
 from referee.report.tables import (

@@ -1,4 +1,4 @@
-"""Makes what is printed on a sweep: a line for each size, and the last lines."""
+"""Makes the text of a sweep: a line for each size, and the last lines."""
 
 from referee.report.tables import LEGEND, NOISY, UNDECIDED, forward_row, interval
 from referee.words import LEFT_OUT, TIE, TOO_NOISY
