@@ -34,8 +34,10 @@ def make_parser() -> Parser:
     """Return the parser of `python -m referee`."""
     parser = Parser(prog=console.program, description=DESCRIPTION)
     add = parser.add_argument
-    add("reference", type=readable, metavar="REFERENCE", help="a problem file, or a folder")
-    add("solution", type=readable, nargs="+", metavar="SOLUTION", help="files, or a folder")
+    reference = "a problem's file, or a folder of them"
+    add("reference", type=readable, metavar="REFERENCE", help=reference)
+    solution = "files that define ModelNew, or a folder of them"
+    add("solution", type=readable, nargs="+", metavar="SOLUTION", help=solution)
     add_common_options(parser, rounds_on_gpu=str(MOST_ROUNDS["cuda"]))
     return parser
 
@@ -49,21 +51,22 @@ def add_common_options(parser: Parser, rounds_on_gpu: str) -> None:
     """
     add = parser.add_argument
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
-    add("--devices", metavar="D,D", type=_devices, help="of folders: a worker for each device")
     on_cpu = f"{LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']}"
     rounds = f"timed rounds (default: {rounds_on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="more rounds, as for a table that is published")
-    verbose = "print tracebacks, and what graded files print; has no effect on folders"
+    verbose = "print tracebacks, and what solutions print; has no effect on folders"
     add("--verbose", action="store_true", help=verbose)
     file = {"type": writable, "metavar": "FILE"}
     add("--json", **file, help="write everything as JSON too")
     add("--markdown", **file, help="write tables for a README too")
-    out = "of folders: append a line of JSON for each verdict, and grade only files without one"
-    add("--out", **file, help=out)
-    add("--csv", **file, help="of folders: write the table as CSV too")
     limit = f"seconds for each solution, its compilation included (default: {TIMEOUT})"
     add("--timeout", type=positive, metavar="S", help=limit)
+    add = parser.add_argument_group("options if the reference is a folder").add_argument
+    add("--devices", metavar="D,D", type=_devices, help="grade on these devices at the same time")
+    out = "append a line of JSON for each verdict, and grade only files that have no line yet"
+    add("--out", **file, help=out)
+    add("--csv", **file, help="write the table as CSV too")
 
 
 def check_options(args: argparse.Namespace, parser: Parser) -> None:
