@@ -102,7 +102,7 @@ def load_reference() -> ModuleType:
 
 
 def _file_of_model() -> str | None:
-    """Return the file from which `import model` would import, or has imported; None without one."""
+    """Return the file of the module that `import model` gives, or None if there is no such file."""
     if "model" in sys.modules:
         file = getattr(sys.modules["model"], "__file__", None)
     else:

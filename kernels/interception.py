@@ -1,7 +1,7 @@
 """Detects other Python code that must see the calls of torch's functions.
 
-Our operators take the place of torch functions that the reference calls. Code of three kinds would
-miss the calls of these functions. Where it is active, a module calls the functions themselves:
+Our operators take the place of torch functions that the reference calls. Three kinds of code expect
+to see the calls of those functions. Where such code is active, a module calls torch's functions:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;
@@ -84,8 +84,8 @@ def _is_defined_in(function: Callable, *modules: str) -> bool:
     return getattr(function, "__globals__", {}).get("__name__") in modules
 
 
-def _find_torchs_methods() -> tuple[Callable, ...]:
-    """Return `nn.Linear`'s forward, __call__ and _call_impl; empty if other code replaced one.
+def _unreplaced_methods() -> tuple[Callable, ...] | None:
+    """Return `nn.Linear`'s forward, __call__ and _call_impl; None if other code replaced one.
 
     While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
     `torch.fx`. That one is allowed because the tracer records our operator instead.
@@ -95,12 +95,12 @@ def _find_torchs_methods() -> tuple[Callable, ...]:
         and _is_defined_in(Linear.__call__, "torch.nn.modules.module", "torch.fx._symbolic_trace")
         and _is_defined_in(Linear._call_impl, "torch.nn.modules.module")
     )
-    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_torchs_own else ()
+    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_torchs_own else None
 
 
 # The cache of `is_linear_replaced`: `nn.Linear`'s methods, as they were when all three were last
 # found to be torch's own.
-_verified_methods = _find_torchs_methods()
+_verified_methods = _unreplaced_methods()
 
 
 def is_linear_replaced() -> bool:
@@ -118,11 +118,13 @@ def is_linear_replaced() -> bool:
         return True
     if (Linear.forward, Linear.__call__, Linear._call_impl) == _verified_methods:
         return False
-    methods = _find_torchs_methods()
+    methods = _unreplaced_methods()
+    if methods is None:
+        return True
     # Dynamo would trace the assignment as a side effect of the graph.
-    if methods and not is_dynamo_compiling():
+    if not is_dynamo_compiling():
         _verified_methods = methods
-    return not methods
+    return False
 
 
 def as_builtin(operator: Callable) -> Callable:

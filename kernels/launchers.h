@@ -30,6 +30,12 @@ namespace kernels {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 
+constexpr int bytes_of_element(DType dtype) {
+  if (dtype == DType::kFloat64) return 8;
+  if (dtype == DType::kFloat32) return 4;
+  return 2;
+}
+
 // The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
 // which have one precision, are always kHigh.
 enum class Precision {
@@ -73,7 +79,8 @@ struct LinearArguments {
   // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Bits beyond column n - 1 are 0.
   uint8_t* mask;
 
-  void* workspace;  // as many bytes as the kernel's *_workspace function returns, aligned to 256
+  void*
+      workspace;  // as large as the kernel's *_workspace_bytes function says, aligned to 256 bytes
 };
 
 // A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
@@ -123,22 +130,22 @@ int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstre
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 
-// The GEMM kernels. linear/run_gemm.h first asks *_supports, when all fields but out and workspace
-// are set. It then allocates out and a workspace of *_workspace bytes, and launches the kernel.
+// The GEMM kernels. linear/run_gemm.h sets all fields but out and workspace, and asks *_supports.
+// It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
 
 // linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, both precisions.
 bool linear_sm90_supports(const LinearArguments& linear);
-size_t linear_sm90_workspace(const LinearArguments& linear);
+size_t linear_sm90_workspace_bytes(const LinearArguments& linear);
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
 // KiB of shared memory. Only float32, and only at kHighest.
 bool linear_sm80_supports(const LinearArguments& linear);
-size_t linear_sm80_workspace(const LinearArguments& linear);
+size_t linear_sm80_workspace_bytes(const LinearArguments& linear);
 int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
 
 // linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute
-// capability 9.0. It always applies the ReLU, and needs no workspace.
+// capability 9.0. It needs no workspace.
 bool linear_skinny_supports(const LinearArguments& linear);
 int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
 
@@ -151,7 +158,8 @@ int transpose(const Transposition& transposition, const unsigned* is_needed, CUs
 // are contiguous.
 
 // In place: out = relu(out) / divisor. Before the call, out [m, n] is the product plus bias.
-// mask [m, (n + 7) / 8] as in LinearArguments, or null.
+// mask [m, (n + 7) / 8] as in LinearArguments, or null. If the mask has no unused bits, or is null,
+// the call is fastest if it gets the matrix as one row: m = 1.
 int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                       CUstream_st* stream);
 
@@ -163,7 +171,7 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                                int64_t m, int64_t n, CUstream_st* stream);
 
 // Returns the bytes of the workspace that linear_fused_pass_backward needs.
-size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n);
+size_t linear_fused_pass_backward_workspace_bytes(DType dtype, int64_t m, int64_t n);
 
 }  // namespace cuda
 
@@ -185,9 +193,9 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
 
-// As cuda::linear_fused_pass, for a range of the mask's bytes: begin and end count bytes, and each
-// byte stands for its elements, up to eight neighbours in a row. If mask is null, they count the
-// bytes that a mask would have, of which there are m * ((n + 7) / 8).
+// As cuda::linear_fused_pass, for the elements whose bits are in the bytes begin <= i < end of the
+// mask. A byte has the bits of up to eight neighbours in a row. If mask is null, begin and end
+// count the bytes that a mask would have, of which there are m * ((n + 7) / 8).
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 

@@ -7,19 +7,33 @@ host      the host's time for small forwards and training steps: ReLU of 1,024 e
 import    seconds to import model_new.py, without the seconds for torch
 report    runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
           device, and renews these documents
+pages     renews these documents from the results in docs/benchmarks/, without measuring
 
-`report` is in problems/figures.py. With --only TEXT, it runs only the commands that contain TEXT.
+The first four print a table of their results (problems/benchmark_tables.py), and write them to the
+file that --json names. Its keys:
+
+benchmark, command, environment, date   what was measured, how, where, and when (UTC)
+dtype, precision   of the linear module's and ReLU's tensors; the precision is "" unless the dtype
+                   is float32. `import` has neither.
+rows               a dictionary for each row of the measurement. Times are in seconds. "ratio" is
+                   the median over the rounds of eager's time / ours. Errors are in the unit u of
+                   `measure_operands`.
+
+`report` and `pages` are in problems/figures.py.
 """
 
 import argparse
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from statistics import median
 from timeit import timeit
 
@@ -28,13 +42,14 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from model import PROBLEMS
-from problems import figures
+from problems import figures, pages
+from problems.benchmark_tables import TABLES
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
 from referee.comparison.accuracy import errors
-from referee.records import environment
-from referee.report import tables
+from referee.records import as_json, environment
+from referee.report import files, machine_and_versions, tables
 
 ROUNDS = 31
 
@@ -64,10 +79,10 @@ OPERANDS_SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}
 # a training step makes 2.
 HOST_CALLS = 250
 
-TableRows = Iterator[list[str]]  # rows of a printed table; the first one has the columns' titles
+Rows = list[dict[str, str | int | float]]  # what a command measures, for --json
 
 
-# ---------------------------------------------------------------------------------- measurements
+# ----------------------------------------------------------------------------------------- times
 
 
 def make_modules(
@@ -126,16 +141,16 @@ def _host_seconds(call: Callable, x: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The times of two calls.
+    """The times of two calls, under the names that rows have.
 
     Attributes:
-        ours: the median seconds of our call.
-        eager: the median seconds of eager's.
+        ours_seconds: the median seconds of our call.
+        eager_seconds: the median seconds of eager's.
         ratio: the median over the rounds of eager's time / ours.
     """
 
-    ours: float
-    eager: float
+    ours_seconds: float
+    eager_seconds: float
     ratio: float
 
 
@@ -146,31 +161,30 @@ def compare(times: dict[str, list[float]]) -> Comparison:
     return Comparison(median(times["ours"]), median(times["eager"]), ratio)
 
 
-# ---------------------------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------------------- measurements
 
 
 @torch.no_grad()
-def linear_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield a row for each size of the weight: eager's time / ours, and ours in microseconds."""
-    yield ["eager / LinearReluDivideNew (us)", *(f"M {m}" for m in ROWS[device])]
+def measure_linear(device: str, dtype: torch.dtype) -> Rows:
+    """Return a row for each K, N and M: the times of both modules."""
+    rows: Rows = []
     for k in FEATURES:
         for n in FEATURES:
             modules = make_modules("linear_relu_divide", device, dtype, [k, n, 2.0])
-            cells = []
             for m in ROWS[device]:
                 x = torch.empty(m, k, dtype=dtype, device=device).uniform_(-1, 1)
                 compared = compare(time_in_turn(modules, x))
-                cells.append(f"{compared.ratio:.3f} ({compared.ours * 1e6:.0f})")
-            yield [f"K {k}, N {n}", *cells]
+                rows.append({"k": k, "n": n, "m": m, **asdict(compared)})
+    return rows
 
 
 @torch.no_grad()
-def operands_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield a row for each kind of operands: times, and the largest errors against float64.
+def measure_operands(device: str, dtype: torch.dtype) -> Rows:
+    """Return a row for each kind of operands: times, and the largest errors against float64.
 
-    The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|).
+    The unit u of an error is 2^-24 of (|x| |weight|^T + |bias|) / |divisor|.
     """
-    yield ["operands", "eager us", "ours us", "ratio", "u", "eager's u"]
+    rows: Rows = []
     m, k, n = OPERANDS_SIZE[device]
     modules = make_modules("linear_relu_divide", device, dtype, [k, n, 2.0])
     names = list(OPERANDS)
@@ -183,19 +197,14 @@ def operands_rows(device: str, dtype: torch.dtype) -> TableRows:
         for module in modules.values():
             module.load_state_dict({"linear.weight": weight, "linear.bias": bias})
         largest_errors = _largest_errors(modules, x)
-        compared = compare(time_in_turn(modules, x))
-        yield [
-            name,
-            f"{compared.eager * 1e6:.2f}",
-            f"{compared.ours * 1e6:.2f}",
-            f"{compared.ratio:.3f}",
-            f"{largest_errors['ours']:.3g}",
-            f"{largest_errors['eager']:.3g}",
-        ]
+        row = {"operands": name, **asdict(compare(time_in_turn(modules, x)))}
+        row |= {f"{owner}_error": error for owner, error in largest_errors.items()}
+        rows.append(row)
+    return rows
 
 
 def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float]:
-    """Return the largest error of each module on x, in the unit u of `operands_rows`."""
+    """Return the largest error of each module on x, in the unit u of `measure_operands`."""
     eager = modules["eager"]
     z, magnitude = exact_sums(eager.linear, x)
     exact = torch.relu(z) / eager.divisor
@@ -231,9 +240,9 @@ SMALL_CALLS = [
 ]
 
 
-def host_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield a row for each small call: the host's time for it, without waiting for the GPU."""
-    yield ["host time", "ours ns", "eager ns", "eager / ours"]
+def measure_host(device: str, dtype: torch.dtype) -> Rows:
+    """Return a row for each small call: the host's time for it, without waiting for the GPU."""
+    rows: Rows = []
     places = ["cpu"] if device == "cpu" else ["cpu", device]
     for small in SMALL_CALLS:
         for place in places:
@@ -242,10 +251,12 @@ def host_rows(device: str, dtype: torch.dtype) -> TableRows:
             x = ones.clone().requires_grad_()
             steps = {name: training_step(module, x, ones) for name, module in forwards.items()}
             with torch.no_grad():
-                times = time_host_in_turn(forwards, x)
-            yield _host_row(f"{small.title}, forward, {place}", times)
-            times = time_host_in_turn(steps, x)
-            yield _host_row(f"{small.title}, forward + backward, {place}", times)
+                times = {"forward": time_host_in_turn(forwards, x)}
+            times["forward + backward"] = time_host_in_turn(steps, x)
+            for part, times_of_part in times.items():
+                row = {"call": small.title, "part": part, "device": place}
+                rows.append({**row, **asdict(compare(times_of_part))})
+    return rows
 
 
 def training_step(module: nn.Module, x: Tensor, grad_output: Tensor) -> Callable[[Tensor], tuple]:
@@ -258,20 +269,12 @@ def training_step(module: nn.Module, x: Tensor, grad_output: Tensor) -> Callable
     return step
 
 
-def _host_row(title: str, times: dict[str, list[float]]) -> list[str]:
-    compared = compare(times)
-    ours = f"{compared.ours * 1e9:.2f}"
-    eager = f"{compared.eager * 1e9:.2f}"
-    return [title, ours, eager, f"{compared.ratio:.3f}"]
+def measure_import(device: str, dtype: torch.dtype) -> Rows:
+    """Return one row: the seconds of an import that builds, and the median of three later ones.
 
-
-def import_rows(device: str, dtype: torch.dtype) -> TableRows:
-    """Yield the seconds of a first import, which builds, and the median of three later ones.
-
-    Each import is in a process of its own. The arguments are those of every function of `TABLES`,
-    and are not used.
+    Each import is in a process of its own. The arguments are those of every function of
+    `MEASUREMENTS`, and are not used.
     """
-    yield ["import beyond torch", "cold s", "warm s"]
     code = (
         "import torch, time; start = time.perf_counter(); import model_new; "
         "print(time.perf_counter() - start)"
@@ -284,14 +287,14 @@ def import_rows(device: str, dtype: torch.dtype) -> TableRows:
                 [sys.executable, "-c", code], env=environment_with_folder
             )
             seconds.append(float(printed))
-    yield ["both problems", f"{seconds[0]:.2f}", f"{median(seconds[1:]):.2f}"]
+    return [{"cold_seconds": seconds[0], "warm_seconds": median(seconds[1:])}]
 
 
-TABLES: dict[str, Callable[[str, torch.dtype], TableRows]] = {
-    "linear": linear_rows,
-    "operands": operands_rows,
-    "host": host_rows,
-    "import": import_rows,
+MEASUREMENTS: dict[str, Callable[[str, torch.dtype], Rows]] = {
+    "linear": measure_linear,
+    "operands": measure_operands,
+    "host": measure_host,
+    "import": measure_import,
 }
 
 
@@ -299,33 +302,74 @@ TABLES: dict[str, Callable[[str, torch.dtype], TableRows]] = {
 
 
 def parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the command line's options; a wrong one ends the process with status 2."""
+    """Return the command line's options; a wrong one ends the process with status 2.
+
+    Args:
+        arguments: the command's; None for those of this process.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TABLES, "report"])
+    parser.add_argument("what", choices=[*MEASUREMENTS, "report", "pages"])
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=default_device)
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest")
-    parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain this")
-    return parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    only = "report: run only commands that contain this, or whose file's name does"
+    parser.add_argument("--only", default="", metavar="TEXT", help=only)
+    args = parser.parse_args(arguments)
+    if args.json:
+        try:
+            files.check_writable(args.json)
+        except OSError as error:
+            parser.error(f"cannot write {args.json}: {error.strerror}")
+    return args
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line; return the exit status.
+
+    Args:
+        arguments: the command's; None for those of this process.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
     args = parse_options(arguments)
+    if args.what in MEASUREMENTS:
+        _measure(args, arguments)
+        return 0
+    failed = []
     if args.what == "report":
-        failed = figures.renew(args.device, args.only)
-        return 1 if failed else 0
+        failed = figures.measure(args.device, args.only)
+    figures.make_pages()
+    return 1 if failed else 0
+
+
+def _measure(args: argparse.Namespace, arguments: list[str]) -> None:
+    """Measure; print the results as a table, and write them to the file of --json.
+
+    Args:
+        args: the options.
+        arguments: the command line, from which the options come.
+    """
     torch.set_float32_matmul_precision(args.precision)
-    print("{device}, torch {torch}, CUDA {cuda}\n".format(**environment(torch.device(args.device))))
+    results = {
+        "benchmark": args.what,
+        "command": shlex.join(["python", "-m", "problems.benchmark", *arguments]),
+        "environment": environment(torch.device(args.device)),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    print(f"{machine_and_versions(results['environment'])}\n", flush=True)
     if args.what != "import":
-        precision = f", precision {args.precision}" if args.dtype == "float32" else ""
-        print(f"{args.dtype}{precision}\n")
-    rows = TABLES[args.what](args.device, getattr(torch, args.dtype))
-    print(tables.table(list(rows)))
-    return 0
+        results |= {"dtype": args.dtype, "precision": ""}
+        if args.dtype == "float32":
+            results["precision"] = args.precision
+        print(f"{pages.dtype_and_setting(args.dtype, results['precision'])}\n", flush=True)
+    results["rows"] = MEASUREMENTS[args.what](args.device, getattr(torch, args.dtype))
+    print(tables.table(TABLES[args.what](results["rows"])))
+    if args.json:
+        files.write(args.json, as_json(results))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,11 @@
 """Renews the figures of README and docs/BENCHMARKS.md: `python -m problems.benchmark report`.
 
-Each file in docs/benchmarks/ has a command, the kind of device that the command is for, and what
-the command printed. The commands for one kind of device are run again, and their files written
-anew. The tables of docs/BENCHMARKS.md are made from these files (problems/pages.py).
-
-README's table has one of these commands in a comment above it, for example
-`<!-- cuda: python run.py -->`, and `<!-- end -->` below it. When this command is run, the table of
-run.py's --markdown takes the place of README's, and the picture of problems/bars.py that of
-docs/figures.svg.
-
-After each command, all new texts are made before the first of them is written.
+Each command of `COMMANDS` writes its results as JSON, which become a file of docs/benchmarks/.
+`python -m problems.benchmark pages` runs no command: it only makes the tables of README and
+docs/BENCHMARKS.md, and README's picture, from the files that are there.
 """
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -22,23 +14,40 @@ import tempfile
 from pathlib import Path
 
 from problems import bars, pages
-from referee.report import files, load, markdown, plot
+from referee.records import as_json
+from referee.report import files, load, plot
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-BENCHMARKS = ROOT / "docs" / "BENCHMARKS.md"
-RESULTS = ROOT / "docs" / "benchmarks"  # what each command printed, as JSON
+RESULTS = ROOT / "docs" / "benchmarks"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "BENCHMARKS.md"]
 PICTURE = ROOT / "docs" / "figures.svg"
-# README's table below its comment. The groups are the comment, the kind of device and the command.
-README_TABLE = re.compile(r"(<!-- (\w+): (.+?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+HEADLINE = "headline.json"  # the file that the picture shows
+# The command behind each file of docs/benchmarks/, by the kind of device that it measures.
+COMMANDS = {
+    "cuda": {
+        HEADLINE: "python run.py --full --dtype float32,float16,bfloat16",
+        "host.json": "python -m problems.benchmark host",
+        "linear-highest.json": "python -m problems.benchmark linear",
+        "linear-high.json": "python -m problems.benchmark linear --precision high",
+        "linear-float16.json": "python -m problems.benchmark linear --dtype float16",
+        "linear-bfloat16.json": "python -m problems.benchmark linear --dtype bfloat16",
+        "operands-highest.json": "python -m problems.benchmark operands",
+        "operands-high.json": "python -m problems.benchmark operands --precision high",
+    },
+    "cpu": {"import.json": "python -m problems.benchmark import"},
+}
+# `report` and `pages` write only here. A change of these files is no change of the measured code.
+WRITTEN = ["README.md", "docs"]
 
 
-def renew(device: str, only: str) -> list[str]:
-    """Run the commands; write their results to docs/benchmarks/ and to the documents.
+def measure(device: str, text: str) -> list[str]:
+    """Run commands and write their results to docs/benchmarks/.
+
+    A file is written as soon as its command has ended. If that fails, the file does not change.
 
     Args:
-        device: the kind of device that the commands are for.
-        only: only commands that contain this text are run.
+        device: the kind of device that the commands measure, "cpu" or "cuda".
+        text: only commands that contain it, or whose file's name does, are run.
 
     Returns:
         The commands that failed.
@@ -46,72 +55,64 @@ def renew(device: str, only: str) -> list[str]:
     Raises:
         ValueError: there is no such command.
     """
+    commands = {
+        name: command
+        for name, command in COMMANDS[device].items()
+        if text in name or text in command
+    }
+    if not commands:
+        raise ValueError(f"no command for {device} contains {text!r}")
+    commit = _commit()
     failed = []
-    for path, command in _find_commands(device, only).items():
-        comment = f"<!-- {device}: {command} -->\n"
-        texts: dict[Path, str | bytes] = {}
-        if comment in README.read_text():
-            printed = _run_for_readme(command, comment, texts)
-        else:
-            printed = _run(command)
-        if printed is None:
+    for name, command in commands.items():
+        results = _run(command)
+        if results is None:
             failed.append(command)
-            continue
-        output = pages.parse(printed)
-        texts[path] = pages.dump({"device": device, "command": command, "output": output})
-        texts[BENCHMARKS] = _filled_benchmarks(path.name, texts[path])
-        for file, text in texts.items():
-            files.write(file, text)
+        else:
+            content = {**results, "command": command, "commit": commit}
+            files.write(RESULTS / name, as_json(content))
     return failed
 
 
-def _filled_benchmarks(name: str, results: str) -> str:
-    """Return the text of docs/BENCHMARKS.md, made anew with one new file of results."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(RESULTS, folder, dirs_exist_ok=True)
-        Path(folder, name).write_text(results)
-        return pages.fill(BENCHMARKS.read_text(), Path(folder))
-
-
-def _find_commands(device: str, text: str) -> dict[Path, str]:
-    """Return the command of each results file that is for the device and contains the text."""
-    commands = {}
-    for path in sorted(RESULTS.glob("*.json")):
-        results = json.loads(path.read_text())
-        if results["device"] == device and text in results["command"]:
-            commands[path] = results["command"]
-    if not commands:
-        raise ValueError(f"no results are for {device} and have a command that contains {text!r}")
-    return commands
-
-
-def _run(command: str, *options: str) -> str | None:
-    """Run a command of this project, by this Python. Return what it prints; None if it fails."""
+def _run(command: str) -> dict | None:
+    """Run a command of this project, by this Python. Return its results; None if it fails."""
     _python, *arguments = shlex.split(command)
-    run = [sys.executable, *arguments, *options]
-    done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    print(f"{command}: status {done.returncode}", flush=True)
-    return done.stdout if done.returncode == 0 else None
-
-
-def _run_for_readme(command: str, comment: str, texts: dict[Path, str | bytes]) -> str | None:
-    """Run the command of README's table as `_run` does; add README and the picture to `texts`."""
-    plot.check(PICTURE)
     with tempfile.TemporaryDirectory() as folder:
-        samples = Path(folder, "results.json")
-        printed = _run(command, "--json", str(samples))
-        if printed is None:
-            return None
-        content = {**load(samples), "command": command}
-    texts[PICTURE] = bars.draw(content, ".svg")
-    texts[README] = _with_table(README.read_text(), comment, markdown.as_markdown(content))
-    return printed
+        path = Path(folder, "results.json")
+        run = [sys.executable, *arguments, "--json", str(path)]
+        status = subprocess.run(run, cwd=ROOT, check=False).returncode
+        print(f"{command}: status {status}", flush=True)
+        return json.loads(path.read_text()) if status == 0 else None
 
 
-def _with_table(page: str, comment: str, table: str) -> str:
-    """Return a page with another table below a comment."""
+def _commit() -> str:
+    """Return the commit of this tree, with "-dirty" if code has changed; "unknown" without git."""
+    # A copy of the tree without .git may be inside the repository of another project.
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        return "unknown"
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        paths = [".", *(f":!{path}" for path in WRITTEN)]
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *paths)
+    except subprocess.CalledProcessError:  # for example, if the tree belongs to another user
+        return "unknown"
+    return f"{commit}-dirty" if changes else commit
 
-    def replacement(match: re.Match) -> str:
-        return comment + table if match[1] == comment else match[0]
 
-    return README_TABLE.sub(replacement, page)
+def _git(*arguments: str) -> str:
+    """Return what a git command prints about this tree."""
+    command = ["git", *arguments]
+    return subprocess.check_output(command, cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip()
+
+
+def make_pages() -> None:
+    """Make README, docs/BENCHMARKS.md and the picture from the results.
+
+    Raises:
+        ValueError: the picture cannot be drawn. The pages have been written.
+    """
+    texts = {page: pages.fill(page.read_text(), RESULTS) for page in PAGES}
+    for page, text in texts.items():
+        files.write(page, text)
+    plot.check(PICTURE)
+    files.write(PICTURE, bars.draw(load(RESULTS / HEADLINE), PICTURE.suffix))

@@ -1,400 +1,192 @@
-"""The tables of docs/BENCHMARKS.md, made from the results in docs/benchmarks/*.json.
+"""The tables of README and docs/BENCHMARKS.md, made from the results in docs/benchmarks/*.json.
 
-A file of results holds what one command printed, cell by cell:
+A file of results is what a command wrote by `--json`: either `python -m problems.benchmark`, whose
+keys problems/benchmark.py explains, or `python run.py` (referee/README.md, "Results"). Then
+problems/figures.py added the key "commit", and removed `--json` from "command".
 
-    {"device": "cuda", "command": "python -m problems.benchmark host",
-     "output": ["NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0",
-                {"columns": ["host time", "ours ns"], "rows": [["ReLU of 1,024", "2957.06"]]}]}
-
-A block of the page begins with a comment that names a view and one or more of these files,
+A block of a page begins with a comment that names a view and one or more files of results,
 `<!-- table: host.json -->`, and ends with `<!-- end -->`. `fill` puts the view's Markdown between
 the two. The views are the functions of `VIEWS`.
-
-"command" renews the file. If an older command has printed the results, which had other options,
-"measured_by" is that command, and pages show it.
-
-The columns of all views have the same names and order: this project's time, eager's time, the
-speedup, which is eager's time / this project's, and then the rest.
 """
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from problems.benchmark_tables import TABLES, Cells
 from problems.linear_yardsticks import THREE_PRODUCTS
 from referee.names import COMPILED
+from referee.report import by_role, machine_and_versions, markdown
+from referee.report.tables import forward_row, interval, step_row
 
 # A block: its comment, whose groups are the view with its arguments and the names of the files, and
 # the text below the comment.
 BLOCK = re.compile(r"(<!-- ([\w ]+): ([\w. -]+\.json) -->\n).*?(?=<!-- end -->)", re.DOTALL)
-# The line that run.py prints above a problem's tables, for example
-# "relu: cuda:0: NVIDIA H200; torch 2.11.0+cu130, CUDA 13.0; [4096, 393216] float32".
-SUBJECT = re.compile(r"(?P<problem>\w+): .*?: (?P<machine>.*); (?P<shape>\[.*\]) (?P<dtype>\w+)")
-# The line that run.py prints below the table of a training step.
-KEPT_BYTES = re.compile(
-    r"kept for backward: \S+ (?P<ours>[\d,]+) bytes, \S+ (?P<eager>[\d,]+) bytes"
-)
-FEWEST_CELLS = 3  # of a table's row; a line of fewer cells is text
-
-Table = dict[str, list]  # {"columns": names, "rows": cells of each row}
-
-
-def parse(printed: str) -> list[str | Table]:
-    """Split printed text into lines of text and tables; blank lines are left out.
-
-    A table begins with a line of at least three cells, which two or more blanks separate. It ends
-    before a line of fewer cells, or a blank line.
-    """
-    output: list[str | Table] = []
-    table: Table | None = None
-    for line in printed.splitlines():
-        text = line.strip()
-        cells = re.split(r" {2,}", text)
-        if len(cells) < FEWEST_CELLS:
-            table = None
-            if text:
-                output.append(text)
-        elif table is None:
-            table = {"columns": cells, "rows": []}
-            output.append(table)
-        else:
-            table["rows"].append(cells)
-    return output
-
-
-def dump(results: dict) -> str:
-    """Return results as JSON, with one row of a table on each line."""
-
-    def dump_part(part: str | Table) -> str:
-        if isinstance(part, str):
-            return json.dumps(part)
-        rows = ",\n".join("    " + json.dumps(row) for row in part["rows"])
-        return f'{{"columns": {json.dumps(part["columns"])}, "rows": [\n{rows}]}}'
-
-    fields = [
-        f'"{name}": {json.dumps(value)}' for name, value in results.items() if name != "output"
-    ]
-    parts = ",\n".join("  " + dump_part(part) for part in results["output"])
-    fields.append(f'"output": [\n{parts}\n]')
-    return "{" + ",\n ".join(fields) + "}\n"
 
 
 def fill(page: str, folder: Path) -> str:
-    """Return the page with every block made anew from the files of results in `folder`."""
+    """Return the page with every block made anew from the files of results in `folder`.
+
+    A block stays the same as long as one of its files has not been measured and is missing.
+    """
 
     def make_block(match: re.Match) -> str:
-        comment, view_and_arguments, file_names = match.groups()
+        comment, view_and_arguments, names = match.groups()
+        files = [folder / name for name in names.split()]
+        if not all(file.exists() for file in files):
+            return match[0]
         view, *arguments = view_and_arguments.split()
-        results = [json.loads((folder / name).read_text()) for name in file_names.split()]
+        results = [json.loads(file.read_text()) for file in files]
         return comment + VIEWS[view](results, *arguments)
 
     return BLOCK.sub(make_block, page)
 
 
-def as_markdown(columns: list[str], rows: list[list[str]], heading: str = "") -> str:
-    """Return a Markdown table, below a line of text if there is a heading."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    above = [heading, ""] if heading else []
-    return "\n".join([*above, *lines, ""])
-
-
 def heading_of(results: dict) -> str:
-    """Return the line above a table: the machine, the versions and the command."""
-    command = results.get("measured_by", results["command"])
-    return f"{machine_of(results)}; `{command}`"
+    """Return the line above a table: the machine, the versions, the command, commit and date."""
+    day, _, _ = results["date"].partition("T")
+    machine = machine_and_versions(results["environment"])
+    return f"{machine}; `{results['command']}`; commit {results['commit']}, {day}"
 
 
-def machine_of(results: dict) -> str:
-    """Return the device, and the versions of torch and CUDA, that a command printed first."""
-    first_line = results["output"][0]
-    subject = SUBJECT.fullmatch(first_line)
-    return subject["machine"].replace("; ", ", ") if subject else first_line
+def dtype_and_setting(dtype: str, setting: str) -> str:
+    """Return a dtype with its precision setting, if it has one: "float32, highest"."""
+    return f"{dtype}, {setting}" if setting else dtype
+
+
+def view_heading(results: list[dict]) -> str:
+    """Show the heading alone. Tables without a heading follow it on the page."""
+    [only] = results
+    return f"{heading_of(only)}\n"
 
 
 # ------------------------------------------------------------- the views of problems.benchmark
 
 
-def tables_of(results: dict) -> list[Table]:
-    """Return the tables that a command printed, without the text between them."""
-    return [part for part in results["output"] if isinstance(part, dict)]
-
-
-def view_heading(results: list[dict]) -> str:
-    """Show the machine, the versions and the command. Tables without this line follow it."""
-    [only] = results
-    return heading_of(only) + "\n"
-
-
 def view_table(results: list[dict]) -> str:
-    """Show the one table that a command printed."""
+    """Show the table that the command printed."""
     [only] = results
-    [table] = tables_of(only)
-    return as_markdown(table["columns"], table["rows"], heading_of(only))
-
-
-def view_host(results: list[dict]) -> str:
-    """Show a row for each call: the host's nanoseconds, and the speedup."""
-    return _view_comparison(
-        results,
-        {
-            "call": "host time",
-            "this, ns": "ours ns",
-            "eager, ns": "eager ns",
-            "speedup": "eager / ours",
-        },
-    )
-
-
-def view_operands(results: list[dict]) -> str:
-    """Show a row for each kind of operands: microseconds, the speedup, and the largest errors."""
-    return _view_comparison(
-        results,
-        {
-            "operands": "operands",
-            "this, us": "ours us",
-            "eager, us": "eager us",
-            "speedup": "ratio",
-            "error of this, u": "u",
-            "eager's error, u": "eager's u",
-        },
-    )
-
-
-def _view_comparison(results: list[dict], printed_names: dict[str, str]) -> str:
-    """Show the one table that a command printed, with other names and another order of its columns.
-
-    `printed_names` has the name of each shown column, in order, and the name that was printed.
-    """
-    [only] = results
-    [table] = tables_of(only)
-    rows = [
-        [cells[printed] for printed in printed_names.values()]
-        for cells in _rows_by_name(table).values()
-    ]
-    return as_markdown([*printed_names], rows, heading_of(only))
+    cells = TABLES[only["benchmark"]](only["rows"])
+    return f"{heading_of(only)}\n\n{markdown.table(cells)}"
 
 
 def view_range(results: list[dict]) -> str:
-    """Show the smallest and the largest speedup of each column, in a row for each file.
-
-    A cell such as `1.318 (9)` is a speedup, followed by our time in microseconds.
-    """
-    rows = []
-    columns: list[str] = []
+    """Show the smallest and the largest speedup for each M, in a row for each file of `linear`."""
+    all_m = list(dict.fromkeys(row["m"] for file in results for row in file["rows"]))
+    table: Cells = [["dtype (GPU)", *(f"M {m}" for m in all_m)]]
     for file in results:
-        [table] = tables_of(file)
-        columns = ["dtype (GPU)", *table["columns"][1:]]
-        device = machine_of(file).partition(", ")[0]
-        dtype_and_precision = file["output"][1]
-        row = [f"{dtype_and_precision} ({device})"]
-        for column in range(1, len(columns)):
-            ratios = [cells[column].split()[0] for cells in table["rows"]]
-            row.append(f"{min(ratios, key=float)} to {max(ratios, key=float)}")
-        rows.append(row)
-    versions = machine_of(results[0]).partition(", ")[2]
-    commands = ", ".join(f"`{file['command']}`" for file in results)
-    return as_markdown(columns, rows, f"{versions}; {commands}")
+        label = dtype_and_setting(file["dtype"], file["precision"])
+        cells = [f"{label} ({file['environment']['device']})"]
+        for m in all_m:
+            ratios = [row["ratio"] for row in file["rows"] if row["m"] == m]
+            cells.append(f"{min(ratios):.3f} to {max(ratios):.3f}")
+        table.append(cells)
+    headings = "".join(f"- {heading_of(file)}\n" for file in results)
+    return f"{headings}\n{markdown.table(table)}"
 
 
 # ---------------------------------------------------------------------------- the views of run.py
 
-Row = dict[str, str]  # a row's cells by the names of their columns
+
+def view_comparison(results: list[dict]) -> str:
+    """Show the table of run.py's --markdown: a row for each problem, dtype and setting."""
+    [only] = results
+    return f"{heading_of(only)}\n\n{markdown.table(markdown.comparison_rows(only['records']))}"
 
 
-@dataclass
-class Setting:
-    """The tables that run.py printed for a problem in one dtype and precision.
+def _runs_of(results: list[dict], problem: str) -> Iterator[tuple[str, dict]]:
+    """Yield each run of a problem, in the order of the file, after its dtype and setting."""
+    [only] = results
+    for record in only["records"]:
+        if record["problem"] == problem:
+            for run in record["runs"]:
+                yield dtype_and_setting(record["dtype"], run["setting"]), run
 
-    Attributes:
-        label: the dtype and the precision, for example "float32, highest".
-        forward: the rows of the forward's table, by their names.
-        step: the rows of the training step's table, by their names.
-        errors: for each gradient, the cells of its row in the table of errors. The key "" is the
-            output.
-        kept_bytes: the bytes that ours and eager keep for the backward.
+
+def _milliseconds(row: dict) -> str:
+    """Return the median of a summary's row; "not timed" if there is no row.
+
+    A machine may have no compiler that torch.compile could use.
     """
-
-    label: str
-    forward: dict[str, Row] = field(default_factory=dict)
-    step: dict[str, Row] = field(default_factory=dict)
-    errors: dict[str, list[str]] = field(default_factory=dict)
-    kept_bytes: tuple[str, str] = ("", "")
-
-
-def settings_of(results: dict, problem: str) -> list[Setting]:
-    """Collect the tables of a problem, in the order in which run.py printed them."""
-    collected: dict[str, Setting] = {}  # by label
-    for dtype, parts in _outputs_of(results, problem):
-        last_timed: Setting | None = None
-        for part in parts:
-            if isinstance(part, str):
-                kept = KEPT_BYTES.match(part)
-                if kept and last_timed:
-                    last_timed.kept_bytes = (kept["ours"], kept["eager"])
-            elif part["columns"][0].startswith("error"):
-                _add_errors(part["rows"], dtype, collected)
-            else:
-                last_timed = _add_times(part, dtype, collected)
-    return list(collected.values())
-
-
-def _outputs_of(results: dict, problem: str) -> list[tuple[str, list[str | Table]]]:
-    """Return what run.py printed for a problem in each dtype: the dtype, and the lines and tables.
-
-    A line that names a problem and a dtype is above the lines and tables that belong to it.
-    """
-    outputs: list[tuple[str, list[str | Table]]] = []
-    is_of_problem = False
-    for part in results["output"]:
-        subject = SUBJECT.fullmatch(part) if isinstance(part, str) else None
-        if subject:
-            is_of_problem = subject["problem"] == problem
-            if is_of_problem:
-                outputs.append((subject["dtype"], []))
-        elif is_of_problem:
-            _, parts = outputs[-1]
-            parts.append(part)
-    return outputs
-
-
-def _setting_of(dtype: str, precision: str, collected: dict[str, Setting]) -> Setting:
-    """Return the setting of a dtype and a precision; add a new one to `collected` if needed."""
-    label = f"{dtype}, {precision}" if precision else dtype
-    return collected.setdefault(label, Setting(label))
-
-
-def _rows_by_name(table: Table) -> dict[str, Row]:
-    """Return the rows of a table by their names, which are their first cells."""
-    return {row[0]: dict(zip(table["columns"], row, strict=False)) for row in table["rows"]}
-
-
-def _add_times(table: Table, dtype: str, collected: dict[str, Setting]) -> Setting:
-    """Add a table of times to its setting, and return the setting.
-
-    The title of the table's first column is "forward" or "training step". If there are several
-    precisions, the table's follows: "forward, highest".
-    """
-    title, _, precision = table["columns"][0].partition(", ")
-    setting = _setting_of(dtype, precision, collected)
-    if title == "forward":
-        setting.forward = _rows_by_name(table)
-    else:
-        setting.step = _rows_by_name(table)
-    return setting
-
-
-def _add_errors(rows: list[list[str]], dtype: str, collected: dict[str, Setting]) -> None:
-    """Add the rows of an errors' table to their settings.
-
-    A row's name has up to three parts: "[1024, 8192], highest, gradient of x". Without the last
-    part, the errors are those of the output. Without the second, there is one precision.
-    """
-    for name, *cells in rows:
-        without_shape = re.sub(r"^\[.*?\](, )?", "", name)
-        parts = without_shape.split(", ")
-        gradient = ""
-        if parts[-1].startswith("gradient of "):
-            gradient = parts.pop().removeprefix("gradient of ")
-        precision = parts[0] if parts else ""
-        _setting_of(dtype, precision, collected).errors[gradient] = cells
-
-
-def _names_of_modules(settings: list[Setting]) -> tuple[str, str]:
-    """Return the names of this project's module and of eager: those of the first two rows."""
-    ours, eager, *_ = settings[0].forward
-    return ours, eager
+    return f"{row['median_ms']:.3f}" if row else "not timed"
 
 
 def view_forward(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: milliseconds of the forward, and the speedup.
+    """Show a row for each run: milliseconds of the forward, and the speedup.
 
     The columns after eager's control are torch.compile and the yardsticks.
     """
-    [only] = results
-    settings = settings_of(only, problem)
-    ours, eager = _names_of_modules(settings)
-    eager_again = f"{eager} (again)"
-    ratio = f"{eager} / this"
-    others: list[str] = []
-    for setting in settings:
-        for name in setting.forward:
-            if name not in (ours, eager, eager_again, *others):
-                others.append(name)
-    if COMPILED in others:
-        others.remove(COMPILED)
-        others.insert(0, COMPILED)
-    rows = []
-    for setting in settings:
-        times = setting.forward
-        row = [setting.label, times[ours]["median ms"], times[eager]["median ms"]]
-        row += [times[ours][ratio], times[eager_again][ratio]]
-        for name in others:
-            is_shown = name in times and _is_yardstick_for(name, setting)
-            row.append(times[name]["median ms"] if is_shown else "")
-        rows.append(row)
-    columns = ["forward", "this, ms", "eager, ms", "speedup", "eager, timed again"]
-    columns += [f"{name}, ms" for name in others]
-    return as_markdown(columns, rows)
+    runs = list(_runs_of(results, problem))
+    yardsticks: list[str] = []
+    for _, run in runs:
+        for row in run["forward"]["summary"]:
+            if row["role"] == "yardstick" and row["name"] not in yardsticks:
+                yardsticks.append(row["name"])
+    titles = ["forward", "this, ms", "eager, ms", "speedup", "eager, timed again"]
+    table = [titles + [f"{name}, ms" for name in (COMPILED, *yardsticks)]]
+    for label, run in runs:
+        ours = forward_row(run, "solution")
+        cells = [label, _milliseconds(ours), _milliseconds(forward_row(run, "eager"))]
+        cells += [interval(ours), interval(forward_row(run, "control"))]
+        cells.append(_milliseconds(forward_row(run, "compiled")))
+        rows = {row["name"]: row for row in run["forward"]["summary"]}
+        for name in yardsticks:
+            is_shown = name in rows and _is_yardstick_for(name, run)
+            cells.append(_milliseconds(rows[name]) if is_shown else "")
+        table.append(cells)
+    return markdown.table(table)
 
 
-def _is_yardstick_for(name: str, setting: Setting) -> bool:
-    """Return whether a yardstick does no more than the module does in this setting.
+def _is_yardstick_for(name: str, run: dict) -> bool:
+    """Return whether a yardstick does no more than the module does in this run.
 
     Three float16 products are timed in float32 at any precision, but only `highest` needs three.
     """
-    return name != THREE_PRODUCTS or setting.label.endswith(", highest")
+    return name != THREE_PRODUCTS or run["setting"] == "highest"
 
 
 def view_step(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: a training step's milliseconds, speedups and bytes kept."""
-    [only] = results
-    settings = settings_of(only, problem)
-    ours, eager = _names_of_modules(settings)
-    ratio = f"{eager} / this"
-    rows = []
-    for setting in settings:
-        step = setting.step
-        row = [setting.label]
-        row += [step[f"step, {name}"]["median ms"] for name in (ours, eager)]
-        row += [step[f"{part}, {ours}"][ratio] for part in ("step", "forward", "backward")]
-        compiled = step.get(f"step, {COMPILED}")
-        row.append(compiled["median ms"] if compiled else "not timed")
-        row += setting.kept_bytes
-        rows.append(row)
-    columns = ["training step", "this, ms", "eager, ms", "speedup"]
-    columns += ["speedup of its forward", "speedup of its backward", f"{COMPILED}, ms"]
-    columns += ["this keeps, bytes", "eager keeps, bytes"]
-    return as_markdown(columns, rows)
+    """Show a row for each timed training step: milliseconds, speedups and bytes kept."""
+    titles = ["training step", "this, ms", "eager, ms", "speedup", "speedup of its forward"]
+    titles += ["speedup of its backward", f"{COMPILED}, ms", "this keeps, bytes"]
+    table = [[*titles, "eager keeps, bytes"]]
+    for label, run in _runs_of(results, problem):
+        step = run["step"]
+        if not step:
+            continue
+        ours, eager = step_row(run, "solution"), step_row(run, "eager")
+        cells = [label, _milliseconds(ours), _milliseconds(eager), interval(ours)]
+        for half in ("forward", "backward"):
+            cells.append(interval(by_role(step["summary"][half], "solution")))
+        cells.append(_milliseconds(step_row(run, "compiled")))
+        cells += [f"{step['kept_bytes'].get(row['name'], 0):,}" for row in (ours, eager)]
+        table.append(cells)
+    return markdown.table(table)
 
 
 def view_errors(results: list[dict], problem: str) -> str:
-    """Show a row for each setting: relative errors in the Frobenius norm, ours and eager's.
-
-    A row of run.py's table ends with max, mean and relative errors of ours, and then of eager's.
-    """
+    """Show a row for each dtype and setting: relative Frobenius errors, ours and eager's."""
     [only] = results
-    rows = []
-    gradients: dict[str, None] = {}  # the keys are in the order in which they were added
-    for setting in settings_of(only, problem):
-        gradients |= dict.fromkeys(setting.errors)
-        row = [setting.label]
-        for cells in setting.errors.values():
-            ours = cells[-4]
-            eager = cells[-1]
-            row.append(f"{ours}, {eager}")
-        rows.append(row)
-    titles = [f"gradient of {name}" if name else "output" for name in gradients]
-    return as_markdown(["relF: this, eager", *titles], rows)
+    cells_of: dict[str, dict[str, str]] = {}  # by dtype and setting, and by quantity
+    for record in only["records"]:
+        if record["problem"] == problem:
+            for row in record["errors"]:
+                cells = cells_of.setdefault(dtype_and_setting(record["dtype"], row["setting"]), {})
+                both = f"{row['solution_relative']:.2g}, {row['reference_relative']:.2g}"
+                cells[row["quantity"]] = both
+    quantities = list(dict.fromkeys(name for cells in cells_of.values() for name in cells))
+    table = [["relF: this, eager", *quantities]]
+    for label, cells in cells_of.items():
+        table.append([label, *(cells.get(name, "") for name in quantities)])
+    return markdown.table(table)
 
 
 VIEWS: dict[str, Callable[..., str]] = {
     "heading": view_heading,
     "table": view_table,
-    "host": view_host,
-    "operands": view_operands,
     "range": view_range,
+    "comparison": view_comparison,
     "forward": view_forward,
     "step": view_step,
     "errors": view_errors,

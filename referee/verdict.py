@@ -3,6 +3,7 @@
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from referee.comparison.accuracy import Errors
 from referee.contestants.contestant import (
@@ -16,8 +17,10 @@ from referee.messages import first_error_line
 from referee.times.timing import LEAST_JUDGED, Timings, TrainingStep, speed_up, spread
 from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
 
-# Two processes that run the same code differ by this factor, because they got other addresses.
+# Two processes that run the same code differ by this factor, because they got other addresses. In a
+# short call they differ by so many seconds.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
+PLACEMENT_SECONDS = {"cpu": 0.0, "cuda": 3e-7}
 # If eager differs from itself by a larger factor, the machine is noisy.
 WIDEST_CONTROL = 1.3
 
@@ -73,7 +76,7 @@ def compare_times(
     If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
     if there are few rounds. The noise is the largest of
 
-        - PLACEMENT, by which two processes differ;
+        - PLACEMENT, by which two processes differ, or PLACEMENT_SECONDS if they are more;
         - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
           interval that is farther from 1;
         - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
@@ -87,8 +90,10 @@ def compare_times(
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
+    shortest = min(median(eager), median(solution))
+    placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
     control_ratio, low_control, high_control = speed_up(eager, control)
-    noise = max(control_ratio, 1 / control_ratio, PLACEMENT[device])
+    noise = max(control_ratio, 1 / control_ratio, placement)
     widest_control = max(high_control, 1 / low_control)
     is_noisy = widest_control > WIDEST_CONTROL
     if is_noisy:
@@ -136,15 +141,19 @@ class Verdict:
     details: str = ""
     has_traceback: bool = False
 
-    def note_errors(self, name: str, solution: Errors, eager: Errors) -> None:
+    def note_errors(
+        self, name: str, setting: str, quantity: str, solution: Errors, eager: Errors
+    ) -> None:
         """Add a row to `errors`.
 
         Args:
             name: the row's name.
+            setting: the precision of float32 products.
+            quantity: the result that has the errors: "output", or "gradient of x" for example.
             solution: the errors of the solution's result against float64.
             eager: the errors of eager's.
         """
-        row: dict[str, object] = {"name": name}
+        row: dict[str, object] = {"name": name, "setting": setting, "quantity": quantity}
         for owner, errors in (("solution", solution), ("reference", eager)):
             row[f"{owner}_max"] = errors.largest
             row[f"{owner}_mean"] = errors.mean

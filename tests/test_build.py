@@ -47,7 +47,7 @@ def test_importing_loads_both_problems(tmp_path):
 
 
 def test_a_first_import_says_that_it_compiles(tmp_path):
-    """It prints a line after two seconds, and a line at the end."""
+    """The import prints a line after two seconds, and a line at the end."""
     code = """
         import time
         from kernels.build.extension import load_extensions

@@ -39,7 +39,7 @@ int main(int count, char** arguments) {
   kernels::sm90::Schedule schedule;
   const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
   printf("%d %d", used, schedule.whole_waves);
-  for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.begin[i]);
+  for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.range_begins[i]);
 }
 """
 

@@ -205,7 +205,7 @@ def test_a_missing_nvcc_gives_an_error_with_remedies(monkeypatch, no_toolkit, tm
 
 
 def test_the_toolkit_of_pip_is_found_and_linked(monkeypatch, no_toolkit, tmp_path):
-    """It has no file `libcudart.so`, and torch itself may not find it."""
+    """A toolkit from pip has no file `libcudart.so`, and torch itself may not find the toolkit."""
     fake_cuda(monkeypatch, [(9, 0)])
     home = tmp_path / "nvidia" / "cu13"
     toolkit(home)

@@ -5,4 +5,13 @@ toolchain.py   the compilers of this machine, what to compile for, and with whic
 cache.py       the cache of builds on disk: where it is, and which builds may be loaded
 errors.py      BuildError, and the search for the cause in a compiler's output
 bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
+
+`model_new.py` calls `load_extensions` of extension.py, which uses the three files below it:
+
+    load_extensions     toolchain: which compilers and GPUs are here?  ->  the key of each extension
+      _load_or_build    cache: is there a finished build?  ->  load it
+        _build_all      otherwise compile, load and publish it in the cache
+    an error            errors: search the compilers' output for the cause
+
+bundle.py uses none of these, except the compilers' flags.
 """

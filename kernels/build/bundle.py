@@ -1,4 +1,4 @@
-"""One file for harnesses that take a single source text, as people write them for KernelBench.
+"""Writes a bundle: our solution of one problem as one file, for harnesses such as KernelBench.
 
 The file has the problem's sources as two strings, one `load_inline` call, `ModelNew`, and the
 functions that `ModelNew` calls. All of it is copied from this project. An include of one of our C++
@@ -119,9 +119,8 @@ def bundle(problem: str) -> str:
     sources = read_sources(problem)
     class_text = _replacement_class(recipe)
     files = [_read(f"kernels/{path}") for path in recipe.python_files] + [_read("model_new.py")]
-    # The template defines these two names.
     imports, definitions = _imports_and_definitions(
-        class_text, files, defined_elsewhere={recipe.operators, "ModelNew"}
+        class_text, files, defined_by_template={recipe.operators, "ModelNew"}
     )
     texts = {
         "cpp_source": _join(sources, ".cpp"),
@@ -214,7 +213,7 @@ def _method(text: str, class_name: str, name: str) -> str:
 
 
 def _imports_and_definitions(
-    class_text: str, files: list[str], defined_elsewhere: set[str]
+    class_text: str, files: list[str], defined_by_template: set[str]
 ) -> tuple[str, str]:
     """Return the import lines and the definitions that a class needs.
 
@@ -223,14 +222,14 @@ def _imports_and_definitions(
     Args:
         class_text: the text of the class.
         files: the texts of Python files. The definitions come in the order of these files.
-        defined_elsewhere: names that the template defines.
+        defined_by_template: names that `_TEMPLATE` defines, so that no copy is needed.
     """
     definitions: dict[str, str] = {}
     imports: dict[str, str] = {"load_inline": "from torch.utils.cpp_extension import load_inline"}
     for text in files:
         definitions |= _definitions(text)
         imports |= _imports(text)
-    available = (definitions.keys() | imports.keys()) - defined_elsewhere
+    available = (definitions.keys() | imports.keys()) - defined_by_template
     needed = _needed_names(class_text, definitions, available)
     import_lines = sorted({imports[name] for name in needed & imports.keys()}, key=_import_order)
     bodies = [_needed_definitions(text, needed) for text in files]
@@ -260,7 +259,7 @@ def _needed_names(class_text: str, definitions: dict[str, str], available: set[s
 def _needed_definitions(text: str, needed: set[str]) -> str:
     """Return the needed definitions of a file, in their order.
 
-    Two blank lines separate them. There are none between variables that follow each other.
+    Two blank lines separate definitions, but variables on successive lines are not separated.
     """
     body = ""
     was_variable = False

@@ -7,10 +7,10 @@
         unfinished-<process>-<time>/          a build in progress, or one whose process was killed
         kernels_relu_<key>.lock               held by the process that builds
 
-A library of the same key may have several builds: for other GPUs, or by other compilers. Each build
-is made in a folder of its own, gets its manifest last, and is published by one rename. A build that
-does not match its manifest is removed. Nothing depends on the lock: it only keeps processes that
-start at the same time from doing the same work.
+One key may have several builds: for different GPUs, or by different compilers. Each build is made
+in a folder of its own, gets its manifest last, and is published by one rename. A build that does
+not match its manifest is removed. Builds are right without the lock, too: it only keeps processes
+that start at the same time from doing the same work.
 """
 
 import atexit
@@ -34,7 +34,8 @@ from typing import BinaryIO
 from kernels.build.errors import BuildError, say
 
 MANIFEST = "manifest.json"
-PATIENCE_S = 300.0  # the longest wait for another process, which may have been suspended
+# The longest wait for a process that builds the same library. It may have been suspended.
+LONGEST_WAIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Build:
 def choose_folder() -> Path:
     """Return the cache folder of this user; make it if it is missing.
 
-    It is in TORCH_EXTENSIONS_DIR, or else where torch keeps extensions by default. If neither place
-    can have a folder of this user, a temporary one is used, and removed when the process ends.
+    The folder is in TORCH_EXTENSIONS_DIR, or else where torch keeps extensions by default. If it
+    cannot be made in either place, a temporary folder is used, and removed when the process ends.
     """
     for root in _roots():
         folder = root / f"kernels-{os.geteuid()}"
@@ -87,16 +88,16 @@ def _roots() -> Iterator[Path]:
 
 
 def _make_private_folder(folder: Path) -> str | None:
-    """Make a folder that only this user may enter, or turn an existing folder into one.
+    """Make a folder that only this user may enter, or close an existing folder to others.
 
     Returns:
-        None, or the reason why that is impossible.
+        None if the folder can be used, or else the reason why it cannot.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        # Not stat: it would follow a symbolic link to a folder of somebody else's choice.
+        # stat would follow a symbolic link to a folder of somebody else's choice.
         state = folder.lstat()
     except OSError as error:
         return str(error)
@@ -196,9 +197,9 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the unfinished builds of processes that died on this host.
 
     Several hosts may share the folder. No host can see whether another's processes are alive, so
-    each host removes the builds of its own processes only. The compilers of a killed process may
-    write for a while longer; the next call removes what they leave. If this host has no name,
-    nothing is removed.
+    each host removes the builds of its own processes only. If this host has no name, nothing is
+    removed. The compilers of a killed process may write into its folder even after this call; the
+    next call then removes the folder.
     """
     if not HOST:
         return
@@ -217,7 +218,10 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _host() -> str:
-    """Return a name for this boot of this machine and this container; empty if unknown."""
+    """Return a name for the system in which process ids are unique; empty if unknown.
+
+    It is one container during one boot of one machine.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         container = Path("/proc/self/ns/pid").readlink()
@@ -274,8 +278,8 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 def build_lock(folder: Path, name: str) -> Iterator[None]:
     """Wait until no other process builds the same library, then keep others waiting.
 
-    The wait ends after `PATIENCE_S` seconds, and at once where the file system has no locks. Then
-    two processes may build the same library.
+    The wait ends after `LONGEST_WAIT_S` seconds, and at once where the file system has no locks.
+    Two processes may then build the same library.
     """
     with (folder / f"{name}.lock").open("ab") as lock:
         _held_locks.add(lock)
@@ -288,7 +292,7 @@ def build_lock(folder: Path, name: str) -> Iterator[None]:
 
 def _acquire(lock: BinaryIO, folder: Path) -> None:
     """Lock a file as soon as no other process has locked it; give up as `build_lock` says."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LONGEST_WAIT_S
     is_waiting = False
     while time.monotonic() < end:
         try:

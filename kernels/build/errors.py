@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Patterns of lines that name the cause of a failed build. Earlier patterns find better lines.
+# Patterns of lines that may name the cause of a failed build, the most reliable pattern first.
 _ERROR_LINES = (
-    # An error of a compiler. The last line of collect2 or clang is excluded because it says only
-    # that the linker has failed.
+    # An error of a compiler. The last line of collect2 or clang is excluded because it only says
+    # that the linker has failed, not why.
     r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
     # An error of the linker, or of a tool that cannot write.
     r"^.*(?:No space left on device|cannot find |undefined reference ).*$",
@@ -22,7 +22,7 @@ _ERROR_LINES = (
     # Any other error, even the last line of collect2 or clang.
     r"^.*\berror: .*$",
 )
-# A pattern in the output, and the advice for the user if it occurs.
+# Advice for the user, by a pattern in the output.
 _HINTS = {
     r"\bomp\.h\b|-lomp\b": "Install the compiler's OpenMP (apt-get install libomp-dev) or set CXX",
     r"No space left on device": "Free some space, or set TORCH_EXTENSIONS_DIR and TMPDIR",
@@ -98,7 +98,7 @@ def _silent_failure(error: Exception) -> str:
 def _killed_by(killer: signal.Signals) -> str:
     """Return a sentence about a build tool that was killed by a signal."""
     cause = f"a build tool was killed by signal {killer.value} ({killer.name}), without a message"
-    # A compiler that overflows a small stack is killed too. 8 MiB are usual.
+    # The system also kills a compiler that overflows its stack. The usual limit is 8 MiB.
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if limit != resource.RLIM_INFINITY and limit < 8 << 20:
         cause += f". The stack is limited to {limit >> 10} KiB: ulimit -s 8192"

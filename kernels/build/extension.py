@@ -38,8 +38,8 @@ class Extension:
         problem: the problem's name.
         sources: the text of each source file, by its path in the package `kernels`.
         cxx_flags: the flags of the C++ compiler, except those that only make compiling faster.
-        key: a digest of everything that the library depends on, except compilers and GPUs. Those
-            are in the manifest of each build, and `_fits` compares them.
+        key: a digest of everything that the library depends on, except compilers and GPUs. The
+            manifest of each build names its compilers and GPUs, and `_fits` compares them.
     """
 
     problem: str
@@ -63,7 +63,7 @@ def load_extensions(
 ) -> dict[str, str]:
     """Load the operators of several problems, from the cache if possible.
 
-    Those that are not in the cache are compiled first, all at the same time.
+    Extensions that are not in the cache are compiled first, all at the same time.
 
     Args:
         sources: for each problem, the text of each source file by its path.
@@ -94,7 +94,7 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
     flags = toolchain.cpu_flags()
     if tools.targets:
         flags = [*flags, "-DKERNELS_WITH_CUDA"]
-    identity = [
+    parts_of_key = [
         dict(sources),
         flags,
         toolchain.CUDA_FLAGS,
@@ -103,7 +103,7 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
         [torch.__version__, torch.version.git_version],
         importlib.machinery.EXTENSION_SUFFIXES[0],  # Python's version, and the CPU's architecture
     ]
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()[:16]
     return Extension(problem, sources, flags, key)
 
 
@@ -115,7 +115,7 @@ def _is_loaded(extension: Extension) -> bool:
 def _load_or_build(
     extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
 ) -> None:
-    """Load several extensions from the cache, and build those that it does not have."""
+    """Load several extensions from the cache, and build those that are not there."""
     not_in_cache = []
     for extension in extensions:
         if not _load_from_cache(extension, folder, tools):
@@ -163,10 +163,11 @@ def _build_all(
             cache.remove_leftovers(folder)
             # Another process may have built it while this one waited for its turn.
             if not _load_from_cache(extension, folder, tools):
-                _build(extension, folder, tools, load_inline)
+                _compile_and_publish(extension, folder, tools, load_inline)
 
     # While torch loads a library it changes these flags of the process, and then restores them. If
-    # two threads do so at the same time, one may restore what the other has set.
+    # two threads do so at the same time, one may take the flags that the other has set for the old
+    # ones, and restore those.
     dlopen_flags = sys.getdlopenflags()
     try:
         with (
@@ -181,7 +182,9 @@ def _build_all(
         sys.setdlopenflags(dlopen_flags)
 
 
-def _build(extension: Extension, folder: Path, tools: Toolchain, load_inline: LoadInline) -> None:
+def _compile_and_publish(
+    extension: Extension, folder: Path, tools: Toolchain, load_inline: LoadInline
+) -> None:
     """Compile and load an extension, and publish the build in the cache."""
     with cache.unfinished_folder(folder) as build_folder:
         _compile(extension, build_folder, tools, load_inline)
@@ -194,8 +197,8 @@ def _compile(
 ) -> None:
     """Compile and load an extension in the folder of its build.
 
-    The sources are written to files. The C++ text and the CUDA text that `load_inline` gets only
-    include these files so that a compiler's error names the real file and line.
+    The sources are written to files. `load_inline` gets texts that only include these files, so
+    that a compiler's error names the real file and line.
     """
     for path, text in extension.sources.items():
         file = build_folder / "kernels" / path

@@ -65,8 +65,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    Torch's build tools, whose import takes a second, are imported only to read
-    TORCH_CUDA_ARCH_LIST.
+    The import of torch's build tools takes a second. So they are imported only if
+    TORCH_CUDA_ARCH_LIST has to be read.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
@@ -141,15 +141,15 @@ def compatible_targets(target: str) -> set[str]:
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
-    A target with an "a" is compatible only with itself: no other code has the kernels for its
-    tensor cores.
+    A target with an "a" is compatible only with itself, because only its code has the kernels for
+    its tensor cores.
     """
     if target.endswith("a"):
         return {target}
     number = int(re.sub(r"\D", "", target))
     major_version = number // 10 * 10  # 80 for 86
     machine_codes = {f"sm_{n}" for n in range(major_version, number)}
-    ptx = {f"compute_{n}" for n in range(number + 1)}  # numbers that are no version do no harm
+    ptx = {f"compute_{n}" for n in range(number + 1)}  # no build has the targets that do not exist
     return {target} | machine_codes | ptx
 
 
@@ -236,7 +236,7 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    # With this setting in the environment, `cuda_targets` returns an empty list.
+    # `cuda_targets` returns an empty list if this variable is set to an empty text.
     cpu_only = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "

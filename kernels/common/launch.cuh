@@ -87,26 +87,32 @@ int status_of(const Body& body) {
 }
 
 // ---------------------------------------------------------------------------------------- launches
+//
+// Two functions launch kernels:
+//
+//   launch            Returns the error, as the functions of launchers.h do. For kernels that need
+//                     no more than blocks, threads and a stream.
+//   launch_or_throw   Throws the error, for callers that make several calls of the CUDA runtime. A
+//                     Grid can also ask for dynamic shared memory, clusters or PDL.
 
-// Launches kKernel<<<grid, block, 0, stream>>>(params...) and returns its cudaError_t. It throws
-// nothing. launch_grid, below, can also give a kernel dynamic shared memory, clusters or PDL.
-template <auto kKernel, typename... Params>
-int launch(dim3 grid, int block, cudaStream_t stream, Params... params) {
-  static_assert(std::is_same_v<decltype(kKernel), void (*)(Params...)>,
+// Launches kKernel<<<blocks, threads, 0, stream>>>(parameters...) and returns its cudaError_t.
+template <auto kKernel, typename... Parameters>
+int launch(dim3 blocks, int threads, cudaStream_t stream, Parameters... parameters) {
+  static_assert(std::is_same_v<decltype(kKernel), void (*)(Parameters...)>,
                 "the arguments have the types of the kernel's parameters");
-  void* addresses[] = {&params...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), grid, block, addresses, 0,
-                          stream);
+  void* addresses[] = {&parameters...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), blocks, threads, addresses,
+                          /*shared_bytes=*/0, stream);
 }
 
-// How a kernel is launched by launch_grid.
+// How launch_or_throw launches a kernel.
 struct Grid {
-  int blocks;
-  int threads;   // of a block
-  size_t bytes;  // of dynamic shared memory of a block
-  cudaStream_t stream;
-  bool has_pdl;     // may start early; the kernel then calls wait_for_previous_kernel
-  int cluster = 0;  // blocks of a cluster; 0: none, or as the kernel's __cluster_dims__ says
+  int blocks = 0;
+  int threads = 0;          // of a block
+  size_t shared_bytes = 0;  // dynamic shared memory of a block
+  cudaStream_t stream = nullptr;
+  bool has_pdl = false;  // may start early; the kernel then calls wait_for_previous_kernel
+  int cluster_size = 0;  // blocks of a cluster; 0: none, or as the kernel's __cluster_dims__ says
 };
 
 // A Grid in the form that CUDA's runtime takes. `config` points to `attributes` of the same object,
@@ -118,7 +124,7 @@ struct LaunchConfig {
   explicit LaunchConfig(const Grid& grid) {
     config.gridDim = dim3(grid.blocks);
     config.blockDim = dim3(grid.threads);
-    config.dynamicSmemBytes = grid.bytes;
+    config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = grid.stream;
     config.attrs = attributes;
     if (grid.has_pdl) {
@@ -126,10 +132,10 @@ struct LaunchConfig {
       pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       pdl.val.programmaticStreamSerializationAllowed = 1;
     }
-    if (grid.cluster > 0) {
+    if (grid.cluster_size > 0) {
       cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
       cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+      cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster_size), 1, 1};
     }
   }
   LaunchConfig(const LaunchConfig&) = delete;
@@ -137,7 +143,8 @@ struct LaunchConfig {
 
 // Launches kernel(parameters...) on a grid. Throws cudaError_t.
 template <typename... Parameters>
-void launch_grid(const Grid& grid, void (*kernel)(Parameters...), const Parameters&... parameters) {
+void launch_or_throw(const Grid& grid, void (*kernel)(Parameters...),
+                     const Parameters&... parameters) {
   const LaunchConfig launch_config(grid);
   check(cudaLaunchKernelEx(&launch_config.config, kernel, parameters...));
 }
@@ -155,7 +162,7 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 // allows the kernel the grid's shared memory, so that later launches of the kernel may use as much.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
-  allow_shared_memory(kernel, grid.bytes);
+  allow_shared_memory(kernel, grid.shared_bytes);
   const LaunchConfig launch_config(grid);
   int clusters;
   check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch_config.config));

@@ -150,9 +150,10 @@ struct Float16 {
   }
 };
 
-// Calls body with an object of the dtype's struct.
+// Calls body with an object of the dtype's struct. Example:
+//   dispatch_dtype(dtype, [=](auto element) { using E = decltype(element); ... });
 template <typename Body>
-void for_floating(DType dtype, const Body& body) {
+void dispatch_dtype(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat32:
       return body(Float32{});
@@ -195,9 +196,10 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// Masks are made and tested in words as wide as an element. A word has a bit for each of 16, 32 or
-// 64 elements, and each lane of a vector, which holds an element, handles its own bit of the word.
-// kBitOfLane[i] is 1 << i, for each bit i of a word.
+// A mask is made and tested in words that are as wide as an element. Example: the elements of a
+// half type have 16 bits, so a word has the bits of 16 elements. Each lane of a vector register
+// holds an element, and handles its own bit of the word. kBitOfLane[i] is 1 << i, for each bit i of
+// a word.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
@@ -205,19 +207,19 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// Returns whether the gradient of an element is kept: relu's output is neither 0 nor -0. Adding the
-// bits to themselves shifts the sign out.
+// Returns whether backward passes the gradient of an element through: relu's output is neither 0
+// nor -0. Adding the bits to themselves shifts the sign out.
 template <typename Bits>
-constexpr bool is_kept(Bits relu_output) {
+constexpr bool gradient_passes(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;
 }
 
 #ifdef __SSE2__
-// mask_of_block, below, for elements of two bytes, by an instruction that takes one bit from each
-// byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
+// The same as mask_of_block, below, for elements of two bytes, by an instruction that takes one bit
+// from each byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
-  for (int64_t i = 0; i < kBlock; ++i) flags[i] = is_kept(out[i]) ? 0xff : 0;
+  for (int64_t i = 0; i < kBlock; ++i) flags[i] = gradient_passes(out[i]) ? 0xff : 0;
   constexpr int64_t kBytes = sizeof(__m128i);
   uint64_t mask = 0;
   for (int64_t i = 0; i < kBlock; i += kBytes) {
@@ -228,7 +230,7 @@ inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
 }
 #endif
 
-// The mask of a block of relu's output: bit i tells whether the gradient of element i is kept.
+// Returns the mask of a block of relu's output: bit i is 1 if the gradient of element i passes.
 template <typename Bits>
 uint64_t mask_of_block(const Bits* out) {
 #ifdef __SSE2__
@@ -245,7 +247,7 @@ uint64_t mask_of_block(const Bits* out) {
 #pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(is_kept(out[i + lane]));
+      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(gradient_passes(out[i + lane]));
     }
     words[i / kLanes] = word;
   }

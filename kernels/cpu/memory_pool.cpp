@@ -91,10 +91,10 @@ struct Pool {
     return header;
   }
 
-  // Removes the newest block of exactly wanted_bytes. Returns null if there is none.
-  Header* remove_of_size(size_t wanted_bytes) {
+  // Removes the newest block that has exactly `size` bytes. Returns null if there is none.
+  Header* remove_of_size(size_t size) {
     for (Header** link = &first; *link != nullptr; link = &(*link)->next) {
-      if ((*link)->bytes == wanted_bytes) return remove(link);
+      if ((*link)->bytes == size) return remove(link);
     }
     return nullptr;
   }

@@ -58,7 +58,7 @@ inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& i
   // x's gradient is computed from weight, and weight's from x.
   if (inputs.weight) output_mask |= kGradX;
   if (inputs.x) output_mask |= kGradWeight;
-  if (inputs.needs_bias) output_mask |= kGradBias;
+  if (inputs.needs_grad_bias) output_mask |= kGradBias;
   return call_operator<GradientsFunction>(name_space, "linear_relu_divide_gradients",
                                           inputs.grad_output, inputs.mask, inputs.x, inputs.weight,
                                           output_mask, inputs.divisor);
@@ -81,22 +81,25 @@ struct LinearReluDivideBackward : Node {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return variable_list(3);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool needs_x = task_should_compute_output(0);
-    const bool needs_weight = task_should_compute_output(1);
-    const bool needs_bias = task_should_compute_output(2);
+    const bool needs_grad_x = task_should_compute_output(0);
+    const bool needs_grad_weight = task_should_compute_output(1);
+    const bool needs_grad_bias = task_should_compute_output(2);
     const Tensor saved_mask = unpack_saved_mask(mask);
     std::optional<Tensor> saved_x;
     std::optional<Tensor> saved_weight;
-    if (needs_weight) saved_x = x.unpack();
-    if (needs_x) saved_weight = weight.unpack();
-    const Gradients gradients = compute({grad_output, saved_mask, saved_x, saved_weight, needs_bias,
-                                         divisor, transposes_grad_x, transposes_grad_weight});
+    if (needs_grad_weight) saved_x = x.unpack();
+    if (needs_grad_x) saved_weight = weight.unpack();
+    const Gradients gradients =
+        dispatch({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
+                  transposes_grad_x, transposes_grad_weight});
     // The operator returns empty tensors for gradients that are not needed.
-    return {needs_x ? gradients.x : Tensor(), needs_weight ? gradients.weight : Tensor(),
-            needs_bias ? gradients.bias : Tensor()};
+    return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
+            needs_grad_bias ? gradients.bias : Tensor()};
   }
 
-  Gradients compute(const BackwardInputs& inputs) {
+  // Chooses what computes the gradients: torch's ops, our kernels or, for traces and subclasses, an
+  // operator.
+  Gradients dispatch(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);

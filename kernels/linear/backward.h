@@ -37,7 +37,7 @@ struct BackwardInputs {
   const Tensor& mask;                   // [..., (N + 7) / 8], uint8
   const std::optional<Tensor>& x;       // [..., K]; present if weight's gradient is needed
   const std::optional<Tensor>& weight;  // [N, K]; present if x's gradient is needed
-  bool needs_bias;                      // whether bias's gradient is needed
+  bool needs_grad_bias;
   double divisor;
 
   // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
@@ -73,16 +73,17 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const int64_t m = rows_of(grad_output);
   const int64_t n = grad_output.size(-1);
   const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
-  const Tensor grad_bias = inputs.needs_bias ? allocate(grad_output, {n}, type) : Tensor();
+  const Tensor grad_bias = inputs.needs_grad_bias ? allocate(grad_output, {n}, type) : Tensor();
 
   const void* const grad_output_data = grad_output.const_data_ptr();
   const uint8_t* const mask_data = inputs.mask.const_data_ptr<uint8_t>();
   void* const grad_z_data = grad_z.mutable_data_ptr();
-  void* const grad_bias_data = inputs.needs_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  void* const grad_bias_data = inputs.needs_grad_bias ? grad_bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
     int64_t bytes = 0;
-    if (inputs.needs_bias) bytes = cuda::linear_fused_pass_backward_workspace(dtype, m, n);
+    if (inputs.needs_grad_bias)
+      bytes = cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
     return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
                                             grad_z_data, grad_bias_data,
@@ -90,16 +91,16 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   };
   const auto run_on_cpu = [&] {
     const int64_t units = cpu::linear_fused_pass_backward_units(m, n);
-    const int64_t runs = inputs.needs_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
+    const int64_t runs = inputs.needs_grad_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
     const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
-    double* const run_sums = inputs.needs_bias ? sums.mutable_data_ptr<double>() : nullptr;
+    double* const run_sums = inputs.needs_grad_bias ? sums.mutable_data_ptr<double>() : nullptr;
     // A thread gets at least so many units that they have about kGrain elements.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
                                       grad_z_data, run_sums, m, n, begin, end);
     });
-    if (inputs.needs_bias) {
+    if (inputs.needs_grad_bias) {
       cpu::linear_fused_pass_backward_sum(dtype, run_sums, grad_bias_data, m, n);
     }
   };
@@ -107,11 +108,11 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return {grad_z, grad_bias};
 }
 
-// Returns true if run_gemm may be able to compute a [I, J] times b [J, K]. If no kernel reads an
+// Returns true if run_gemm may be able to compute a [M, K] times b [K, N]. If no kernel reads an
 // operand in place, run_gemm copies it in float32, and torch multiplies in half types.
 inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
-  const bool is_cuda = a.is_cuda() && is_plain(a.key_set() | b.key_set());
-  if (!is_cuda || at::GradMode::is_enabled()) return false;
+  const bool is_plain_on_gpu = a.is_cuda() && is_plain(a.key_set() | b.key_set());
+  if (!is_plain_on_gpu || at::GradMode::is_enabled()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
@@ -120,13 +121,13 @@ inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
   }
   if (a.element_size() != 2) return false;
   const auto is_readable = [](const Tensor& t) {
-    return is_row_major(t, 16) || is_column_major(t, 16);
+    return is_row_major(t, kVectorBytes) || is_column_major(t, kVectorBytes);
   };
-  const bool is_large = demanded_path || a.size(0) * b.size(1) >= kLargeResult;
-  return is_large && is_readable(a) && is_readable(b);
+  const bool is_large_enough = demanded_path.has_value() || a.size(0) * b.size(1) >= kLargeResult;
+  return is_large_enough && is_readable(a) && is_readable(b);
 }
 
-// Returns a [I, J] times b [J, K]. If torch computes the product and `transposes` is true, torch
+// Returns a [M, K] times b [K, N]. If torch computes the product and `transposes` is true, torch
 // computes b^T a^T, and the result is transposed.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
   if (may_run_gemm(a, b)) {
@@ -179,7 +180,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
-  if (inputs.needs_bias) grad.bias = as_matrix(grad.z).sum(0);
+  if (inputs.needs_grad_bias) grad.bias = as_matrix(grad.z).sum(0);
   return multiply_gradients(inputs, grad);
 }
 

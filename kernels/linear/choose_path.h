@@ -41,7 +41,7 @@
 namespace kernels {
 
 enum class Path {
-  // skinny.cu: float32 without tensor cores, for few rows of x. It always applies the ReLU.
+  // skinny.cu: float32 without tensor cores, for few rows of x. It is chosen for forwards alone.
   kSkinny,
   // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
   kSm90,

@@ -39,7 +39,7 @@ struct Tiling {
   int64_t tiles_of_wave;  // as many as the GPU computes at once
 };
 
-// Divides a workspace into slices, each aligned to 256 bytes. Without a workspace (null) it only
+// Divides a workspace into slices, each aligned to kSliceBytes. Without a workspace (null) it only
 // measures: the slices are null, and bytes() is the size that a workspace needs.
 //
 //   WorkspaceSlices slices(workspace);
@@ -48,13 +48,15 @@ struct Tiling {
 //   size_t bytes = slices.bytes();
 class WorkspaceSlices {
  public:
+  static constexpr int64_t kSliceBytes = 256;  // a slice's address and size are multiples of it
+
   explicit WorkspaceSlices(void* workspace) : start_(static_cast<std::byte*>(workspace)) {}
 
   // Returns the next slice, for `count` elements.
   template <typename T>
   T* add(int64_t count) {
     const size_t offset = bytes_;
-    bytes_ += (count * sizeof(T) + 255) / 256 * 256;
+    bytes_ += divide_up(count * sizeof(T), kSliceBytes) * kSliceBytes;
     if (start_ == nullptr) return nullptr;
     return reinterpret_cast<T*>(start_ + offset);
   }
@@ -66,7 +68,7 @@ class WorkspaceSlices {
     return slice + first;
   }
 
-  // Returns the size of all slices so far, each rounded up to 256 bytes.
+  // Returns the size of all slices so far.
   size_t bytes() const { return bytes_; }
 
  private:
@@ -101,7 +103,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
 
   // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. So many rows are measured that
-  // rounding slices up to 256 bytes hardly counts.
+  // rounding slices up to kSliceBytes hardly counts.
   constexpr int64_t kMeasuredRows = 1024;
   const int64_t fixed_bytes = workspace_of(0);
   const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
@@ -139,13 +141,13 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
 // its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
 void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
-  const int64_t element_size = linear.dtype == DType::kFloat32 ? 4 : 2;
+  const int64_t element_bytes = bytes_of_element(linear.dtype);
   const int64_t mask_row_bytes = bytes_of_bits(linear.n);
   for (int64_t begin = 0; begin < linear.m; begin += rows) {
     LinearArguments chunk = linear;
     chunk.m = std::min(rows, linear.m - begin);
-    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * element_size;
-    chunk.out = static_cast<char*>(linear.out) + begin * linear.n * element_size;
+    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * element_bytes;
+    chunk.out = static_cast<char*>(linear.out) + begin * linear.n * element_bytes;
     if (linear.mask != nullptr) chunk.mask = linear.mask + begin * mask_row_bytes;
     launch(chunk, begin == 0);
   }

@@ -150,7 +150,7 @@ def linear_slow_path(
             operator = stable_operator
         return operator(x, weight, bias, module.divisor)
     if all(is_dtensor(operand) for operand in operands):
-        placements = _local_placements(x, weight, bias)
+        placements = _placements_if_local(x, weight, bias)
         if placements is not None:
             return _linear_of_dtensors(x, weight, bias, module.divisor, placements, operator)
     return _reference_forward(module, x)
@@ -199,7 +199,7 @@ def _reference_forward(module: nn.Module, x: object) -> object:
     return torch.relu(module.linear(x)) / module.divisor
 
 
-def _local_placements(
+def _placements_if_local(
     x: object, weight: object, bias: object | None
 ) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
@@ -297,7 +297,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
         weight: a DTensor `[N, K]`.
         bias: a DTensor `[N]`, or None.
         divisor: the divisor.
-        placements: what `_local_placements` returns for x, weight and bias.
+        placements: what `_placements_if_local` returns for x, weight and bias.
         operator: our operator.
     """
     from torch.distributed.tensor import DTensor

@@ -186,7 +186,7 @@ __device__ void finish_four(const Epilogue<T>& epilogue, bool row_exists, int ro
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool passes = column + i < epilogue.n && mask_bit(z[i]);  // 0 past the end of the row
-      bits |= uint32_t{passes} << i;
+      bits |= (passes ? 1u : 0u) << i;
     }
     bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBit) << 4;
     const bool stores_byte = exists && column % 8 == 0;

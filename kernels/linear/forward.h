@@ -32,17 +32,13 @@ inline Tensor linear_composite(const LinearInputs& inputs) {
 // In place: out = relu(out) / divisor. Writes the mask [..., (N + 7) / 8] unless it is undefined.
 inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask) {
   const DType dtype = *kernel_dtype(out.scalar_type());
-  int64_t m = rows_of(out);
-  int64_t n = out.size(-1);
   void* const data = out.mutable_data_ptr();
   uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  // Only a mask whose rows end within a byte depends on the rows of out. Otherwise the matrix is
-  // passed as one long row.
-  const bool mask_depends_on_rows = mask_data != nullptr && n % 8 != 0;
-  if (!mask_depends_on_rows) {
-    n *= m;
-    m = 1;
-  }
+  // Rows matter only to a mask: each of its rows begins a new byte. Without a mask, or if N is a
+  // multiple of 8, the kernels get the matrix as one long row, for which they divide no index.
+  const bool is_one_row = mask_data == nullptr || out.size(-1) % 8 == 0;
+  const int64_t m = is_one_row ? 1 : rows_of(out);
+  const int64_t n = is_one_row ? out.numel() : out.size(-1);
   const auto run_on_gpu = [=](auto stream) {
     return cuda::linear_fused_pass(dtype, data, divisor, mask_data, m, n, stream);
   };

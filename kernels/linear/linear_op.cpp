@@ -51,18 +51,18 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
                                   const std::optional<Tensor>& weight, int64_t output_mask,
                                   double divisor) {
-  const bool needs_x = (output_mask & kGradX) != 0;
-  const bool needs_weight = (output_mask & kGradWeight) != 0;
-  const bool needs_bias = (output_mask & kGradBias) != 0;
+  const bool needs_grad_x = (output_mask & kGradX) != 0;
+  const bool needs_grad_weight = (output_mask & kGradWeight) != 0;
+  const bool needs_grad_bias = (output_mask & kGradBias) != 0;
   const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
   if (!is_in_range) fail("output_mask must be 0 to 7, got " + std::to_string(output_mask));
-  if (weight.has_value() != needs_x || x.has_value() != needs_weight) {
+  if (weight.has_value() != needs_grad_x || x.has_value() != needs_grad_weight) {
     fail(
         "output_mask must be in accord with the operands: expected weight exactly if bit 0 is set, "
         "and input exactly if bit 1 is set, got " +
         std::to_string(output_mask));
   }
-  return function({grad_output, mask, x, weight, needs_bias, divisor});
+  return function({grad_output, mask, x, weight, needs_grad_bias, divisor});
 }
 
 // -------------------------------------------------------------------------------------- for tests
@@ -70,17 +70,15 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
 void set_linear_path(c10::string_view name) {
   if (name == "auto") {
     demanded_path = std::nullopt;
-  } else if (name == "skinny") {
-    demanded_path = Path::kSkinny;
-  } else if (name == "sm90") {
-    demanded_path = Path::kSm90;
-  } else if (name == "sm80") {
-    demanded_path = Path::kSm80;
-  } else if (name == "torch") {
-    demanded_path = Path::kTorch;
-  } else {
-    fail("expected a path among auto, skinny, sm90, sm80, torch, got " + std::string(name));
+    return;
   }
+  for (const Path path : {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch}) {
+    if (name == name_of(path)) {
+      demanded_path = path;
+      return;
+    }
+  }
+  fail("expected a path among auto, skinny, sm90, sm80, torch, got " + std::string(name));
 }
 
 std::string float32_precision_name() {

@@ -19,17 +19,17 @@ struct LinearInputs {
   double divisor;
 };
 
-// Returns x [..., K] as a matrix [rows, K]: a view, or a copy where no view is possible. The ops
-// that it calls work under autograd, traces and both kinds of vmap.
+// Returns x [..., K] as a matrix [M, K]: a view, or a copy where no view is possible. The ops that
+// it calls work under autograd, traces and both kinds of vmap.
 inline Tensor as_matrix(const Tensor& x) {
   if (x.dim() == 2) return x;
   if (x.dim() == 1) return x.unsqueeze(0);
   if (!x.key_set().has(at::DispatchKey::Batched)) return x.flatten(0, -2);
   // The older vmap has no rule for flatten(). Elsewhere flatten() is better: reshape() compares
   // sizes, which raises an error in traces whose sizes depend on data.
-  c10::SymInt rows = 1;
-  for (int64_t d = 0; d < x.dim() - 1; ++d) rows = rows * x.sym_size(d);
-  return x.reshape_symint({rows, x.sym_size(-1)});
+  c10::SymInt m = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) m = m * x.sym_size(d);
+  return x.reshape_symint({m, x.sym_size(-1)});
 }
 
 // Returns the sizes with the last one replaced by `last`.

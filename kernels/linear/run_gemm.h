@@ -37,10 +37,11 @@ struct MatrixView {
 inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment) {
   const int64_t rows = matrix.size(0);
   const int64_t columns = matrix.size(1);
-  const int64_t size = matrix.element_size();
-  const int64_t stride = divide_up(columns * size, alignment) * alignment / size;
+  const int64_t element_bytes = matrix.element_size();
+  const int64_t row_bytes = divide_up(columns * element_bytes, alignment) * alignment;
+  const int64_t stride = row_bytes / element_bytes;
   const Tensor copy = allocate(matrix, {rows, stride}, matrix.scalar_type()).narrow(1, 0, columns);
-  if (matrix.scalar_type() != at::kFloat || !is_column_major(matrix, size)) {
+  if (matrix.scalar_type() != at::kFloat || !is_column_major(matrix, element_bytes)) {
     copy.copy_(matrix);
     return {copy, stride};
   }
@@ -85,20 +86,20 @@ struct OperandRules {
 };
 
 // Returns how the path's kernel reads the operands of this product.
-inline OperandRules rules_of(Path path, const Product& product, int64_t element_size) {
+inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
   const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
   // In fp16x3, a pass before the product splits x, and on sm80 the weight too.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
-  // The pass reads rows at any address. All other operands are read by TMA copies or by vector
+  // That pass reads rows at any address. All other operands are read by TMA copies or by vector
   // loads, which need aligned rows.
-  constexpr int64_t kVectorBytes = 16;
+  const int64_t element_bytes = bytes_of_element(product.dtype);
 
   OperandRules rules{};
-  rules.x_alignment = splits_x ? element_size : kVectorBytes;
-  rules.weight_alignment = splits_weight ? element_size : kVectorBytes;
+  rules.x_alignment = splits_x ? element_bytes : kVectorBytes;
+  rules.weight_alignment = splits_weight ? element_bytes : kVectorBytes;
   rules.takes_transposed_x = is_gemm_one_product && !is_float32;
   rules.takes_transposed_weight = is_gemm_one_product;
   return rules;
@@ -123,9 +124,9 @@ inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
 inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
   switch (path) {
     case Path::kSm90:
-      return cuda::linear_sm90_workspace(linear);
+      return cuda::linear_sm90_workspace_bytes(linear);
     case Path::kSm80:
-      return cuda::linear_sm80_workspace(linear);
+      return cuda::linear_sm80_workspace_bytes(linear);
     case Path::kSkinny:
     case Path::kTorch:
       return 0;
@@ -160,7 +161,7 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   product.k = inputs.weight.size(1);
   product.x_is_transposed =
       !is_row_major(inputs.x, /*alignment=*/1) && is_column_major(inputs.x, /*alignment=*/1);
-  product.weight_has_vector_rows = is_row_major(inputs.weight, /*alignment=*/16);
+  product.weight_has_vector_rows = is_row_major(inputs.weight, kVectorBytes);
   return product;
 }
 
@@ -177,7 +178,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  const OperandRules rules = rules_of(path, product, inputs.x.element_size());
+  const OperandRules rules = rules_of(path, product);
   const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =
       make_readable(inputs.weight, rules.weight_alignment, rules.takes_transposed_weight);

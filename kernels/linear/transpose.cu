@@ -40,15 +40,15 @@ struct Config {
   static constexpr int kPitch = kTile + 1;
   static constexpr int kThreads = 256;  // of a block
   static constexpr int kVector = 4;     // neighbouring elements that a thread moves at a time
-  // Threads side by side in a row of the tile, and rows that a block moves at once.
-  static constexpr int kThreadsPerRow = kTile / kVector;
-  static constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
+  // A line is what a tile has of a row of `source` or of `target`.
+  static constexpr int kThreadsPerLine = kTile / kVector;
+  static constexpr int kLinesAtOnce = kThreads / kThreadsPerLine;
   // The most blocks of a copy that may turn out not to be needed (is_needed below): enough to keep
   // a GPU busy if it is, and few enough to take little time if it is not.
   static constexpr int64_t kFewBlocks = 256;
 
-  static_assert(kTile % kVector == 0, "a row of the tile is a whole number of vectors");
-  static_assert(kTile % kRowsAtOnce == 0, "all threads move equally many rows of a tile");
+  static_assert(kTile % kVector == 0, "a line is a whole number of vectors");
+  static_assert(kTile % kLinesAtOnce == 0, "all threads move equally many lines of a tile");
 };
 
 // Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   constexpr int kTile = Config::kTile;
   constexpr int kVector = Config::kVector;
-  __shared__ float tile[kTile][Config::kPitch];
+  __shared__ float tile[kTile][Config::kPitch];  // [column][row], those of `target`
   start_next_kernel();
   wait_for_previous_kernel();  // which writes *is_needed
   if (is_needed != nullptr && *is_needed == 0) return;
@@ -66,37 +66,36 @@ __global__ void __launch_bounds__(Config::kThreads)
   const bool target_is_aligned = has_aligned_rows(t.target, sizeof(float) * t.target_stride);
   const int64_t row_tiles = divide_up(t.rows, kTile);
   const int64_t tiles = row_tiles * divide_up(t.columns, kTile);
-  // The thread's place in a tile: the first of its kVector elements in a row, and its first row.
-  const int thread_column = threadIdx.x % Config::kThreadsPerRow * kVector;
-  const int thread_row = threadIdx.x / Config::kThreadsPerRow;
+  // The thread moves kVector elements of a line, from `place` on, in every kLinesAtOnce-th line.
+  const int place = threadIdx.x % Config::kThreadsPerLine * kVector;
+  const int first_line = threadIdx.x / Config::kThreadsPerLine;
 
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
-    // Read along the rows of `source`. `row` and `column` are those of `target`, so that `row` is
-    // the place along a row of `source`.
+    // Read along the rows of `source`, which are columns of `target`.
 #pragma unroll
-    for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
-      const int64_t column = first_column + i;
-      const int64_t row = first_row + thread_column;
+    for (int line = first_line; line < kTile; line += Config::kLinesAtOnce) {
+      const int64_t column = first_column + line;
+      const int64_t row = first_row + place;
       float v[kVector] = {};
       if (column < t.columns) {
         load_floats(v, t.source + column * t.source_stride + row, 0, t.rows - row,
                     source_is_aligned);
       }
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) tile[i][thread_column + j] = v[j];
+      for (int j = 0; j < kVector; ++j) tile[line][place + j] = v[j];
     }
     __syncthreads();
-    // Write along the rows of `target`, which are columns of the tile in shared memory.
+    // Write along the rows of `target`.
 #pragma unroll
-    for (int i = thread_row; i < kTile; i += Config::kRowsAtOnce) {
-      const int64_t row = first_row + i;
-      const int64_t column = first_column + thread_column;
+    for (int line = first_line; line < kTile; line += Config::kLinesAtOnce) {
+      const int64_t row = first_row + line;
+      const int64_t column = first_column + place;
       if (row >= t.rows) continue;
       float v[kVector];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) v[j] = tile[thread_column + j][i];
+      for (int j = 0; j < kVector; ++j) v[j] = tile[place + j][line];
       // The number of elements that the row has from `column` on. Past the end of the row it is 0
       // or less.
       const int64_t count = t.columns - column;
@@ -116,10 +115,13 @@ int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* st
   const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
   const bool is_conditional = is_needed != nullptr;
   const int64_t max_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
-  const int blocks = static_cast<int>(std::min(tiles, max_blocks));
+  Grid grid{};
+  grid.blocks = static_cast<int>(std::min(tiles, max_blocks));
+  grid.threads = Config::kThreads;
+  grid.stream = stream;
   // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
-  const Grid grid{blocks, Config::kThreads, /*bytes=*/0, stream, /*has_pdl=*/is_conditional};
-  return status_of([&] { launch_grid(grid, transpose_tiles::transpose_kernel, t, is_needed); });
+  grid.has_pdl = is_conditional;
+  return status_of([&] { launch_or_throw(grid, transpose_tiles::transpose_kernel, t, is_needed); });
 }
 
 }  // namespace kernels::cuda

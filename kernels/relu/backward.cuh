@@ -77,14 +77,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 
   // The last block: whole vectors, and then a thread for each of the elements that are left.
-  const Index whole = n - n % kSize;
-  const Index rest_index = whole + threadIdx.x;
+  const Index vectors_end = n - n % kSize;
+  const Index rest_index = vectors_end + threadIdx.x;
   Bits rest_value;
   uint32_t rest_byte;
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (elements.first + offset < whole) {
+    if (elements.first + offset < vectors_end) {
       load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
       byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
     }
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (elements.first + offset < whole) {
+    if (elements.first + offset < vectors_end) {
       store_masked(grad_input, elements.first, offset, v[u], byte[u]);
     }
   }

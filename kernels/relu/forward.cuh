@@ -81,7 +81,8 @@ __device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* ma
   for (int j = 0; j < kSize; ++j) {
     // These are comparisons of numbers, not of their bits: the GPU then compares two elements of a
     // half type in one instruction.
-    bits |= uint32_t{mask_bit(v.value[j])} << j;
+    const uint32_t bit = mask_bit(v.value[j]) ? 1 : 0;
+    bits |= bit << j;
     v.value[j] = relu_of(v.value[j]);
   }
   if constexpr (kMask) store_bits<Config, kSize>(mask, first + offset, bits, exists, policy);
@@ -119,13 +120,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     return;
   }
 
-  // The last block. The elements before `whole` are handled as vectors. Each of the rest, fewer
-  // than 8 elements, has a thread of its own. With a mask, `whole` is a multiple of 8: the rest
-  // then shares no byte of the mask with a vector. Threads without elements take part in the
+  // The last block. The elements before vectors_end are handled as vectors. Each of the rest, fewer
+  // than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of 8, so that
+  // the rest shares no byte of the mask with a vector. Threads without elements take part in the
   // exchange of bits, with zeros.
-  constexpr int kMultiple = kMask ? 8 : kSize;  // `whole` is a multiple of this
-  const Index whole = n - n % kMultiple;
-  const Index rest_index = whole + threadIdx.x;
+  constexpr int kElementsTogether = kMask ? 8 : kSize;
+  const Index vectors_end = n - n % kElementsTogether;
+  const Index rest_index = vectors_end + threadIdx.x;
   T rest_value;
   if constexpr (kMask) {
     memset(words, 0, sizeof(words));
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    if (elements.first + offset < whole) {
+    if (elements.first + offset < vectors_end) {
       words[u] = load_words<Config>(x + elements.first + offset, policy);
     }
   }
@@ -142,12 +143,13 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
     const int offset = u * Elements::kStride;
-    const bool exists = elements.first + offset < whole;
+    const bool exists = elements.first + offset < vectors_end;
     finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, exists, policy);
   }
   if (rest_index < n) out[rest_index] = relu_of(rest_value);
   if constexpr (kMask) {
-    store_bits<Config, 1>(mask, rest_index, mask_bit(rest_value), rest_index < n, policy);
+    const uint32_t bit = mask_bit(rest_value) ? 1 : 0;
+    store_bits<Config, /*kSize=*/1>(mask, rest_index, bit, rest_index < n, policy);
   }
 }
 

@@ -16,7 +16,7 @@ namespace kernels::cpu {
 
 void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
           bool bypasses_caches) {
-  for_floating(dtype, [=](auto element) {
+  dispatch_dtype(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     const auto make_block = [=](int64_t i, const Bits* x_block, Bits* out_block, auto mask_bytes) {
@@ -32,7 +32,7 @@ void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, i
 
 void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
                    void* grad_input, int64_t begin, int64_t end, bool bypasses_caches) {
-  for_floating(dtype, [=](auto element) {
+  dispatch_dtype(dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
     const Bits* const gradient = static_cast<const Bits*>(grad_output);
     Bits* const result = static_cast<Bits*>(grad_input) + begin;

@@ -59,8 +59,8 @@ inline Tensor allocate_cpu_output(const Tensor& like, at::IntArrayRef sizes, at:
   try {
     return allocate(like, sizes, type, strides, allocator);
   } catch (const c10::Error&) {
-    const bool has_released_some = cpu::release_memory();
-    if (!has_released_some) throw;
+    const bool has_freed_memory = cpu::release_memory();
+    if (!has_freed_memory) throw;
   }
   return allocate(like, sizes, type, strides, allocator);
 }
@@ -127,10 +127,10 @@ inline void for_each_range(const Tensor& out, RangeFunction work) {
   const int64_t element_bytes = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool is_large = out.nbytes() >= kLargeOutputBytes;
-  // The pool's blocks begin with a huge page. If the pool has no memory, `out` is in torch's, which
-  // may begin anywhere. Then two huge pages may each hold some of the eight elements whose bits
-  // share a byte of the mask. For example, the data of a float32 output may begin 16 bytes before a
-  // huge page: elements 0 to 3 are before that page, and elements 4 to 7 in it.
+  // Ranges may end where huge pages end only if `out` begins with a huge page, as the pool's blocks
+  // do. torch's memory, which `out` is in if the pool has none, may begin anywhere. Example: a
+  // float32 output begins 16 bytes before a huge page. Elements 0 to 3 are before that page, and
+  // elements 4 to 7 in it, but the bits of all eight are in one byte of the mask.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   const bool goes_by_pages = is_large && begins_with_page;
 

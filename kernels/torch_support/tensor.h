@@ -69,7 +69,10 @@ inline std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
-inline bool is_aligned(const Tensor& x, int64_t bytes = 16) {
+// The bytes of a vector, which is what a kernel's thread loads or stores at a time.
+constexpr int64_t kVectorBytes = 16;
+
+inline bool is_aligned(const Tensor& x, int64_t bytes = kVectorBytes) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }
 

@@ -77,7 +77,9 @@ def _note_errors_of_gradients(grading: Grading) -> None:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             eager = quantity.expected.eager_errors
-            grading.verdict.note_errors(name, quantity.comparison.errors, eager)
+            grading.verdict.note_errors(
+                name, grading.problem.setting, quantity.name, quantity.comparison.errors, eager
+            )
 
 
 def _make_room(grading: Grading) -> None:

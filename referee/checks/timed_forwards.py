@@ -68,7 +68,7 @@ def time_forwards(grading: Grading) -> None:
         bench.free_results(timed_call.process)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
-    check_eager_speed(grading, timing_plan)
+    check_eager_speed(grading, timing_plan, rounds.samples)
 
 
 def _prepare_eager(grading: Grading) -> None:

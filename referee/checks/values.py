@@ -46,7 +46,8 @@ def check_values(grading: Grading) -> None:
     eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        grading.verdict.note_errors(_label(grading), compared.last_errors, eager)
+        setting = grading.problem.setting
+        grading.verdict.note_errors(_label(grading), setting, "output", compared.last_errors, eager)
     _check_results_stay(grading)
 
 

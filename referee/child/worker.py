@@ -156,7 +156,7 @@ class Worker:
         _poison(poison, self._device)
         call = self._calls[name]
         self._wakes_threads.fill_(0)
-        self._clock.get_ahead()
+        self._clock.get_ahead(len(inputs))
         nan_in_new_tensors = _nan_in_new_tensors() if fill else nullcontext()
         with torch.no_grad(), nan_in_new_tensors:
             returned = [
@@ -212,9 +212,9 @@ class Worker:
     def _empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
         with torch.enable_grad():
-            self._clock.get_ahead()
+            self._clock.get_ahead(1)
             result = self._clock.time(partial(self._calls[NOTHING], *arguments))
-            self._clock.get_ahead()
+            self._clock.get_ahead(1)
             self._clock.time(lambda: None)
         return result
 
@@ -228,10 +228,10 @@ class Worker:
             gradients: the gradients of the outputs.
         """
         with torch.enable_grad():
-            self._clock.get_ahead()
+            self._clock.get_ahead(1)
             result = self._clock.time(partial(self._calls[name], *arguments))
             _, leaves = flatten(result)
-            self._clock.get_ahead()
+            self._clock.get_ahead(1)
             computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
         return [*leaves, *computed]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from referee import console, records
+from referee.contestants.server import Server
 from referee.contestants.shared import dtype_name
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
@@ -49,8 +50,9 @@ def grade_tasks(
 ) -> Iterator[dict]:
     """Grade tasks in this process, or in a worker for each device; yield each record at once."""
     if len(devices) == 1:
-        for task in tasks:
-            yield from _grade_task(task, devices[0], options, progress)
+        with referee_at_work(own_builds=True) as server:
+            for task in tasks:
+                yield from _grade_task(task, server, devices[0], options, progress)
         return
     context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
     workers: dict[Connection, BaseProcess] = {}
@@ -134,16 +136,23 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # EOFError and BrokenPipeError mean that the command has ended.
-    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
+    with (
+        suppress(KeyboardInterrupt, EOFError, BrokenPipeError),
+        referee_at_work(own_builds=True) as server,
+    ):
         while True:
             task = connection.recv()
-            for record in _grade_task(task, device, options, lambda *_: None):
+            for record in _grade_task(task, server, device, options, lambda *_: None):
                 connection.send(record)
             connection.send(None)
 
 
 def _grade_task(
-    task: Task, device: torch.device, options: Options, progress: console.Progress
+    task: Task,
+    server: Server,
+    device: torch.device,
+    options: Options,
+    progress: console.Progress,
 ) -> Iterator[dict]:
     """Grade the solutions of one problem; yield a record for each."""
     progress(f"{task.name}: running the reference")
@@ -154,17 +163,16 @@ def _grade_task(
         yield from _same_record_for_all(task, Subject(task.name, "", ()), NOT_GRADED, reason)
         return
     subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
-    with referee_at_work(own_builds=True) as server:
-        engine = Engine(problem, server, options, progress)
-        try:
-            reason = engine.why_unprepared()
-            if reason:
-                yield from _same_record_for_all(task, subject, ERROR, reason)
-                return
-            for file in task.solutions:
-                yield records.make_record(subject, engine.grade(file), str(file.path))
-        finally:
-            engine.close()
+    engine = Engine(problem, server, options, progress)
+    try:
+        reason = engine.why_unprepared()
+        if reason:
+            yield from _same_record_for_all(task, subject, ERROR, reason)
+            return
+        for file in task.solutions:
+            yield records.make_record(subject, engine.grade(file), str(file.path))
+    finally:
+        engine.close()
 
 
 def _same_record_for_all(task: Task, subject: Subject, word: str, reason: str) -> Iterator[dict]:

@@ -32,6 +32,12 @@ def machine(environment: dict) -> str:
     return environment["device"] + threads
 
 
+def machine_and_versions(environment: dict) -> str:
+    """Return the device and the versions: "NVIDIA H200, torch 2.11.0, CUDA 13.0", for example."""
+    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
+    return f"{machine(environment)}, torch {environment['torch']}{cuda}"
+
+
 def by_role(summary: list[dict], role: str) -> dict:
     """Return the row of a summary with this role; the fastest of several; {} if there is none.
 

@@ -18,6 +18,15 @@ from referee.words import CORRECT, INTERRUPTED, TIE, TOO_NOISY, WRONG
 
 TIME_TITLES = ["median ms", "p10 - p90 ms"]
 ERROR_TITLES = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]
+# The keys of a row of errors, in the order of these titles.
+ERROR_KEYS = [
+    "solution_max",
+    "solution_mean",
+    "solution_relative",
+    "reference_max",
+    "reference_mean",
+    "reference_relative",
+]
 DECIMALS = {"GB/s": 1, "TFLOP/s": 2}  # digits after the point of a speed
 NO_LIMIT = "a copy is no limit: stores that bypass the caches are faster"
 LEGEND_OF_ERRORS = "relF: the Frobenius norm of the errors, in parts of the result's"
@@ -30,8 +39,7 @@ def details(record: dict) -> str:
     if record["errors"]:
         rows = [ERROR_TITLES]
         for error_row in record["errors"]:
-            name, *values = error_row.values()
-            rows.append([name, *(f"{value:.2g}" for value in values)])
+            rows.append([error_row["name"], *(f"{error_row[key]:.2g}" for key in ERROR_KEYS)])
         lines.append(f"\n{table(rows)}\n{LEGEND_OF_ERRORS}")
     if record["runs"]:
         lines += [f"\n{results(run)}" for run in record["runs"]]

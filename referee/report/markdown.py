@@ -1,6 +1,6 @@
 """Makes the file of `--markdown`: a line on the measurement, and a table of the results."""
 
-from referee.report import machine
+from referee.report import machine_and_versions
 from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
 from referee.words import CORRECT
@@ -12,17 +12,20 @@ def as_markdown(content: dict) -> str:
     Args:
         content: of the JSON file, see `records.document`.
     """
-    environment = content["environment"]
-    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
+    origin = f"{machine_and_versions(content['environment'])}; `{content['command']}`"
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
-    origin = f"{machine(environment)}, torch {environment['torch']}{cuda}; `{content['command']}`"
     if content["kind"] == "grading":
-        titles, *rows = _grading_rows(content["records"])
+        rows = _grading_rows(content["records"])
     else:
-        titles, *rows = _comparison_rows(content["records"])
-    lines = [f"{origin}, {content['date']}.{state}", ""]
-    lines += [_markdown_row(titles), "|" + "---|" * len(titles)]
-    lines += [_markdown_row(row) for row in rows]
+        rows = comparison_rows(content["records"])
+    return f"{origin}, {content['date']}.{state}\n\n{table(rows)}"
+
+
+def table(rows: list[list[str]]) -> str:
+    """Return rows of cells as a Markdown table; the first row has the columns' titles."""
+    titles, *others = rows
+    lines = [_markdown_row(titles), "|" + "---|" * len(titles)]
+    lines += [_markdown_row(row) for row in others]
     return "\n".join([*lines, ""])
 
 
@@ -32,7 +35,7 @@ def _markdown_row(cells: list[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def _comparison_rows(records: list[dict]) -> list[list[str]]:
+def comparison_rows(records: list[dict]) -> list[list[str]]:
     """Return the titles, and a row for each run. Yardsticks are only in the JSON file."""
     rows = [["module, x", "time", "eager's time", "eager / time", "training step: eager / time"]]
     for record in records:

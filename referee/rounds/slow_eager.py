@@ -3,6 +3,9 @@
 Eager's times beside the solution are compared with its times before any solution started. If they
 are longer, another program may be the reason. To tell, eager's old process, which the solution may
 have slowed, is timed beside a new one.
+
+On a GPU, a host that is held up for some milliseconds makes single calls of a request long. Nobody
+is blamed for that: the file has to be graded again.
 """
 
 from collections.abc import Callable
@@ -12,25 +15,40 @@ from referee.bench import Bench, Eager, Plan
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
+from referee.rounds.turns import RoundSamples
 from referee.times import timing
 from referee.verdict import NotCorrectError
 from referee.words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared
+LATE_LAUNCHES = (
+    "some of eager's launches were late, so its times are too long: grade the file again, on an "
+    "idle machine"
+)
 
 
-def check_eager_speed(grading: Grading, plan: Plan) -> None:
+def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> None:
     """Check that eager was not slower beside the solution than before any solution started.
 
+    Args:
+        grading: the file under grading.
+        plan: has eager's times before any solution started.
+        samples: the samples of all rounds.
+
     Raises:
-        NotCorrectError: the solution has slowed eager, or a GPU has become slower by itself.
+        NotCorrectError: the solution has slowed eager, or eager's times on a GPU are too long for
+            another reason.
     """
     names, timings = grading.problem.names, grading.run.timings
     beside = timings.seconds[names.eager] + timings.seconds[names.control]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
+    if grading.device.type == "cuda" and not _is_slower(
+        _typical_seconds(grading, samples), plan.seconds_alone
+    ):
+        raise NotCorrectError(ERROR, LATE_LAUNCHES)
     if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
         grading, beside, plan.calls
     ):
@@ -48,6 +66,13 @@ def _is_slower(seconds: list[float], others: list[float]) -> bool:
     fast, _ = timing.spread(seconds)
     _, slow_other = timing.spread(others)
     return fast > SLOW * slow_other
+
+
+def _typical_seconds(grading: Grading, samples: RoundSamples) -> list[float]:
+    """Return the median seconds of eager's calls in each request, by the process's clock."""
+    names = grading.problem.names
+    eagers = samples.by_name[names.eager] + samples.by_name[names.control]
+    return [median(sample.call_seconds) for sample in eagers]
 
 
 def _is_new_process_faster(bench: Bench, calls: int) -> bool:

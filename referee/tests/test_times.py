@@ -3,11 +3,19 @@
 Sizes are chosen so that each expected number can be found by hand; the unit is a second throughout.
 """
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from referee import engine
+from referee.bench import Plan
+from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.timed_requests import TimedCall
+from referee.rounds.turns import RoundSamples
+from referee.times.timing import Names
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import compare_times
+from referee.verdict import NotCorrectError, compare_times
 
 # A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.
 OVERHEAD = Overhead(estimate=3.0, eagers_median=2.0, fastest_request=1.0, fastest_call=0.1)
@@ -129,6 +137,8 @@ WORDS = {
     "the control is always twice as fast": (ONES, [0.5] * 5, [0.6] * 5, "cpu", "too noisy"),
     "a small gain on a GPU": (ONES, ONES, [0.98] * 5, "cuda", "faster"),
     "a smaller one": (ONES, ONES, [0.995] * 5, "cuda", "a tie"),
+    "a short call, faster by 0.2 us": ([5e-6] * 5, [5e-6] * 5, [4.8e-6] * 5, "cuda", "a tie"),
+    "a short call, faster by 0.5 us": ([5e-6] * 5, [5e-6] * 5, [4.5e-6] * 5, "cuda", "faster"),
     # All timed calls are twice as slow in the second half of the rounds.
     "drift on a CPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cpu", "faster"),
     "spread on a GPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cuda", "a tie"),
@@ -139,6 +149,25 @@ WORDS = {
 @pytest.mark.parametrize(("eager", "again", "times", "device", "word"), WORDS.values(), ids=WORDS)
 def test_the_word_for_times(eager, again, times, device, word):
     assert compare_times(eager, again, times, device) == word
+
+
+def test_nobody_is_blamed_for_late_launches_on_a_gpu():
+    """In each request of eager's, one of eight calls takes 17 s and the others 1 s, as alone."""
+    names = Names("ModelNew", "eager")
+    request = Sample([1.0] * 7 + [17.0], 30.0)
+    timed_calls = [TimedCall(name, None, "") for name in (names.eager, names.control)]
+    samples = RoundSamples(names, timed_calls)
+    for _ in range(3):
+        samples.add({names.eager: request, names.control: request})
+    grading = SimpleNamespace(
+        problem=SimpleNamespace(names=names),
+        device=torch.device("cuda"),
+        run=SimpleNamespace(
+            timings=SimpleNamespace(seconds={names.eager: [3.0] * 3, names.control: [3.0] * 3})
+        ),
+    )
+    with pytest.raises(NotCorrectError, match="launches were late"):
+        check_eager_speed(grading, Plan(calls=8, seconds_alone=[1.0] * 5), samples)
 
 
 def test_a_reason_says_what_was_done_and_not_how_far_it_was():

@@ -58,7 +58,7 @@ def test_three_hosts_that_share_a_folder_remove_what_their_killed_builders_leave
 
 
 def test_a_build_on_another_host_is_left_alone(root, start, load, tmp_path, load_inline):
-    """Its age and its lock do not matter. Only that host can see that its process is dead."""
+    """The build's age and lock do not matter. Only that host can see that its process is dead."""
     flag = tmp_path / "builds here"
     other = start(pretend_host(HOSTS[0]), load_inline=delayed(load_inline, 1, flag))
     wait_for(flag.exists)
@@ -90,7 +90,7 @@ def test_a_leftover_is_removed_if_another_process_has_the_id_of_its_builder(root
 
 
 def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
-    """It cannot tell whether the process of such a build is alive, on this host or another."""
+    """Such a host cannot tell whether the process of a build is alive, here or on another host."""
     library = load()
     names = "unfinished--1-5-1", "unfinished--1", f"unfinished-{HOSTS[0]}-1-5-1"
     folders = [library.parent.with_name(name) for name in names]
@@ -122,7 +122,7 @@ def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_pa
 
 
 def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
-    """All others wait, and say so and where."""
+    """One of them builds. All others wait, say so, and name the folder."""
     build_slowly = delayed(load_inline, 0.5, tmp_path / "builds here")
     children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)
@@ -171,7 +171,7 @@ def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inlin
     stopped = start(load_inline=delayed(load_inline, 0, flag))
     wait_for(flag.exists)
     os.kill(stopped.pid, signal.SIGSTOP)
-    monkeypatch.setattr(cache, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(cache, "LONGEST_WAIT_S", 0.3)
     library = load()
     assert load() == library  # at once
     os.kill(stopped.pid, signal.SIGCONT)
@@ -184,7 +184,7 @@ def test_a_stopped_builder_blocks_nobody(root, start, load, tmp_path, load_inlin
 def test_a_process_forked_while_a_thread_builds_can_import(
     root, start, load, tmp_path, load_inline, is_killed
 ):
-    """It holds no lock of its parent, so others can import too, even if the parent is killed."""
+    """The forked process keeps no lock of its parent: others can import if the parent is killed."""
     flag = tmp_path / "builds here"
     loaded = tmp_path / "loaded"
 
@@ -215,7 +215,7 @@ def test_a_process_forked_while_a_thread_builds_can_import(
     "code", ["errno = ENOSYS; return -1", pytest.param("return 0", marks=pytest.mark.slow)]
 )
 def test_two_processes_can_build_at_once_on_a_file_system_without_locks(root, tmp_path, tiny, code):
-    """There flock always fails, or always succeeds."""
+    """On such a file system flock always fails, or always succeeds."""
     (tmp_path / "shim.c").write_text(f"#include <errno.h>\nint flock(int f, int o) {{ {code}; }}")
     (tmp_path / "tiny.so").write_bytes(tiny)
     subprocess.run(["cc", "-shared", "-fPIC", "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True)

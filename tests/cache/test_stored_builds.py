@@ -130,7 +130,7 @@ def test_a_noexec_file_system_gives_an_error_before_anything_is_compiled(
 def test_the_default_folder_is_used_if_a_folder_can_not_be_made(
     root, start, monkeypatch, open_path
 ):
-    """The default is torch's. The first line of output says that it is used."""
+    """The default folder is torch's. The first line of output says that it is used."""
     root.write_text("a file")
     for place in (str(root), "/proc/cache"):
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", place)
@@ -145,7 +145,7 @@ def test_the_default_folder_is_used_if_a_folder_can_not_be_made(
 def test_a_user_without_a_folder_gets_a_temporary_one(
     root, start, monkeypatch, open_path, home, tmp_path
 ):
-    """It is private, and it is removed when the process ends."""
+    """The temporary folder is private, and is removed when the process ends."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "")
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     if home == "none":
@@ -190,7 +190,7 @@ def test_a_folder_that_others_may_enter_is_closed(root, load):
 
 
 def test_builds_are_loaded_and_made_on_a_file_system_without_modes(root, load, monkeypatch):
-    """There chmod may fail."""
+    """On such a file system chmod may fail."""
     library = load()
     library.parent.parent.chmod(0o775)
 
@@ -230,7 +230,7 @@ def test_a_folder_of_another_user_is_refused(root, load, start, open_path, kind)
 
 @needs_root
 def test_a_library_of_another_user_is_not_loaded(root, load, tmp_path):
-    """Another user may have put it there while the folder was open to others."""
+    """Another user may have put the library there while the folder was open to others."""
     library = load()
     os.chown(library, STRANGER, STRANGER)
     load()

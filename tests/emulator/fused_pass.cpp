@@ -82,7 +82,7 @@ struct Checks {
     Matrix<T> grad_output(m, n);
     Matrix<T> grad_z(m, n);
     Matrix<T> grad_bias(1, n);
-    Buffer workspace(cuda::linear_fused_pass_backward_workspace(dtype, m, n), 0);
+    Buffer workspace(cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n), 0);
     const bool has_bias = !one_in(3);
     note_launch(cuda::linear_fused_pass_backward(dtype, grad_output.data, mask.data, divisor,
                                                  grad_z.data, has_bias ? grad_bias.data : nullptr,

@@ -127,7 +127,7 @@ void check_split_row(const fp16x3::SplitMatrix& matrix, int64_t row,
   const int exponent = needs_tf32 ? fp16x3::kNeedsTf32 : scale.exponent;
   require(matrix.exponent[row] == exponent, "exponent", DType::kFloat32, k, row);
   const int state = scale.can_split ? fp16x3::kExact : fp16x3::kNonfinite;
-  if (has_lo) require(matrix.state[row] == state, "state", DType::kFloat32, k, row);
+  if (has_lo) require(matrix.row_state[row] == state, "state", DType::kFloat32, k, row);
 }
 
 // Splits a random matrix, into hi and lo or into hi alone, and checks the results.
@@ -153,7 +153,7 @@ void check_split(bool has_lo) {
   const int64_t lo_offset = is_k_tiled ? fp16x3::kKTileNumbers / 2 : rows * padded_k;
   matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
-  matrix.state = reinterpret_cast<int*>(states.data);
+  matrix.row_state = reinterpret_cast<int*>(states.data);
   matrix.is_k_tiled = is_k_tiled;
   note_launch(split(splitter, matrix, k));
   for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, elements[row]);
@@ -180,16 +180,16 @@ struct Rows {
       std::copy(drawn.begin(), drawn.end(), elements() + row * stride);
       const bool is_finite = std::all_of(drawn.begin(), drawn.end(),
                                          [](float element) { return std::isfinite(element); });
-      matrix().state[row] = is_finite ? fp16x3::kExact : fp16x3::kNonfinite;
+      matrix().row_state[row] = is_finite ? fp16x3::kExact : fp16x3::kNonfinite;
     }
   }
   float* elements() const { return reinterpret_cast<float*>(memory.data); }
   fp16x3::SplitMatrix matrix() const {
     fp16x3::SplitMatrix matrix{elements(), rows, stride};
-    matrix.state = reinterpret_cast<int*>(states.data);
+    matrix.row_state = reinterpret_cast<int*>(states.data);
     return matrix;
   }
-  bool is_marked(int64_t row) const { return matrix().state[row] == fp16x3::kNonfinite; }
+  bool is_marked(int64_t row) const { return matrix().row_state[row] == fp16x3::kNonfinite; }
 };
 
 // The sum of the products of a row of x and a row of weight, added from the last one to the first.

@@ -49,6 +49,8 @@ RECORD: Shape = {
 }
 ERRORS: Shape = {
     "name": str,
+    "setting": str,
+    "quantity": str,
     "solution_max": NUMBER,
     "solution_mean": NUMBER,
     "solution_relative": NUMBER,

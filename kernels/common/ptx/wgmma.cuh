@@ -53,6 +53,9 @@ __device__ inline void wgmma_wait_group() {
 
 // ------------------------------------------------------------------------------ matrix descriptors
 
+// Returns a number of bytes in the unit of a descriptor's addresses and distances, 16 bytes.
+__host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 16; }
+
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
 // of 128 bytes, as the copy engine writes them with the 128-byte swizzle. (kLineBytes is the length
 // of the caller's lines, which is checked.) `tile` is the address of the first line, a multiple of
@@ -64,7 +67,7 @@ __device__ inline void wgmma_wait_group() {
 //               line has the next element of K. The lines of the next 64 rows begin kBlockBytes
 //               later.
 //
-// All distances are in units of 16 bytes:
+// The address and all distances are in descriptor_units:
 //
 //   bits  0..13   address
 //   bits 16..29   from one block of rows to the next; not used for K-major operands with a swizzle
@@ -73,17 +76,18 @@ __device__ inline void wgmma_wait_group() {
 template <int kLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
   static_assert(kLineBytes == 128, "lines are as long as the widest swizzle");
-  constexpr uint64_t kEightLines = 8 * kLineBytes >> 4;
+  constexpr uint64_t kEightLines = descriptor_units(8 * kLineBytes);
   constexpr uint64_t kSwizzle = 1;
-  constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : kBlockBytes >> 4;
-  return (tile & 0x3ffff) >> 4 | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
+  constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : descriptor_units(kBlockBytes);
+  constexpr uint32_t kAddressBits = 0x3ffff;  // the 14 bits count units of 16 bytes
+  return descriptor_units(tile & kAddressBits) | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
 // The step from the descriptor of one product's operand to that of the next product, whose elements
 // of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the line of a K-major
 // operand, and 16 lines further in an MN-major one.
-constexpr uint64_t kDescriptorStepK = 32 >> 4;
-constexpr uint64_t kDescriptorStepMN = 16 * 128 >> 4;
+constexpr uint64_t kDescriptorStepK = descriptor_units(32);
+constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 
 // ---------------------------------------------------------------------------------------- products
 

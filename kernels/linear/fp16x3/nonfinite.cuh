@@ -43,7 +43,7 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first_row; row < first_row + kCount; ++row) {
-    is_found |= row < matrix.rows && matrix.state[row] == fp16x3::kNonfinite;
+    is_found |= row < matrix.rows && matrix.row_state[row] == fp16x3::kNonfinite;
   }
   return is_found;
 }
@@ -53,11 +53,14 @@ __device__ __forceinline__ double load(const fp16x3::SplitMatrix& matrix, int64_
   return double{matrix.source[min(row, matrix.rows - 1) * matrix.row_stride + i]};
 }
 
-// The first row of x, and the first row of the weight, of the tile of this number. `tiles_n` is the
-// number of tiles along N.
+// Tiles are numbered along N first: of the tiles with the same rows of x, there are `tiles_n`.
+
+// Returns the first row of x of a tile.
 __device__ __forceinline__ int64_t first_x_row(int64_t tile, int64_t tiles_n) {
   return tile / tiles_n * NonfiniteConfig::kXRows;
 }
+
+// Returns the first row of the weight of a tile.
 __device__ __forceinline__ int64_t first_weight_row(int64_t tile, int64_t tiles_n) {
   return tile % tiles_n * NonfiniteConfig::kWeightRows;
 }
@@ -91,21 +94,21 @@ __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
 }
 
 // Finishes and stores the results of a tile, and their bits of the mask. Each lane of the first
-// warp has a result z, in this row and column of out. Where is_computed is false, the result and
-// its bit stay as the GEMM has stored them. All lanes of the warp call it.
+// warp has a result z, in this row and column of out. If is_replaced, z replaces the result and the
+// bit that the GEMM has stored. All lanes of the warp call it.
 //
 // The eight lanes of a row of x share a byte of the mask, which the first of them stores. Example:
 // lanes 8 to 15 have the second row, so lane 8 takes bits 8 to 15 of both ballots.
 __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, int row, int column,
-                                              bool is_computed, float z) {
+                                              bool is_replaced, float z) {
   const int lane = threadIdx.x % 32;
   const int first_lane = lane / NonfiniteConfig::kWeightRows * NonfiniteConfig::kWeightRows;
-  const uint32_t computed = __ballot_sync(0xffffffff, is_computed) >> first_lane & 0xff;
-  const uint32_t bits = __ballot_sync(0xffffffff, is_computed && mask_bit(z)) >> first_lane & 0xff;
-  if (is_computed) *epilogue.out_at(row, column) = epilogue.finish(z);
-  if (epilogue.mask != nullptr && lane == first_lane && computed != 0) {
+  const uint32_t replaced = __ballot_sync(0xffffffff, is_replaced) >> first_lane & 0xff;
+  const uint32_t bits = __ballot_sync(0xffffffff, is_replaced && mask_bit(z)) >> first_lane & 0xff;
+  if (is_replaced) *epilogue.out_at(row, column) = epilogue.finish(z);
+  if (epilogue.mask != nullptr && lane == first_lane && replaced != 0) {
     uint8_t* const byte = epilogue.mask_at(row, column);
-    *byte = static_cast<uint8_t>((*byte & ~computed) | bits);
+    *byte = static_cast<uint8_t>((*byte & ~replaced) | bits);
   }
 }
 
@@ -128,19 +131,19 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
   const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
   const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
   const int lane = threadIdx.x % 32;
-  // i is the index of the tile's flag: the number of the tile among the block's, modulo kThreads.
-  for (int64_t tile = blockIdx.x, i = 0; tile < tiles;
-       tile += gridDim.x, i = (i + 1) % Config::kThreads) {
-    if (i == 0) {
-      const int64_t own_tile = tile + int64_t{threadIdx.x} * gridDim.x;
+  // `next` is the place of `tile` among the kThreads tiles that has_work describes.
+  for (int64_t tile = blockIdx.x, next = 0; tile < tiles;
+       tile += gridDim.x, next = (next + 1) % Config::kThreads) {
+    if (next == 0) {
+      const int64_t thread_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();  // all threads have read the old flags
       has_work[threadIdx.x] =
-          own_tile < tiles &&
-          (has_nonfinite_row<Config::kXRows>(x, first_x_row(own_tile, tiles_n)) ||
-           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(own_tile, tiles_n)));
+          thread_tile < tiles &&
+          (has_nonfinite_row<Config::kXRows>(x, first_x_row(thread_tile, tiles_n)) ||
+           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(thread_tile, tiles_n)));
       __syncthreads();
     }
-    if (!has_work[i]) continue;
+    if (!has_work[next]) continue;
     const int first_m = static_cast<int>(first_x_row(tile, tiles_n));
     const int first_n = static_cast<int>(first_weight_row(tile, tiles_n));
     multiply_tile(x, weight, k, first_m, first_n, warp_sums);
@@ -149,12 +152,12 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads)
     if (threadIdx.x < 32) {
       const int row = first_m + lane / Config::kWeightRows;
       const int column = first_n + lane % Config::kWeightRows;
-      const bool is_computed =
+      const bool is_replaced =
           row < epilogue.m && column < epilogue.n &&
           (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
-      double sum = is_computed && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
+      double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
       for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
-      store_results(epilogue, row, column, is_computed, static_cast<float>(sum));
+      store_results(epilogue, row, column, is_replaced, static_cast<float>(sum));
     }
     __syncthreads();  // warp_sums has been read before the next tile's sums are written
   }
@@ -166,9 +169,12 @@ inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weig
                    cudaStream_t stream, bool has_pdl) {
   // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of
   // two; the number of blocks is odd, so that these tiles still go to different blocks.
-  const int blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
-  launch_grid({blocks, NonfiniteConfig::kThreads, 0, stream, has_pdl}, nonfinite_kernel, x, weight,
-              k, epilogue, has_nonfinite);
+  Grid grid{};
+  grid.blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
+  grid.threads = NonfiniteConfig::kThreads;
+  grid.stream = stream;
+  grid.has_pdl = has_pdl;
+  launch_or_throw(grid, nonfinite_kernel, x, weight, k, epilogue, has_nonfinite);
 }
 
 }  // namespace kernels::nonfinite

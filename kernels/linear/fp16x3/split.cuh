@@ -12,8 +12,9 @@
 // at `high`) multiplies hi alone; lo is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
-// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15), so
-// elements up to 2^28 times smaller still have 11 bits. The exponent of a zero row is 0.
+// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
+// (kTopExponent), so elements up to 2^28 times smaller still have 11 bits. The exponent of a zero
+// row is 0.
 //
 // Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without the factor lo of
 // every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as hi.
@@ -43,6 +44,10 @@ namespace kernels::fp16x3 {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
+// The largest element of a row is scaled to this exponent, into [2^14, 2^15). Rows of the weight on
+// sm90 at first have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
+constexpr int kTopExponent = 14;
+
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
 // hi or its lo is 16 bytes.
 constexpr int kOctet = 8;
@@ -58,7 +63,7 @@ constexpr int kKTileNumbers = 64;
 //   for                      the fp16x3 GEMMs          the GEMM with one product
 //   depth of a k-tile        32 of K                   64 of K
 //   exponent of a row        any                       at most kMaxHiExponent
-//   mark of a row that the   RowState, in the state    kNeedsTf32, in the exponent
+//   mark of a row that the   RowState, in row_state    kNeedsTf32, in the exponent
 //   halves do not represent
 enum class Halves { kHi, kHiAndLo };
 
@@ -115,7 +120,7 @@ struct SplitMatrix {
   // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the sm90 GEMMs
   // scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
   int* exponent;
-  int* state;  // [rows] of RowState; only for the fp16x3 GEMMs
+  int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
 };
 

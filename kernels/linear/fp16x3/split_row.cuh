@@ -122,15 +122,15 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
   static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
                     pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
                 "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2;
+  const bool is_odd_thread = threadIdx.x % 2 != 0;
 #pragma unroll
   for (int j = 0; j < kOctet / 2; j += 2) {
-    const uint32_t given = is_odd_thread ? pairs[j] : pairs[j + 1];
-    const uint32_t taken = __shfl_xor_sync(0xffffffff, given, 1);
+    const uint32_t sent = is_odd_thread ? pairs[j] : pairs[j + 1];
+    const uint32_t received = __shfl_xor_sync(0xffffffff, sent, 1);
     if (is_odd_thread) {
-      pairs[j] = taken;
+      pairs[j] = received;
     } else {
-      pairs[j + 1] = taken;
+      pairs[j + 1] = received;
     }
   }
   const uint32_t middle = pairs[1];
@@ -153,8 +153,8 @@ struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Adds an octet: v before the scaling, and scaled. Most octets have neither zeros nor subnormals,
-  // so the first loop looks whether there are any at all.
+  // Counts the elements of an octet: `v` has them as they are in the row, and `scaled` has them
+  // scaled. Most octets have neither zeros nor subnormals, which the first loop finds out.
   __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
@@ -163,9 +163,9 @@ struct SubnormalCounter {
     if (smallest >= kSmallHi) return;
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      nonzeros -= static_cast<uint32_t>(v[j] == 0.0f);
+      nonzeros -= v[j] == 0.0f ? 1u : 0u;
       const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
-      subnormals += static_cast<uint32_t>(is_subnormal);
+      subnormals += is_subnormal ? 1u : 0u;
     }
   }
 };
@@ -180,14 +180,16 @@ struct RowScale {
   bool can_split;
   int exponent;
   float factor;
-  float second_factor;  // 1 where the first is enough; 0 where the row is split as zeros
+  float second_factor;  // 1 for most rows; 0 if the row is split as zeros
 
-  // `largest` has the bits of the row's largest magnitude, as a float.
-  __device__ RowScale(uint32_t largest, Halves halves) {
+  // `largest_bits` are the bits of the row's largest magnitude, as a float.
+  __device__ RowScale(uint32_t largest_bits, Halves halves) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
-    const int needed = largest > 0 ? 14 - ilogbf(__uint_as_float(largest)) : 0;
+    const bool is_zero_row = largest_bits == 0;
+    const float largest = __uint_as_float(largest_bits);
+    const int needed = is_zero_row ? 0 : kTopExponent - ilogbf(largest);
     const bool fits = halves == Halves::kHiAndLo || needed <= kMaxHiExponent;
-    can_split = largest < kInfinityBits && fits;
+    can_split = largest_bits < kInfinityBits && fits;
     exponent = can_split ? needed : 0;
     factor = power_of_two(min(exponent, kMaxHiExponent));
     second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
@@ -198,7 +200,7 @@ struct RowScale {
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) scaled[j] = v[j] * factor;
     if (second_factor == 1) return;
-    // Zeros are selected, because infinity or NaN times 0 would be NaN.
+    // A row with infinity or NaN gets zeros by a selection. A product with 0 would be NaN.
 #pragma unroll
     for (float& element : scaled) element = can_split ? element * second_factor : 0.0f;
   }
@@ -238,11 +240,11 @@ struct RowOfThread {
 
 // ------------------------------------------------------------------------------------------- steps
 
-// Updates *largest, the bits of a magnitude, with the elements of an octet. As unsigned integers,
+// Updates the bits of the largest magnitude with the elements of an octet. As unsigned integers,
 // the bits of magnitudes have the order of the floats, and those of NaN are the largest.
-__device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest) {
+__device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest_bits) {
 #pragma unroll
-  for (const float element : v) *largest = max(*largest, __float_as_uint(fabsf(element)));
+  for (const float element : v) *largest_bits = max(*largest_bits, __float_as_uint(fabsf(element)));
 }
 
 // Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
@@ -250,16 +252,16 @@ __device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_
 __device__ __forceinline__ uint32_t
 load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  uint32_t largest = 0;
+  uint32_t largest_bits = 0;
   load_octets(kept, part.source, part.start, part.step, part.k);
 #pragma unroll
-  for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest);
+  for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest_bits);
   for (int64_t i = part.start + kKeptOctets * part.step; i < part.k; i += part.step) {
     float v[1][kOctet];
     load_octets(v, part.source, i, part.step, part.k);
-    update_largest(v[0], &largest);
+    update_largest(v[0], &largest_bits);
   }
-  return largest;
+  return largest_bits;
 }
 
 // Step 3 of split_row: scales, splits and stores the thread's octets. Counts the subnormals of a
@@ -302,8 +304,8 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   return counter;
 }
 
-// Splits one row of k elements into these halves. All threads of the splitter call it. A block must
-// pass __syncthreads between two rows.
+// Splits one row of k elements into hi and, if `halves` says so, lo. All threads of the splitter
+// call it. A block must pass __syncthreads between two rows.
 __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
@@ -313,11 +315,11 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
 
   // 1. Find the largest magnitude.
   float kept[SplitConfig::kKeptOctets][kOctet];
-  uint32_t largest = load_and_find_largest(part, kept);
-  largest = reduce(largest, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
+  uint32_t largest_bits = load_and_find_largest(part, kept);
+  largest_bits = reduce(largest_bits, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
   // 2. Choose the power of two.
-  const RowScale scale(largest, halves);
+  const RowScale scale(largest_bits, halves);
 
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(part, scale, kept);
@@ -325,15 +327,18 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
   // 4. Decide whether the halves represent the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
   if (halves == Halves::kHi) {
-    // Sum both counts of all threads at once, in the two words of a 64-bit number.
-    const uint64_t both = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
-    const uint64_t totals = reduce(both, splitter, [](uint64_t a, uint64_t b) { return a + b; });
-    is_represented &= !has_many_subnormals(static_cast<uint32_t>(totals), totals >> 32);
+    // Sum both counts of all threads at once: a 64-bit number has the nonzeros in its upper word,
+    // and the subnormals in its lower word.
+    const uint64_t counts = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
+    const uint64_t totals = reduce(counts, splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    const uint32_t nonzeros = totals >> 32;
+    const uint32_t subnormals = static_cast<uint32_t>(totals);
+    if (has_many_subnormals(subnormals, /*elements=*/nonzeros)) is_represented = false;
   }
   if (thread != 0) return;
   const bool needs_tf32 = halves == Halves::kHi && !is_represented;
   matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (halves == Halves::kHiAndLo) matrix.state[row] = is_represented ? kExact : kNonfinite;
+  if (halves == Halves::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::fp16x3

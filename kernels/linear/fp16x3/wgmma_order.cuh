@@ -1,12 +1,12 @@
 // Two orders in which the fp16x3 GEMM of sm90 gives its operands to wgmma:
 //
-//   K order        in which the 16 elements of K of one wgmma are given to it
-//   column order   in which the 16 columns of out (rows of the weight) of a warp are given to it
+//   K order        the order of the 16 elements of K of one wgmma
+//   column order   the order of a warp's 16 columns of out, which are rows of the weight
 //
 // Both are free. A sum over K is the same in any order of K, as long as x and the weight have the
 // same order. And the rows of operand A may be any rows of the weight, if the epilogue knows which.
-// Each order is chosen so that a thread accesses neighbours. In wgmma's layout of operand A, lane
-// 4 g + c of a warp (g = 0 - 7, c = 0 - 3) holds 2 rows x 4 places along K:
+// Each order is chosen so that a thread accesses neighbours. In wgmma's layout of operand A, each
+// lane of a warp holds 2 rows x 4 places along K. Lane 4 g + c, with g = 0 - 7 and c = 0 - 3, holds
 //
 //   rows g and g + 8     places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K
 //
@@ -25,8 +25,8 @@ namespace kernels::fp16x3 {
 
 // ----- K order
 //
-// The thread's four places along K get the elements 4 c to 4 c + 3, which it loads from the weight
-// by one 16-byte access:
+// The four places of lane 4 g + c along K get the elements 4 c to 4 c + 3, which the lane loads
+// from the weight by one 16-byte access:
 //
 //   place      0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
 //   lanes      c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
@@ -36,8 +36,8 @@ namespace kernels::fp16x3 {
 // Returns the element, 0 to 15, that is at this place of 16 along K.
 __host__ __device__ constexpr int element_at_place(int place) {
   const int c = place % 8 / 2;
-  const int octet = place / 8;
-  return 4 * c + 2 * octet + place % 2;
+  const int upper = place / 8;  // 0 for places 0 to 7, 1 for places 8 to 15
+  return 4 * c + 2 * upper + place % 2;
 }
 static_assert(element_at_place(2) == 4 && element_at_place(3) == 5 && element_at_place(10) == 6 &&
                   element_at_place(11) == 7,
@@ -56,7 +56,7 @@ static_assert(pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6)
 
 // ----- column order
 //
-// Row g of A and row g + 8 are neighbouring columns, so a thread's two columns are neighbours:
+// Row g and row g + 8 of operand A, which one lane holds, get two neighbouring columns:
 //
 //   lanes           0 - 3   4 - 7   8 - 11  12 - 15  16 - 19  20 - 23  24 - 27  28 - 31
 //   g                 0       1       2        3        4        5        6        7
@@ -65,25 +65,25 @@ static_assert(pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6)
 
 // Returns the column of the warp, 0 to 15, that is in row g (second = 0) or row g + 8 (second = 1)
 // of operand A. If g has the bits g2 g1 g0, the column has the bits g2 g0 g1 second.
-__host__ __device__ constexpr int column_of_a_row(int g, int second) {
+__host__ __device__ constexpr int column_at_operand_row(int g, int second) {
   return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | second;
 }
-static_assert(column_of_a_row(3, 0) == 6 && column_of_a_row(3, 1) == 7,
+static_assert(column_at_operand_row(3, 0) == 6 && column_at_operand_row(3, 1) == 7,
               "g = 3 has the neighbouring columns 6 and 7");
-static_assert(column_of_a_row(5, 0) == 12 && column_of_a_row(5, 1) == 13,
+static_assert(column_at_operand_row(5, 0) == 12 && column_at_operand_row(5, 1) == 13,
               "g = 5 has the neighbouring columns 12 and 13");
 
-// Why g0 and g1 are swapped: to avoid bank conflicts when the threads load the weight. The hardware
-// loads for eight lanes at a time, which have two successive g (2 i and 2 i + 1), so two rows n of
-// the weight in shared memory. They load the same four vectors of 16 bytes of each row: 0 to 3, or
-// 4 to 7. A row is 128 bytes, all 32 banks once, and TMA's swizzle puts vector v of row n at place
-// v ^ (n % 8) of the row. Because the two rows differ in bit 2 of n, the vectors of one are in the
-// first half of the banks, and those of the other in the second half.
+// Why g0 and g1 are swapped: loads of the weight from shared memory then have no bank conflicts.
+// The hardware loads for eight lanes at a time. These have two successive g, 2 i and 2 i + 1, so
+// they load from two rows of the weight, and the same four 16-byte vectors of each: 0 to 3, or 4
+// to 7. A row is 128 bytes, which is all 32 banks once. TMA's swizzle puts vector v of row n at
+// place v ^ (n % 8). The two rows differ in bit 2 of n. So the vectors of one row are in the first
+// half of the banks, and those of the other row in the second half.
 constexpr bool differ_in_bit_2(int row, int other_row) { return ((row ^ other_row) & 4) != 0; }
-static_assert(differ_in_bit_2(column_of_a_row(0, 0), column_of_a_row(1, 0)) &&
-                  differ_in_bit_2(column_of_a_row(2, 0), column_of_a_row(3, 0)) &&
-                  differ_in_bit_2(column_of_a_row(4, 0), column_of_a_row(5, 0)) &&
-                  differ_in_bit_2(column_of_a_row(6, 0), column_of_a_row(7, 0)),
+static_assert(differ_in_bit_2(column_at_operand_row(0, 0), column_at_operand_row(1, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(2, 0), column_at_operand_row(3, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(4, 0), column_at_operand_row(5, 0)) &&
+                  differ_in_bit_2(column_at_operand_row(6, 0), column_at_operand_row(7, 0)),
               "two successive g load from different halves of the banks");
 
 }  // namespace kernels::fp16x3

@@ -38,9 +38,10 @@ struct BackwardConfig {
   }
 };
 
-// How the threads of backward_kernel share a matrix [m, n]. The columns are divided into strips. A
-// block covers rows_of_block rows of one strip. In a row of the strip it has `lanes` threads side
-// by side, each with one vector, so that it handles 256 / lanes rows at once. With 32 lanes:
+// How the threads of backward_kernel share a matrix [m, n]. The columns are divided into strips,
+// which are strip_width vectors wide. A block covers rows_of_block rows of one strip. In a row of
+// the strip it has one thread for each vector, so it handles 256 / strip_width rows at once. With
+// 32 vectors:
 //
 //                 strip of 32 vectors
 //              .-----------------------.
@@ -51,10 +52,10 @@ struct BackwardConfig {
 //   row 8      | t0     t1   ...  t31  |     the threads of warp 0 again
 //   ...
 //
-// The rows of a thread are 8 apart here. Narrow matrices have fewer lanes, so that a warp has
-// several rows at once.
+// The rows of a thread are 8 apart here. Narrow matrices have narrower strips, of which a warp
+// handles several rows at once.
 struct BlockGrid {
-  int lanes = 1;            // threads side by side in a row: a power of two up to 32
+  int strip_width = 1;      // vectors of a strip's row: a power of two up to 32
   int64_t strips;           // strips of the matrix: gridDim.x
   int64_t blocks_of_strip;  // blocks one below the other in a strip: gridDim.y
   int64_t rows_of_block;    // a multiple of the rows that it handles at once
@@ -62,26 +63,28 @@ struct BlockGrid {
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
     const int64_t row_vectors = divide_up(n, 16 / element_bytes);
     for (int width = 2; width <= 32; width *= 2) {
-      if (time_of_row(row_vectors, width) < time_of_row(row_vectors, lanes)) lanes = width;
+      if (time_of_row(row_vectors, width) < time_of_row(row_vectors, strip_width)) {
+        strip_width = width;
+      }
     }
-    strips = divide_up(row_vectors, lanes);
+    strips = divide_up(row_vectors, strip_width);
 
     // Divide the rows of a strip among its share of the blocks that run at once.
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
     const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
     const int64_t min_rows_of_block = divide_up(m, max_blocks_of_strip);
-    const int64_t rows_at_once = BackwardConfig::kThreads / lanes;
+    const int64_t rows_at_once = BackwardConfig::kThreads / strip_width;
     const int64_t steps = std::max<int64_t>(divide_up(min_rows_of_block, rows_at_once), 1);
     rows_of_block = steps * rows_at_once;
     blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
   }
 
  private:
-  // The estimated time of a row of row_vectors vectors with strips of `width` lanes, in units of a
-  // thread's time. Idle threads past the end of the row count, too. Example: a row of 40 vectors
-  // takes 2 * (32 + 4) = 72 with 32 lanes, 3 * (16 + 4) = 60 with 16, and 5 * (8 + 4) = 60 with 8.
-  // So it gets 8 lanes: of equal times, the fewest lanes win.
+  // Returns the estimated time of a row of row_vectors vectors with strips of `width` vectors, in
+  // units of a thread's time. Idle threads past the end of the row count, too. Example: a row of 40
+  // vectors takes 2 * (32 + 4) = 72 with strips of 32, 3 * (16 + 4) = 60 with strips of 16, and
+  // 5 * (8 + 4) = 60 with strips of 8. So it gets strips of 8: of equal times, the narrowest wins.
   static int64_t time_of_row(int64_t row_vectors, int width) {
     constexpr int kTimeOfStrip = 4;  // that a strip adds to the time of its threads
     return divide_up(row_vectors, width) * (width + kTimeOfStrip);
@@ -89,13 +92,13 @@ struct BlockGrid {
 };
 
 // Adds up the column sums of a block's threads, and stores the results in row blockIdx.y of sums
-// [gridDim.y, n]. total[j] is a thread's sum of element j of its vector, over its own rows. The
+// [gridDim.y, n]. totals[j] is a thread's sum of element j of its vector, over its own rows. The
 // order of the additions is always the same, so that equal inputs give equal bits.
 //
-//   1. Within a warp that has several rows, shuffles add up the totals of equal columns. With 8
-//      lanes, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
+//   1. Within a warp that has several rows, shuffles add up the totals of equal columns. In a strip
+//      of 8 vectors, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
 //   2. Each warp stores its sums in shared memory. Warp j then adds up element j of the vectors
-//      over all warps; its thread `lane` does that for the vector of that lane:
+//      over all warps; its lane l does that for vector l of the strip:
 //
 //        partial     element 0   element 1   element 2   ...
 //        warp 0          |           |           |
@@ -104,51 +107,51 @@ struct BlockGrid {
 //        warp 7       added by    added by    added by
 //                      warp 0      warp 1      warp 2
 template <typename T>
-__device__ void store_column_sums(Compute<T> (&total)[Vector<T>::kSize], Compute<T>* sums,
-                                  const RowVector<T>& elements, int64_t n, int lanes) {
+__device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Compute<T>* sums,
+                                  const RowVector<T>& elements, int64_t n, int strip_width) {
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kWarps = BackwardConfig::kWarps;
   static_assert(kSize <= kWarps, "each warp adds up one element of the vectors, or none");
   __shared__ Compute<T> partial[kWarps][kSize][32];
-  const int lane = threadIdx.x % lanes;
-  for (int distance = 16; distance >= lanes; distance /= 2) {
+  const int vector = threadIdx.x % strip_width;  // of the strip
+  for (int distance = 16; distance >= strip_width; distance /= 2) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) total[j] += __shfl_xor_sync(0xffffffff, total[j], distance);
+    for (int j = 0; j < kSize; ++j) totals[j] += __shfl_xor_sync(0xffffffff, totals[j], distance);
   }
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = total[j];
+  for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
   __syncthreads();
   const int element = threadIdx.x / 32;  // of the vectors: the one that this warp adds up
-  if (threadIdx.x % 32 >= lanes || element >= elements.count) return;
+  if (threadIdx.x % 32 >= strip_width || element >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][lane];
+  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][vector];
   sums[blockIdx.y * n + elements.first + element] = sum;
 }
 
 // grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
 // [gridDim.y, n] is not null, row b of it gets the column sums of grad_z over the rows of the
-// blocks with blockIdx.y = b. rows_of_block and lanes are those of BlockGrid.
+// blocks with blockIdx.y = b. rows_of_block and strip_width are those of BlockGrid.
 template <typename T>
 __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
                     T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows_of_block,
-                    int lanes, bool is_aligned) {
+                    int strip_width, bool is_aligned) {
   // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
   // beside the last of these.
   start_next_kernel();
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kBatch = BackwardConfig::kBatch;
-  const int lane = threadIdx.x % lanes;
-  const int rows_at_once = BackwardConfig::kThreads / lanes;
+  const int vector = threadIdx.x % strip_width;  // of the strip
+  const int rows_at_once = BackwardConfig::kThreads / strip_width;
   const int64_t row_bytes = bytes_of_bits(n);
-  const RowVector<T> elements((blockIdx.x * int64_t{lanes} + lane) * kSize, n, is_aligned);
+  const RowVector<T> elements((blockIdx.x * int64_t{strip_width} + vector) * kSize, n, is_aligned);
 
   // The thread's rows: `count` of them, from `begin` on, rows_at_once apart. The last block of a
   // strip may have fewer rows than threads in a column; `begin` is then past `end` by less than
   // rows_at_once, and the count is 0.
-  const int64_t begin = blockIdx.y * rows_of_block + threadIdx.x / lanes;
+  const int64_t begin = blockIdx.y * rows_of_block + threadIdx.x / strip_width;
   const int64_t end = min((blockIdx.y + int64_t{1}) * rows_of_block, m);
   const bool has_columns = elements.count > 0;
   const int count = has_columns ? static_cast<int>(divide_up(end - begin, rows_at_once)) : 0;
@@ -157,8 +160,8 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   int64_t first = begin * n + elements.first;  // the first element of the batch
   mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
 
-  Compute<T> total[kSize] = {};  // of the runs that are complete
-  Compute<T> run[kSize] = {};    // of the current run
+  Compute<T> totals[kSize] = {};      // of the runs that are complete
+  Compute<T> run_totals[kSize] = {};  // of the current run
   for (int done = 0; done < count; done += kBatch) {
     Vector<T> grad[kBatch];
     uint32_t bits[kBatch];
@@ -177,7 +180,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
         v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
         const bool passes = bits[i] >> j & 1;
         if (!passes) v = T{};
-        run[j] += static_cast<Compute<T>>(v);
+        run_totals[j] += static_cast<Compute<T>>(v);
       }
       elements.store(grad_z + first + i * step, grad[i]);
     }
@@ -187,13 +190,13 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
     if (!run_is_complete) continue;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      total[j] += run[j];
-      run[j] = 0;
+      totals[j] += run_totals[j];
+      run_totals[j] = 0;
     }
   }
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) total[j] += run[j];
-  if (sums != nullptr) store_column_sums<T>(total, sums, elements, n, lanes);
+  for (int j = 0; j < kSize; ++j) totals[j] += run_totals[j];
+  if (sums != nullptr) store_column_sums<T>(totals, sums, elements, n, strip_width);
 }
 
 // The constants of add_partials_kernel.

@@ -113,10 +113,10 @@ void sum_rows(double* sums, int64_t rows, int64_t columns) {
 // 1. Half precision takes two roundings, from double to float and from float to half precision, and
 // this is the first.
 //
-// The usual rounding, to the nearest float, would be wrong here. x = 1 + 2^-11 + 2^-40, for
-// example, would become 1 + 2^-11, which is halfway between the float16 numbers 1 and 1 + 2^-10,
-// and then 1, although 1 + 2^-10 is nearer to x. Rounded to odd, x becomes 1 + 2^-11 + 2^-23, and
-// then 1 + 2^-10.
+// The usual rounding, to the nearest float, would be wrong here. Example: x = 1 + 2^-11 + 2^-40.
+// The nearest float is 1 + 2^-11. It is halfway between the float16 numbers 1 and 1 + 2^-10, so it
+// would be rounded to 1, although 1 + 2^-10 is nearer to x. Rounded to odd, x becomes 1 + 2^-11 +
+// 2^-23, and then 1 + 2^-10.
 float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const bool is_exact = static_cast<double>(nearest) == x;

@@ -70,8 +70,8 @@ void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t
   });
 }
 
-// The mask of a strip with a byte for each element: flag i is 0 if the gradient of element i is not
-// kept.
+// The mask of a strip with a byte for each element: flag i is 0 if the gradient of element i does
+// not pass.
 struct Flags {
   // One block more than a strip: `read` writes up to 7 bytes beyond the last element, and
   // divide_and_select reads whole blocks.

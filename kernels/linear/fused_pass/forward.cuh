@@ -35,7 +35,7 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
   return vector / row_vectors;
 }
 
-// In place: out [rows, n] = relu(out) / divisor. mask [rows, (n + 7) / 8], or null.
+// In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
 //
 // Each thread handles one vector. With two vectors side by side, each of a warp's two loads would
 // read half of every 32-byte sector, so that all sectors are read twice (docs/EXPERIMENTS.md, "The
@@ -56,16 +56,17 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
   const int64_t row = row_of(vector, row_vectors, all_vectors);
   const int64_t first_column = (vector - row * row_vectors) * kSize;
-  // Threads after the last vector have no elements, but take part in the exchange of bits.
-  const int64_t columns = vector < all_vectors ? n : 0;
-  const RowVector<T> elements(first_column, columns, is_aligned);
+  // Threads after the last vector take part in the exchange of bits, as if their row were empty.
+  const int64_t row_end = vector < all_vectors ? n : 0;
+  const RowVector<T> elements(first_column, row_end, is_aligned);
   out += row * n + elements.first;
   Vector<T> z = elements.load(out);
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < kSize; ++j) {
     const auto element = static_cast<Compute<T>>(z.value[j]);
-    bits |= static_cast<uint32_t>(mask_bit(element)) << j;  // 0 past the row, where z is 0
+    const uint32_t bit = mask_bit(element) ? 1 : 0;  // 0 past the row, where z is 0
+    bits |= bit << j;
     z.value[j] = static_cast<T>(divisor.quotient(relu_of(element)));
   }
   elements.store(out, z);

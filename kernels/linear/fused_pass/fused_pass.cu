@@ -16,8 +16,6 @@
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
 // and of its column sum. Each matrix is read once or written once, in 16-byte accesses.
 
-#include <algorithm>
-
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
@@ -26,28 +24,11 @@
 #include "linear/fused_pass/forward.cuh"
 #include "linear/fused_pass/vectors.cuh"
 
-namespace kernels::fused_pass {
-
-// The bytes of an element.
-inline int bytes_of(DType dtype) {
-  if (dtype == DType::kFloat64) return 8;
-  if (dtype == DType::kFloat32) return 4;
-  return 2;
-}
-
-}  // namespace kernels::fused_pass
-
 namespace kernels::cuda {
 
 int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
                       CUstream_st* stream) {
   using namespace fused_pass;
-  // If rows of the mask are not padded, or there is no mask, the matrix is handled as one long row.
-  const bool is_one_row = mask == nullptr || n % MaskLayout::kColumns == 0;
-  if (is_one_row) {
-    n *= m;
-    m = 1;
-  }
   return dispatch_dtype(dtype, [&](auto zero) {
     using T = decltype(zero);
     const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
@@ -61,10 +42,10 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
 }
 
 // The bytes of sums [gridDim.y, n], in float, or in double for float64.
-size_t linear_fused_pass_backward_workspace(DType dtype, int64_t m, int64_t n) {
-  const int element_bytes = fused_pass::bytes_of(dtype);
-  const int sum_bytes = std::max(element_bytes, 4);
-  return fused_pass::BlockGrid(m, n, element_bytes).blocks_of_strip * n * sum_bytes;
+size_t linear_fused_pass_backward_workspace_bytes(DType dtype, int64_t m, int64_t n) {
+  const fused_pass::BlockGrid grid(m, n, bytes_of_element(dtype));
+  const int sum_bytes = dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
+  return grid.blocks_of_strip * n * sum_bytes;
 }
 
 int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
@@ -84,8 +65,8 @@ int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8
                       static_cast<unsigned>(grid.blocks_of_strip));
     const int status = launch<backward_kernel<T>>(
         blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(grad_output), mask,
-        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block, grid.lanes,
-        is_aligned);
+        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block,
+        grid.strip_width, is_aligned);
     if (status != cudaSuccess || !has_bias) return status;
     return launch<add_partials_kernel<T>>(
         blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,

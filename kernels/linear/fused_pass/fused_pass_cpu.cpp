@@ -237,7 +237,7 @@ struct Backward {
 
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end) {
-  for_floating(dtype, [=](auto element) {
+  dispatch_dtype(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     for (int64_t byte = begin; byte < end;) {
@@ -261,7 +261,7 @@ int64_t linear_fused_pass_backward_units(int64_t m, int64_t n) {
 void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
                                 double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
                                 int64_t begin, int64_t end) {
-  for_floating(dtype, [=](auto element) {
+  dispatch_dtype(dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
     const Backward<E> backward{static_cast<const Bits*>(grad_output), mask,
@@ -277,7 +277,7 @@ void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, 
                                     int64_t n) {
   const int64_t runs = linear_fused_pass_backward_runs(m, n);
   sum_rows(sums, runs, n);
-  for_floating(dtype, [=](auto element) {
+  dispatch_dtype(dtype, [=](auto element) {
     using E = decltype(element);
     auto* const elements = static_cast<typename E::Bits*>(grad_bias);
     for (int64_t j = 0; j < n; ++j) elements[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);

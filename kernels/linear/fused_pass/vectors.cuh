@@ -33,9 +33,10 @@ struct RowVector {
   int count;       // of elements, 0 to kSize
   bool is_vector;  // whether one 16-byte access moves them
 
-  __device__ RowVector(int64_t first, int64_t n, bool is_aligned)
+  // The elements from column `first` on. The row ends before column `end`.
+  __device__ RowVector(int64_t first, int64_t end, bool is_aligned)
       : first(first),
-        count(static_cast<int>(min(max(n - first, int64_t{0}), int64_t{kSize}))),
+        count(static_cast<int>(min(max(end - first, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
   // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "common/launch.cuh"
+#include "common/ptx/cluster.cuh"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 
@@ -63,7 +64,11 @@ struct Arguments {
         x_tiles(blocks_of(linear.m, tile_rows)),
         weight_tiles(blocks_of(linear.n, Config::kTileColumns)) {}
 
-  // K without the elements after the last whole float4.
+  // Returns how far apart a cluster's tiles of columns are: the clusters divide the tiles of x, and
+  // those with the same tile of x take its tiles of columns in turn.
+  __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
+
+  // Returns K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
 };
 

@@ -60,9 +60,9 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   v[3] = high.y;
 }
 
-// Copies the block's range of x, k_range elements of each row from first_k on, to `x` in shared
-// memory, with zeros past the last row and past whole_k. A warp copies one row of one step at a
-// time, which is number `i`: row i % kM of step i / kM.
+// Copies the block's range of x to `x` in shared memory: k_range elements of each row, from first_k
+// on. Elements past the last row and past whole_k are zeros. A warp copies one row of one step at a
+// time. Copy number i is that of row i % kM in step i / kM.
 template <int kM>
 __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int first_k,
                        int k_range) {
@@ -122,15 +122,15 @@ struct PrefetchedWeights {
   __device__ void advance() {
     if (++batch < arguments.batches) return;
     batch = 0;
-    tile += ptx::nclusterid() / arguments.x_tiles;
+    tile += arguments.tile_step();
     find_columns();
   }
 };
 
-// Adds the products of one step to the sums [kM][kWarpColumns] of this lane. `x_address` is the
+// Adds the products of one step to this lane's sums [kM][kWarpColumns]. `x_address` is the
 // address in shared memory of this lane's elements of the step's first row of x.
 template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpColumns],
+__device__ __forceinline__ void multiply_step(Sum<kM> (&lane_sums)[kM * Config::kWarpColumns],
                                               const PrefetchedWeights& weights, int step,
                                               uint32_t x_address) {
 #pragma unroll
@@ -140,12 +140,12 @@ __device__ __forceinline__ void multiply_step(Sum<kM> (&sum)[kM * Config::kWarpC
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kM>& s = sum[m * Config::kWarpColumns + i];
+      Sum<kM>& sum = lane_sums[m * Config::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
-      s = fma(a[3], Sum<kM>{b.w}, s);
-      s = fma(a[2], Sum<kM>{b.z}, s);
-      s = fma(a[1], Sum<kM>{b.y}, s);
-      s = fma(a[0], Sum<kM>{b.x}, s);
+      sum = fma(a[3], Sum<kM>{b.w}, sum);
+      sum = fma(a[2], Sum<kM>{b.z}, sum);
+      sum = fma(a[1], Sum<kM>{b.y}, sum);
+      sum = fma(a[0], Sum<kM>{b.x}, sum);
     }
   }
 }

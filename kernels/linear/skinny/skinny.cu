@@ -41,9 +41,10 @@
 // added up, in double:
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
-//   2. add_blocks adds the sums of the blocks of a cluster, which read each other's shared memory.
-//   3. add_blocks also adds the products of the last k % 4 elements of K, which fill no float4, and
-//      the bias.
+//   2. sum_of_blocks adds the sums of the blocks of a cluster, which read each other's shared
+//   memory.
+//   3. finish_sum adds the products of the last k % 4 elements of K, which fill no float4, and the
+//      bias.
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
@@ -69,8 +70,8 @@ namespace kernels::skinny {
 // ------------------------------------------------------------------------------------------ kernel
 
 // Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of columns is
-// c / x_tiles, and its tiles of columns are clusters / x_tiles apart. Example: with 6 clusters and
-// 2 tiles of x, cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
+// c / x_tiles, and its tiles of columns are tile_step() = clusters / x_tiles apart. Example: with 6
+// clusters and 2 tiles of x, cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
@@ -112,23 +113,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
   int previous = -1;  // the tile whose sums are in previous_sums, if there is one
-  for (; tile < arguments.weight_tiles; tile += ptx::nclusterid() / arguments.x_tiles) {
+  for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
-    Sum<kM> sum[kCount] = {};
+    Sum<kM> lane_sums[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
     for (int batch = 0; batch < arguments.batches; ++batch) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBatch; ++step) {
-        multiply_step<kM>(sum, weights, step, x_address);
+        multiply_step<kM>(lane_sums, weights, step, x_address);
         weights.load(step);
         x_address += kM * Config::kStepK * sizeof(Sum<kM>);
       }
       weights.advance();
     }
     double totals[kTotals];
-    add_lanes<16>(sum, totals);
+    add_lanes</*kDistance=*/16>(lane_sums, totals);
 
     // Store the results of the tile before. Its sums have arrived in the meantime.
     if (previous >= 0) {
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {
-        const int index = lane * kCount / 32 + i;  // in sum [kM][kWarpColumns]
+        const int index = lane * kCount / 32 + i;  // in lane_sums [kM][kWarpColumns]
         const int row = index / Config::kWarpColumns;
         const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
         sums[row * Config::kTileColumns + column] = totals[i];
@@ -173,8 +174,8 @@ int known_active_clusters(int log_size) {
   Grid one_cluster{};
   one_cluster.blocks = 1 << log_size;
   one_cluster.threads = Config::kThreads;
-  one_cluster.bytes = Config::kMaxBytes;
-  one_cluster.cluster = 1 << log_size;
+  one_cluster.shared_bytes = Config::kMaxBytes;
+  one_cluster.cluster_size = 1 << log_size;
   const int clusters = count_active_clusters(skinny_kernel<kM>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
@@ -234,10 +235,10 @@ void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = Config::kThreads;
-  grid.bytes = shared_bytes<kM>(clusters.batches);
+  grid.shared_bytes = shared_bytes<kM>(clusters.batches);
   grid.stream = stream;
-  grid.cluster = clusters.cluster_size;
-  launch_grid(grid, skinny_kernel<kM>, arguments);
+  grid.cluster_size = clusters.cluster_size;
+  launch_or_throw(grid, skinny_kernel<kM>, arguments);
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.

@@ -4,10 +4,10 @@
 //   x [m, k], weight [n, k]: split into hi and lo (fp16x3/split.cuh), row-major, with k padded to a
 //   multiple of 64
 //
-// Launched by launch_chunk (launch.cu).
+// launch_chunk (launch.cu) launches it.
 //
-// The work. A block of 2 x 4 warps computes a tile of 128 x 128 results, a warp 64 x 32 of them,
-// along K in k-tiles of 32. A k-tile has three products, which the tensor cores add to
+// The work. A block computes a tile of 128 x 128 results, and each of its 2 x 4 warps 64 x 32 of
+// them. K is divided into k-tiles of 32. A k-tile has three products, which the tensor cores add to
 // accumulators:
 //
 //   accumulators += x_lo weight_hi + x_hi weight_lo     in lo's scale, 2^11 times too large
@@ -51,8 +51,13 @@ struct Config {
   static constexpr int kBlockM = 128;  // rows of x
   static constexpr int kBlockN = 128;  // rows of the weight
   static constexpr int kBlockK = 32;
-  static constexpr int kRowBytes = kBlockK * sizeof(__half);  // of a k-tile: four 16-byte vectors
+  static constexpr int kRowBytes = kBlockK * sizeof(__half);  // of a k-tile
   static constexpr int kTileBytes = kBlockM * kRowBytes;      // hi or lo of one operand
+
+  // A vector: the part of a row that one cp.async copies, and that ldmatrix reads at once.
+  static constexpr int kVectorBytes = 16;
+  static constexpr int kVectorHalves = kVectorBytes / sizeof(__half);
+  static constexpr int kRowVectors = kRowBytes / kVectorBytes;
 
   // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
   // more than a block can have on sm_86, sm_89 and sm_120.
@@ -60,15 +65,21 @@ struct Config {
   static constexpr int kStages = 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
-  // Fragments of mma.m16n8k16 in a warp's part of the tile.
-  static constexpr int kFragmentsM = kBlockM / kWarpsM / 16;
-  static constexpr int kFragmentsN = kBlockN / kWarpsN / 8;
+  // The instruction mma.m16n8k16 multiplies a fragment [16, 16] of x by a fragment [8, 16] of the
+  // weight. A warp's part of the tile has kFragmentsM x kFragmentsN such products.
+  static constexpr int kMmaM = 16;
+  static constexpr int kMmaN = 8;
+  static constexpr int kMmaK = 16;
+  static constexpr int kFragmentsM = kBlockM / kWarpsM / kMmaM;
+  static constexpr int kFragmentsN = kBlockN / kWarpsN / kMmaN;
 
   // The epilogue stages two fragments along M at a time: a subtile of 32 rows. In shared memory a
   // row has 8 floats more than it needs, which avoids bank conflicts.
   static constexpr int kSubtileFragments = 2;
-  static constexpr int kSubtilePitch = kFragmentsN * 8 + 8;                      // floats
-  static constexpr int kSubtileFloats = kSubtileFragments * 16 * kSubtilePitch;  // of a warp
+  static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
+  static constexpr int kSubtileColumns = kFragmentsN * kMmaN;
+  static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
+  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // of a warp
 };
 static_assert(Config::kBlockM == Config::kBlockN,
               "both operands have k-tiles of the same size, and are copied by the same loop");
@@ -76,8 +87,10 @@ static_assert(
     Config::kFragmentsM == 4,
     "for each of the four fragments along M, a quarter of a stage is copied, and a quarter of the "
     "weight's fragments loaded");
-static_assert(Config::kRowBytes == 4 * 16, "vector_offset swizzles four vectors a row");
-static_assert(Config::kThreads / 32 * Config::kSubtileFloats * 4 <= Config::kSharedBytes,
+static_assert(Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
+static_assert(Config::kBlockK == 2 * Config::kMmaK, "a k-tile has two k-steps");
+static_assert(Config::kThreads / 32 * Config::kSubtileFloats * sizeof(float) <=
+                  Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
 // The parts of a split number, as indices of fragments.
@@ -90,7 +103,7 @@ enum Part { kHi, kLo };
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
 __device__ inline uint32_t vector_offset(int row, int vector) {
-  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * 16;
+  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * Config::kVectorBytes;
 }
 
 // Returns the byte offset of the stage after the one at offset `stage`.
@@ -103,33 +116,31 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
 // and lo, of two rows of x and of two rows of the weight, 64 rows apart. Rows and k-tiles past the
 // end become zeros.
 struct Copies {
-  static constexpr int kRowStep = Config::kThreads / 4;             // four vectors a row
+  static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
   static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
 
-  int64_t stride;  // elements between rows of a split matrix: the padded k
-  int64_t x_lo;    // elements from x's hi to its lo
-  int64_t weight_lo;
-  int x_rows_left;  // rows of x from the thread's first one on; negative if that is past the end
-  int weight_rows_left;
-  int k_left;       // elements of K from the vector that is copied next
-  const __half* x;  // hi of the vector that is copied next
-  const __half* weight;
-  uint32_t target;     // the address of the thread's vector in the first stage's hi of x
-  uint32_t stage = 0;  // the offset of the stage that is written next
+  int64_t stride;                       // elements between rows of a split matrix: the padded k
+  int64_t x_hi_to_lo, weight_hi_to_lo;  // elements from a number's hi to its lo
+  // Rows from the thread's first one on; negative if that one is past the end.
+  int x_rows_left, weight_rows_left;
+  const __half *x, *weight;  // hi of the vectors that are copied next, in the thread's first row
+  int k_left;                // elements of K from these vectors on
+  uint32_t target;           // address of the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;        // offset of the stage that is written next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
                     int first_m, int first_n, int k, uint32_t shared) {
     stride = k;
-    x_lo = operand_x.lo - operand_x.hi;
-    weight_lo = operand_weight.lo - operand_weight.hi;
-    const int row = threadIdx.x / 4;
-    const int vector = threadIdx.x % 4;
+    x_hi_to_lo = operand_x.lo - operand_x.hi;
+    weight_hi_to_lo = operand_weight.lo - operand_weight.hi;
+    const int row = threadIdx.x / Config::kRowVectors;
+    const int vector = threadIdx.x % Config::kRowVectors;
     x_rows_left = operand_x.rows - first_m - row;
     weight_rows_left = operand_weight.rows - first_n - row;
-    x = operand_x.hi + stride * (first_m + row) + vector * 8;
-    weight = operand_weight.hi + stride * (first_n + row) + vector * 8;
+    x = operand_x.hi + stride * (first_m + row) + vector * Config::kVectorHalves;
+    weight = operand_weight.hi + stride * (first_n + row) + vector * Config::kVectorHalves;
     target = shared + vector_offset(row, vector);
-    k_left = k - vector * 8;
+    k_left = k - vector * Config::kVectorHalves;
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
@@ -147,9 +158,11 @@ struct Copies {
       const uint32_t operand_offset = is_x ? 0 : 2 * Config::kTileBytes;
       const uint32_t address = target + stage + operand_offset + row * Config::kRowBytes;
       ptx::copy_async(address, source, exists);
-      ptx::copy_async(address + Config::kTileBytes, source + (is_x ? x_lo : weight_lo), exists);
+      const int64_t hi_to_lo = is_x ? x_hi_to_lo : weight_hi_to_lo;
+      ptx::copy_async(address + Config::kTileBytes, source + hi_to_lo, exists);
     }
-    if (quarter < 3) return;
+    const bool is_last_quarter = quarter == 3;
+    if (!is_last_quarter) return;
     ptx::commit_copies();
     x += Config::kBlockK;
     weight += Config::kBlockK;
@@ -159,14 +172,23 @@ struct Copies {
 };
 
 // A warp's operands of the products, as fragments of the mma instruction: a of x, b of the weight.
-// A k-tile has two k-steps of 16, the K of one instruction. Fragments of x are loaded one fragment
+// A k-tile has two k-steps, each as deep as one instruction. Fragments of x are loaded one fragment
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
+  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
+
   uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Part, registers
   uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Part, fragment, registers
-  uint32_t a_address;  // address of the lane's row of x in the first stage, for ldmatrix
-  uint32_t b_address;  // the same for the weight
+  // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
+  // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
+  //
+  //   matrix       0               1               2               3
+  //   of x         rows 0 - 7      rows 8 - 15     rows 0 - 7      rows 8 - 15
+  //                vector 0        vector 0        vector 1        vector 1
+  //   of weight    rows 0 - 7      rows 0 - 7      rows 8 - 15     rows 8 - 15
+  //                vector 0        vector 1        vector 0        vector 1
+  uint32_t a_address, b_address;
 
   __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
     const int lane = threadIdx.x % 32;
@@ -176,15 +198,15 @@ struct Fragments {
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
-  // becomes 2 or 3. That is vector ^ 2, so the swizzled address changes by ^ 32 bytes.
+  // becomes 2 or 3. That is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
     for (int part = kHi; part <= kLo; ++part) {
       uint32_t (&target)[4] = a[k_step][fragment][part];
       const uint32_t place =
-          stage + part * Config::kTileBytes + fragment * (16 * Config::kRowBytes);
+          stage + part * Config::kTileBytes + fragment * (Config::kMmaM * Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
-                         (a_address ^ k_step * 32) + place);
+                         (a_address ^ k_step * kStepBytes) + place);
     }
   }
 
@@ -198,9 +220,10 @@ struct Fragments {
       const int part = i / kLoadsOfPart;
       const int j = i % kLoadsOfPart * 2;
       uint32_t (&target)[Config::kFragmentsN][2] = b[k_step][part];
-      const uint32_t place = stage + part * Config::kTileBytes + j * (8 * Config::kRowBytes);
+      const uint32_t place =
+          stage + part * Config::kTileBytes + j * (Config::kMmaN * Config::kRowBytes);
       ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
-                         (b_address ^ k_step * 32) + place);
+                         (b_address ^ k_step * kStepBytes) + place);
     }
   }
 };
@@ -297,8 +320,7 @@ __device__ __forceinline__ void store_results(
     const float (&sums)[Config::kFragmentsM][Config::kFragmentsN][4], float* staged,
     const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent, int first_m,
     int first_n) {
-  constexpr int kLanesOfRow = Config::kFragmentsN * 8 / 4;
-  constexpr int kSubtileRows = Config::kSubtileFragments * 16;
+  constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
   const int column = first_n + staged_column;
@@ -314,22 +336,26 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
        first_fragment += Config::kSubtileFragments) {
-    // Stage the subtile. i counts fragments along M, their two row blocks of 8, fragments along N.
+    // Stage the subtile. Fragment i along M has two row blocks of 8 rows; fragment j is along N.
 #pragma unroll
-    for (int i = 0; i < Config::kSubtileFragments * 2 * Config::kFragmentsN; ++i) {
-      const int fragment = i / (2 * Config::kFragmentsN);
-      const int row_block = i / Config::kFragmentsN % 2;
-      const int j = i % Config::kFragmentsN;
-      const float* const neighbours = &sums[first_fragment + fragment][j][row_block * 2];
-      const int row = fragment * 16 + row_block * 8 + lane / 4;
-      *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + j * 8 + lane % 4 * 2) =
-          make_float2(neighbours[0], neighbours[1]);
+    for (int i = 0; i < Config::kSubtileFragments; ++i) {
+#pragma unroll
+      for (int row_block = 0; row_block < 2; ++row_block) {
+#pragma unroll
+        for (int j = 0; j < Config::kFragmentsN; ++j) {
+          const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
+          const int row = i * Config::kMmaM + row_block * 8 + lane / 4;
+          const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
+          *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + column_of_lane) =
+              make_float2(neighbours[0], neighbours[1]);
+        }
+      }
     }
     __syncwarp();
     // Finish and store it.
 #pragma unroll 1
-    for (int row = lane / kLanesOfRow; row < kSubtileRows; row += 32 / kLanesOfRow) {
-      const int out_row = first_m + first_fragment * 16 + row;
+    for (int row = lane / kLanesOfRow; row < Config::kSubtileRows; row += 32 / kLanesOfRow) {
+      const int out_row = first_m + first_fragment * Config::kMmaM + row;
       const float* const staged_sums = staged + row * Config::kSubtilePitch + staged_column;
       const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
       float z[4];
@@ -356,8 +382,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
-  const int warp_m = warp / Config::kWarpsN * (Config::kFragmentsM * 16);
-  const int warp_n = warp % Config::kWarpsN * (Config::kFragmentsN * 8);
+  const int warp_m = warp / Config::kWarpsN * (Config::kBlockM / Config::kWarpsM);
+  const int warp_n = warp % Config::kWarpsN * (Config::kBlockN / Config::kWarpsN);
   const Tile tile = tiles.find(blockIdx.x);
   const int first_m = tile.x * Config::kBlockM;
   const int first_n = tile.weight * Config::kBlockN;

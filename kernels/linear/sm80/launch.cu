@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 //   slice             type   shape
 //   weight.hi, .lo    half   [n, padded k] each
 //   weight.exponent   int    [n]
-//   weight.state      int    [n]
+//   weight.row_state  int    [n]
 //   x.hi, .lo         half   [m, padded k] each
 //   x.exponent        int    [m]
-//   x.state           int    [m]
+//   x.row_state       int    [m]
 //
 // split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
 // all chunks find the weight that the first chunk has split.
@@ -95,7 +95,7 @@ struct Workspace {
     matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
     matrix.lo = slices->add<__half>(rows * fp16x3::padded(k));
     matrix.exponent = slices->add<int>(rows);
-    matrix.state = slices->add<int>(rows);
+    matrix.row_state = slices->add<int>(rows);
     return matrix;
   }
 };
@@ -129,17 +129,23 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   Matrix weight_to_split = weight;
   if (!is_first) weight_to_split.rows = 0;  // the first chunk has split it
   const int64_t rows = x.rows + weight_to_split.rows;
-  const int split_blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
-  launch_grid({split_blocks, SplitRowsConfig::kThreads, 0, stream, /*has_pdl=*/false},
-              split_rows_kernel<Matrix>, x, weight_to_split, linear.k);
+  Grid split_grid{};
+  split_grid.blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
+  split_grid.threads = SplitRowsConfig::kThreads;
+  split_grid.stream = stream;
+  launch_or_throw(split_grid, split_rows_kernel<Matrix>, x, weight_to_split, linear.k);
 
   // Multiply.
   const auto gemm = gemm_fp16x3::gemm_fp16x3_kernel<Matrix>;
   allow_shared_memory(gemm, Config::kSharedBytes);
   const TileOrder tiles{blocks_of(linear.m, Config::kBlockM), blocks_of(linear.n, Config::kBlockN)};
   const int padded_k = static_cast<int>(fp16x3::padded(linear.k));
-  launch_grid({tiles.count(), Config::kThreads, Config::kSharedBytes, stream, /*has_pdl=*/false},
-              gemm, x, weight, padded_k, tiles, epilogue);
+  Grid gemm_grid{};
+  gemm_grid.blocks = tiles.count();
+  gemm_grid.threads = Config::kThreads;
+  gemm_grid.shared_bytes = Config::kSharedBytes;
+  gemm_grid.stream = stream;
+  launch_or_throw(gemm_grid, gemm, x, weight, padded_k, tiles, epilogue);
 
   // Compute the results of rows with infinity or NaN. No flag tells the kernel whether there are
   // any.
@@ -166,7 +172,7 @@ bool linear_sm80_supports(const LinearArguments& linear) {
   return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
-size_t linear_sm80_workspace(const LinearArguments& linear) {
+size_t linear_sm80_workspace_bytes(const LinearArguments& linear) {
   return sm80::workspace_bytes(linear, sm80::rows_of_chunk(linear));
 }
 

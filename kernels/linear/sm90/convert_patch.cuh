@@ -64,12 +64,15 @@ struct Patch {
 //   normal      0x0400 - ...      0x03ff - ...      no
 __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scale,
                                     uint32_t* least) {
+  // Both constants are two 16-bit numbers.
+  constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
+  constexpr uint32_t kMinusOne = 0xffffffff;
   uint32_t hi[fp16x3::kOctet / 2];
 #pragma unroll
   for (int j = 0; j < fp16x3::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    *least = __viaddmin_u16x2(hi[j] & 0x7fff7fff, 0xffffffff, *least);
+    *least = __viaddmin_u16x2(hi[j] & kMagnitudeBits, kMinusOne, *least);
   }
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
@@ -86,7 +89,8 @@ __device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scal
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& octet) {
   const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
-  // Counts in fp16, exact up to 2048: elements with even index in .x, odd in .y.
+  // The lane's counts, of its elements with even index in .x, and with odd index in .y. They are
+  // fp16 numbers, which are exact up to 2048.
   __half2 nonzeros = __float2half2_rn(0);
   __half2 normals = nonzeros;
 #pragma unroll
@@ -95,13 +99,18 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
     normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
   }
-  // .x counts nonzero elements, .y normal ones: first of the lane, then of the row's eight lanes.
-  __half2 sum = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
-  for (int bit = 1; bit < 8; bit *= 2) sum = __hadd2(sum, __shfl_xor_sync(0xffffffff, sum, bit));
-  const unsigned nonzero_count = __half2int_rz(__low2half(sum));
-  const unsigned lost = nonzero_count - __half2int_rz(__high2half(sum));
-  if (threadIdx.x % 8 == 0 && lost != 0) {
-    atomicAdd(conversion.subnormals + row, lost * ConvertWeightConfig::kKTileDepth / nonzero_count);
+  // Both counts together, nonzeros in .x and normals in .y: first of the lane, then of the row's
+  // eight lanes.
+  __half2 counts = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
+  for (int bit = 1; bit < 8; bit *= 2) {
+    counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
+  }
+  const unsigned nonzero_count = __half2int_rz(__low2half(counts));
+  const unsigned normal_count = __half2int_rz(__high2half(counts));
+  const unsigned subnormal_count = nonzero_count - normal_count;
+  if (threadIdx.x % 8 == 0 && subnormal_count != 0) {
+    atomicAdd(conversion.subnormals + row,
+              subnormal_count * ConvertWeightConfig::kKTileDepth / nonzero_count);
   }
 }
 
@@ -162,7 +171,8 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
     alignas(16) float v[fp16x3::kOctet];
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
-    const int distance = Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::k(0, piece_in_k_tile);
+    const int distance =
+        Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
   }
   return least;
@@ -185,8 +195,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
   __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
-  __half* target =
-      hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers + Layout::k(lane, 0);
+  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers +
+                   Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source = Layout::first_source(weight, first_row, k, lane);
   const auto load = [&](int piece) {

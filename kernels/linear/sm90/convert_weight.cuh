@@ -95,11 +95,11 @@ struct PatchOrder {
     const int number_in_wave = number - wave * patch_rows_of_wave * patches_along_k;
     const int first_patch_row = wave * patch_rows_of_wave;
     // The last wave may have fewer patch rows than the others.
-    const int own_patch_rows = min(patch_rows_of_wave, patch_rows - first_patch_row);
-    const int patch_k = number_in_wave / own_patch_rows;
+    const int patch_rows_here = min(patch_rows_of_wave, patch_rows - first_patch_row);
+    const int patch_k = number_in_wave / patch_rows_here;
+    const int patch_row = first_patch_row + number_in_wave - patch_k * patch_rows_here;
     const int k_tile = patch_k * C::kPatchKTiles;
-    const int64_t row =
-        (first_patch_row + number_in_wave - patch_k * own_patch_rows) * C::kPatchRows;
+    const int64_t row = patch_row * C::kPatchRows;
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
     return {row, k_tile, tiles_of_cluster * conversion.k_tiles + k_tile};

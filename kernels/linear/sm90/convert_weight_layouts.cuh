@@ -107,7 +107,7 @@ struct RowMajor {
     return C::kOctetsPerPiece * piece + octet;
   }
   // The first k, in the k-tile, of the lane's octets in a piece.
-  __host__ __device__ static constexpr int k(int lane, int /*piece*/) { return lane % 8 * 8; }
+  __host__ __device__ static constexpr int first_k(int lane, int /*piece*/) { return lane % 8 * 8; }
 
   // The float of a buffer that has this row and k of the piece, as in the picture. `read` computes
   // it in another way; the static_asserts below compare both.
@@ -157,7 +157,7 @@ struct RowMajor {
   // __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
-static_assert(RowMajor::row(27, 1) == 7 && RowMajor::k(27, 0) == 24,
+static_assert(RowMajor::row(27, 1) == 7 && RowMajor::first_k(27, 0) == 24,
               "octet 1 of lane 27 is row 7, k = 24 to 31");
 static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::copying_lane(27) == 22,
               "copy 3 of lanes 22 and 23 loads this octet");
@@ -165,7 +165,8 @@ constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
     for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
       const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::copying_lane(lane);
-      const int first = RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::k(lane, 0));
+      const int first =
+          RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::first_k(lane, 0));
       if (4 * float4_read != first) return false;
     }
   }
@@ -196,7 +197,7 @@ struct Transposed {
   static constexpr int kRows = C::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
   __host__ __device__ static constexpr int row_index(int /*piece*/, int octet) { return octet; }
-  __host__ __device__ static constexpr int k(int lane, int piece) {
+  __host__ __device__ static constexpr int first_k(int lane, int piece) {
     return piece * C::kTransposedPieceDepth + lane / 16 * 8;
   }
 
@@ -240,7 +241,7 @@ struct Transposed {
   }
   static constexpr bool kCountsOwnOctets = false;
 };
-static_assert(Transposed::row(27, 1) == 27 && Transposed::k(27, 0) == 8,
+static_assert(Transposed::row(27, 1) == 27 && Transposed::first_k(27, 0) == 8,
               "octet 1 of lane 27 is row 27, k = 8 to 15 of the piece");
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11,

@@ -93,22 +93,23 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int weight_row = warp_column + fp16x3::column_of_a_row(g, 0);
+  const int weight_row = warp_column + fp16x3::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, weight_row);
-  PipelineState<Config::kStages> state;
+  PipelineStage<Config::kStages> stage;
   int work_tiles = 0;
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.uniform_work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
-    if (!is_computed(args, tile.weight)) continue;
+    if (!computes_weight_tile(args, tile.weight)) continue;
 
     // The scales of the lane's two columns. Columns past N have that of the last one.
     const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int column = min(first_column + fp16x3::column_of_a_row(g, r), args.epilogue.n - 1);
+      const int column =
+          min(first_column + fp16x3::column_at_operand_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
@@ -124,8 +125,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
     const int rows = args.tiles.rows_of(tile).size;
-    const bool starts_second = warpgroup == 0;
-    consumer.multiply(rows, work.end - work.begin, starts_second, &state);
+    const bool lets_second_start = warpgroup == 0;
+    consumer.multiply(rows, work.k_groups(), lets_second_start, &stage);
 
     // Epilogue.
     sync_with_loader(warpgroup);
@@ -153,19 +154,20 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
       const int column = first_column + i;
-      if (column >= args.epilogue.n) continue;
-      if (__ldcg(args.weight.state + column) != fp16x3::kOverflowed) continue;
+      const bool has_overflowed =
+          column < args.epilogue.n && __ldcg(args.weight.row_state + column) == fp16x3::kOverflowed;
+      if (!has_overflowed) continue;
       const float* const row = args.weight.source + column * args.weight.row_stride;
       const float largest = largest_of_row(row, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
-      // As for x, the largest element comes into [2^14, 2^15).
-      args.weight.exponent[column] =
-          is_finite ? min(14 - ilogbf(largest), SampleConfig::kMaxHiLoExponent) : 0;
-      if (is_finite) continue;
-      // nonfinite.cuh's kernel, after this one, computes such columns.
-      args.weight.state[column] = fp16x3::kNonfinite;
-      *args.has_nonfinite = 1;
+      const int needed = fp16x3::kTopExponent - ilogbf(largest);
+      args.weight.exponent[column] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
+      if (!is_finite) {
+        // nonfinite.cuh's kernel, after this one, computes such columns.
+        args.weight.row_state[column] = fp16x3::kNonfinite;
+        *args.has_nonfinite = 1;
+      }
     }
   });
   __syncthreads();

@@ -58,9 +58,8 @@ struct Config {
                 "hi and lo of a k-tile of a row of x");
   static_assert(kKTileDepth == fp16x3::k_tile_depth(fp16x3::Halves::kHiAndLo),
                 "x is split into these k-tiles");
-  // The distance from the wgmma descriptor of hi to that of lo. A row of x in shared memory has 32
-  // hi first, then 32 lo, and descriptors count in units of 16 bytes.
-  static constexpr uint64_t kDescriptorLo = (kRowBytes / 2) / 16;
+  // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
+  static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
   // wgmma instructions along the K of a k-tile: each takes 16.
   static constexpr int kK16PerTile = kKTileDepth / 16;
 
@@ -214,26 +213,27 @@ __device__ inline int first_block_column(const Tile& tile, int rank) {
 // the second launch those in which a row of the weight is not kExact. All lanes of a warp call it.
 // All warps of all clusters get the same answer, whenever they ask: in the second launch, the state
 // of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
-__device__ inline bool is_computed(const Arguments& args, int weight_tile) {
+__device__ inline bool computes_weight_tile(const Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
   constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
     const int column = weight_tile * kTileColumns + i;
-    has_inexact |= column < args.epilogue.n && __ldcg(args.weight.state + column) != fp16x3::kExact;
+    has_inexact |=
+        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != fp16x3::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }
 
-// Calls body(work, tile) for each work tile of this cluster that this run computes, in the order of
-// the schedule. All lanes of a warp call it.
+// Calls body(work, tile) for each work tile of this cluster that this launch computes, in the order
+// of the schedule. All lanes of a warp call it.
 template <typename Body>
 __device__ __forceinline__ void for_each_work_tile(const Arguments& args, const Body& body) {
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
-    if (is_computed(args, tile.weight)) body(work, tile);
+    if (computes_weight_tile(args, tile.weight)) body(work, tile);
   }
 }
 

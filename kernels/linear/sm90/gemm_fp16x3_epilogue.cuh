@@ -24,8 +24,8 @@
 // g = 2 columns 2 and 3.
 //
 // epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig when a tile does.
-// The fast epilogue stores two columns at a time straight from registers. The general one first
-// collects four neighbouring columns of a row.
+// The fast epilogue (store_fast) stores two columns at a time straight from registers. The general
+// one (store_general) first collects four neighbouring columns of a row.
 
 #pragma once
 
@@ -139,7 +139,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(args.x.state + row) == fp16x3::kNonfinite;
+      has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == fp16x3::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
@@ -167,12 +167,21 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 
 // ----- the epilogues
 
+// Lanes 4 * g + c with neighbouring columns of the same rows. If two lanes differ only in the first
+// bit, the upper one has the next two columns. If they differ only in the second bit, its columns
+// are four further.
+constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
+constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
+static_assert(fp16x3::column_at_operand_row(2, 0) == fp16x3::column_at_operand_row(0, 0) + 2 &&
+                  fp16x3::column_at_operand_row(1, 0) == fp16x3::column_at_operand_row(0, 0) + 4,
+              "g = 2 has the columns two further than g = 0, and g = 1 those four further");
+
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
 // The column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
-  args.weight.state[column] = fp16x3::kOverflowed;
+  args.weight.row_state[column] = fp16x3::kOverflowed;
   *args.has_overflowed = 1;
 }
 
@@ -191,9 +200,9 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
 //   lane c + 12  has     76......    76......      76......      76......
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
-template <bool kMask, int kSums>
+template <bool kMask>
 __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
-                           const float (&sums)[kSums]) {
+                           const float (&sums)[Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
@@ -209,7 +218,8 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
+  for (int j = 0; j < Config::kSums / 4;
+       ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
     // The loop ends only after the second of two row blocks, which stores the bits of both.
     const bool is_first_of_two = j % 2 == 0;
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
@@ -224,9 +234,9 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
         // The general epilogue gets the same bits: multiplication by a power of two is exact.
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
-          const bool bit = exists && mask_bit(z);
+          const bool passes = exists && mask_bit(z);
           const int byte = j % 2 * 2 + i;
-          bits |= static_cast<uint32_t>(bit) << (byte * 8 + block_column % 8 + r);
+          bits |= (passes ? 1u : 0u) << (byte * 8 + block_column % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }
@@ -236,8 +246,8 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
       }
     }
     if (kMask && !is_first_of_two) {
-      bits |= __shfl_xor_sync(0xffffffff, bits, 4);
-      bits |= __shfl_xor_sync(0xffffffff, bits, 8);
+      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
+      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
       const int byte = threadIdx.x / 4 % 4;  // the lane's, in the picture
       const int row_of_byte_0 = row - 8;     // of the row block before this one
       const int byte_row = row_of_byte_0 + byte / 2 * 8 + byte % 2;
@@ -254,39 +264,23 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   }
 }
 
-// The epilogue of a tile: the fast one (store_fast) if the tile may take it, or else the general
-// one.
-__device__ inline void store_results(
-    const Arguments& args, const EpilogueInputs& inputs,
+// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
+// Two lanes that differ in kLaneBitOfTwoColumns have two of the columns each, in the same two rows
+// of x. They exchange sums, so that each has all four columns of one row:
+//
+//                             before                                 after
+//   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
+//   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
+//
+// The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
+// at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
+// them back from there. No other thread uses these slots, so there is no barrier.
+__device__ __forceinline__ void store_general(
+    const Arguments& args, const EpilogueInputs& inputs, int lane, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  if (inputs.is_fast) {
-    const int block_column = warp_column + fp16x3::column_of_a_row(g, 0);
-    if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args, inputs, block_column, sums);
-    } else {
-      store_fast<true>(args, inputs, block_column, sums);
-    }
-    return;
-  }
-
-  // The general epilogue. Two lanes that differ in bit 3 have two neighbouring columns each, of the
-  // same two rows of x. They exchange sums, so that each has four columns of one row:
-  //
-  //                         before                                 after
-  //   lane, bit 3 clear     columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
-  //   lane + 8              columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
-  //
-  // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
-  // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and
-  // reads them back from there. No other thread uses these slots, so there is no barrier.
-  //
-  // block_column is the first of the pair's four columns. Bit 3 of the lane is bit 1 of g.
-  const int block_column = warp_column + fp16x3::column_of_a_row(g & ~2, 0);
-  const bool has_second_row = (lane & 8) != 0;
+  const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
+  const int row_in_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -296,33 +290,49 @@ __device__ inline void store_results(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
-      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column.
+      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column. The
+      // thread keeps the sums of the row that it stores, and gives those of the other row.
       const float4 own_sums = slot[j * BlockConfig::kWarpgroupThreads];
       const float kept[2] = {has_second_row ? own_sums.y : own_sums.x,
                              has_second_row ? own_sums.w : own_sums.z};
-      const float received[2] = {
-          __shfl_xor_sync(0xffffffff, has_second_row ? own_sums.x : own_sums.y, 8),
-          __shfl_xor_sync(0xffffffff, has_second_row ? own_sums.z : own_sums.w, 8),
-      };
-      const int row_of_tile = first_row + 8 * j + 2 * (lane % 4) + static_cast<int>(has_second_row);
+      const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
+                              has_second_row ? own_sums.z : own_sums.w};
+      const float received[2] = {__shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns),
+                                 __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns)};
+      const int row_of_tile = first_row + 8 * j + row_in_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column column = inputs.columns[block_column + i];
-        // Columns 0 and 1 were in the lane that now has the first row, 2 and 3 in the other one.
-        const bool was_in_first_lane = i < 2;
-        const bool is_received = was_in_first_lane == has_second_row;
-        const float sum = is_received ? received[i % 2] : kept[i % 2];
+        const bool is_own_column = has_second_row ? i >= 2 : i < 2;
+        const float sum = is_own_column ? kept[i % 2] : received[i % 2];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
         const int exponent = inputs.x_exponent[row_of_tile] + column.exponent;
         z[i] = fp16x3::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
-      // The next four columns, or those before, are in the lanes with the other g0: bit 2.
-      constexpr int kLaneBit = 4;
-      finish_four<kLaneBit>(args.epilogue, row < inputs.end_row, row,
-                            inputs.first_column + block_column, z);
+      finish_four<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
+                                         inputs.first_column + block_column, z);
     }
+  }
+}
+
+// The epilogue of a tile: the fast one if the tile may take it, or else the general one.
+__device__ inline void store_results(
+    const Arguments& args, const EpilogueInputs& inputs,
+    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Config::kSums]) {
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
+  const int block_column = warp_column + fp16x3::column_at_operand_row(g, 0);
+  if (!inputs.is_fast) {
+    const int first_of_four = block_column / 4 * 4;
+    store_general(args, inputs, lane, first_of_four, staging, sums);
+  } else if (args.epilogue.mask == nullptr) {
+    store_fast<false>(args, inputs, block_column, sums);
+  } else {
+    store_fast<true>(args, inputs, block_column, sums);
   }
 }
 

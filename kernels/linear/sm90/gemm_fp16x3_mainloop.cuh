@@ -65,7 +65,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
   const uint32_t weight = base + offsetof(SharedMemory, weight);
-  PipelineState<Config::kStages> state;
+  PipelineStage<Config::kStages> stage;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
     const int row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
@@ -73,16 +73,16 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = barrier_of(full, state.stage);
-      ptx::mbarrier_wait(barrier_of(empty, state.stage), state.parity ^ 1);
+      const uint32_t full_of_stage = barrier_of(full, stage.index);
+      ptx::mbarrier_wait(barrier_of(empty, stage.index), stage.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x + state.stage * Config::kXBytes, &x_map, 0, row, k_tile,
+      ptx::copy_tensor_multicast(x + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
-      ptx::copy_tensor(weight + state.stage * Config::kWeightBytes, &weight_map,
+      ptx::copy_tensor(weight + stage.index * Config::kWeightBytes, &weight_map,
                        k_tile * Config::kKTileDepth, weight_row, full_of_stage);
-      state.advance();
+      stage.advance();
     }
   });
 }
@@ -100,13 +100,13 @@ struct Fragments {
   uint32_t lo[Config::kK16PerTile][4];
 };
 
-// A thread of a consumer warpgroup: where its data are, and its accumulators and sums of a tile.
-// The thread is lane 4 * g + c of its warp (g = 0 .. 7, c = 0 .. 3). In wgmma's layout it has rows
-// g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of the weight
-// (column_of_a_row, fp16x3/wgmma_order.cuh).
+// A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
+// accumulators and sums of a tile. The thread is lane 4 * g + c of its warp, where g is 0 to 7 and
+// c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
+// neighbouring rows of the weight (column_at_operand_row, fp16x3/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
-  using State = PipelineState<Config::kStages>;
+  using Stage = PipelineStage<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
@@ -146,10 +146,10 @@ struct ConsumerWarpgroup {
   // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
   // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
   // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
-  __device__ void convert(Fragments& f, const State& position) const {
-    ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), position.stage),
-                       position.parity);
-    const uint32_t first = weight + position.stage * Config::kWeightBytes;
+  __device__ void convert(Fragments& fragments, const Stage& stage) const {
+    ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
+                       stage.parity);
+    const uint32_t first = weight + stage.index * Config::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {  // 16 of K
 #pragma unroll
@@ -163,53 +163,57 @@ struct ConsumerWarpgroup {
           // The answer is the same for every c; for c = 0 the four are elements 0 to 3.
           const int i = fp16x3::element_at_place(8 * octet);
           const int reg = 2 * octet + r;  // wgmma's order of registers
-          fp16x3::split_pair(scaled[i], scaled[i + 1], &f.hi[s][reg], &f.lo[s][reg]);
+          fp16x3::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg],
+                             &fragments.lo[s][reg]);
         }
       }
     }
   }
 
-  // The wgmma descriptor of x in a stage. A descriptor's low bits are an address / 16.
-  __device__ uint64_t descriptor(const State& position) const {
-    return x_descriptor + position.stage * (Config::kXBytes >> 4);
+  // The wgmma descriptor of x in a stage. The address is in a descriptor's low bits, so adding to a
+  // descriptor moves the address.
+  __device__ uint64_t descriptor(const Stage& stage) const {
+    return x_descriptor + stage.index * ptx::descriptor_units(Config::kXBytes);
   }
 
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& f, const State& position,
+  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(position);
-    const uint64_t x_lo = x_hi + Config::kDescriptorLo;
+    const uint64_t x_hi = descriptor(stage);
+    const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, f.lo[s], x_hi + offset, accumulates || s > 0);
-      ptx::wgmma(rows, accumulators, f.hi[s], x_lo + offset, true);
+      ptx::wgmma(rows, accumulators, fragments.lo[s], x_hi + offset, accumulates || s > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[s], x_lo + offset, true);
     }
     ptx::wgmma_commit_group();
   }
 
   // The same for the hi product.
   template <int kRows>
-  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& f, const State& position,
+  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(position);
+    const uint64_t x_hi = descriptor(stage);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kK16PerTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, f.hi[s], x_hi + offset, accumulates || s > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[s], x_hi + offset, accumulates || s > 0);
     }
     ptx::wgmma_commit_group();
   }
 
-  // Starts a hi product that follows another one: on top of it, or after its promotion.
+  // Starts a hi product that follows another one. With kPromotesFirst the other one is promoted
+  // before, else both are summed in the accumulators.
   template <bool kPromotesFirst, int kRows>
-  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& f, const State& position) {
+  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& fragments,
+                                   const Stage& stage) {
     if constexpr (kPromotesFirst) promote(rows);
-    multiply_hi(rows, f, position, /*accumulates=*/!kPromotesFirst);
+    multiply_hi(rows, fragments, stage, /*accumulates=*/!kPromotesFirst);
   }
 
   // Waits for all products, and adds the accumulators to the sums.
@@ -230,89 +234,90 @@ struct ConsumerWarpgroup {
 
   // Calls release_stage, or does the same with the address remote_empty, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
-  __device__ void release(const State& position) const {
+  __device__ void release(const Stage& stage) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), position.stage));
+      release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), stage.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty, position.stage));
+      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty, stage.index));
     }
   }
 
-  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
-  // the position of the first k-tile, and afterwards that of the k-tile after the last one.
-  // `starts_second` is true for the first warpgroup, which lets the second one start in the middle
-  // of the first k-group. The pictures at the top of this file show the order of the steps.
+  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *stage is
+  // the stage of the first k-tile, and afterwards that of the k-tile after the last one. The first
+  // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
+  // k-group. The pictures at the top of this file show the order of the steps.
   template <int kRows>
-  __device__ void multiply(Rows<kRows> rows, int k_groups, bool starts_second, State* state) {
+  __device__ void multiply(Rows<kRows> rows, int k_groups, bool lets_second_start, Stage* stage) {
     Fragments even;  // of k-tiles 0 and 2
     Fragments odd;   // of k-tiles 1 and 3
-    State k_tile0 = *state;
-    State k_tile1 = k_tile0.next();
+    // stage0 to stage3 have the k-tiles 0 to 3 of a k-group.
+    Stage stage0 = *stage;
+    Stage stage1 = stage0.next();
 
     // hi 0 and hi 1 of the first k-group
-    convert(even, k_tile0);
-    multiply_hi(rows, even, k_tile0, /*accumulates=*/false);
-    convert(odd, k_tile1);
-    multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile1);
+    convert(even, stage0);
+    multiply_hi(rows, even, stage0, /*accumulates=*/false);
+    convert(odd, stage1);
+    multiply_next_hi<kPromotesEachTile>(rows, odd, stage1);
 
     for (int k_group = 0;;) {
       promote(rows);
 
       // lo 0 to lo 3
-      const State k_tile2 = k_tile1.next();
-      const State k_tile3 = k_tile2.next();
-      multiply_lo(rows, even, k_tile0, /*accumulates=*/false);
-      multiply_lo(rows, odd, k_tile1, /*accumulates=*/true);
+      const Stage stage2 = stage1.next();
+      const Stage stage3 = stage2.next();
+      multiply_lo(rows, even, stage0, /*accumulates=*/false);
+      multiply_lo(rows, odd, stage1, /*accumulates=*/true);
       ptx::wgmma_wait_group<1>();  // lo 0 has ended, so `even` may change
-      convert(even, k_tile2);
-      multiply_lo(rows, even, k_tile2, /*accumulates=*/true);
-      if (k_group == 0 && starts_second) {
+      convert(even, stage2);
+      multiply_lo(rows, even, stage2, /*accumulates=*/true);
+      if (k_group == 0 && lets_second_start) {
         ptx::barrier_arrive(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
       ptx::wgmma_wait_group<1>();  // lo 1 has ended
-      release(k_tile0);
-      release(k_tile1);
-      convert(odd, k_tile3);
-      multiply_lo(rows, odd, k_tile3, /*accumulates=*/true);
+      release(stage0);
+      release(stage1);
+      convert(odd, stage3);
+      multiply_lo(rows, odd, stage3, /*accumulates=*/true);
       scale_lo_products(rows);
 
       // hi 2 and hi 3, on top of the lo products
-      multiply_hi(rows, even, k_tile2, /*accumulates=*/true);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile3);
-      k_tile0 = k_tile3.next();
-      k_tile1 = k_tile0.next();
+      multiply_hi(rows, even, stage2, /*accumulates=*/true);
+      multiply_next_hi<kPromotesEachTile>(rows, odd, stage3);
+      stage0 = stage3.next();
+      stage1 = stage0.next();
       ++k_group;
       if (k_group == k_groups) {
         promote(rows);
-        release(k_tile2);
-        release(k_tile3);
+        release(stage2);
+        release(stage3);
         break;
       }
 
       // hi 0' and hi 1', of the next k-group
       ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
-      convert(even, k_tile0);
-      multiply_next_hi<kPromotesEachPair>(rows, even, k_tile0);
+      convert(even, stage0);
+      multiply_next_hi<kPromotesEachPair>(rows, even, stage0);
       ptx::wgmma_wait_group<1>();  // hi 3 has ended
-      release(k_tile2);
-      release(k_tile3);
-      convert(odd, k_tile1);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, k_tile1);
+      release(stage2);
+      release(stage3);
+      convert(odd, stage1);
+      multiply_next_hi<kPromotesEachTile>(rows, odd, stage1);
     }
-    *state = k_tile0;
+    *stage = stage0;
   }
 
   // The same for a number of rows that is known only at run time.
-  __device__ void multiply(int rows, int k_groups, bool starts_second, State* state) {
+  __device__ void multiply(int rows, int k_groups, bool lets_second_start, Stage* stage) {
     if (rows == Config::kSmallRows) {
-      multiply(Rows<Config::kSmallRows>{}, k_groups, starts_second, state);
+      multiply(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, stage);
     } else if (rows == Config::kMediumRows) {
-      multiply(Rows<Config::kMediumRows>{}, k_groups, starts_second, state);
+      multiply(Rows<Config::kMediumRows>{}, k_groups, lets_second_start, stage);
     } else if (kPromotionInterval == 128 && rows == Config::kNarrowRows) {
       // Only products with K >= kLongK have narrow tiles.
-      multiply(Rows<Config::kNarrowRows>{}, k_groups, starts_second, state);
+      multiply(Rows<Config::kNarrowRows>{}, k_groups, lets_second_start, stage);
     } else {
-      multiply(Rows<Config::kWideRows>{}, k_groups, starts_second, state);
+      multiply(Rows<Config::kWideRows>{}, k_groups, lets_second_start, stage);
     }
   }
 };

@@ -296,7 +296,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
       for (int i = 0; i < 4; ++i) {
         const float z = fmaf(out[i], own_x_scale * weight_scale[i], bias[i]);
         out[i] = epilogue.finish_fast(z);
-        if constexpr (kMask) bits |= uint32_t{mask_bit(z)} << i;
+        if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
       }
       // The store is non-temporal, as L2 is for x and the weight.
       if (rows_left > 0) {

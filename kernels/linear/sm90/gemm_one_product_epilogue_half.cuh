@@ -22,7 +22,8 @@ namespace kernels::sm90::gemm_one_product {
 // in which bit n is column n of the warp's 16. All lanes call it.
 //
 // The words of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7. Each of
-// them has columns g and g + 8, in mask[0] for the first row block and in mask[1] for the second:
+// them has columns g and g + 8, in mask_bits[0] for the first row block and in mask_bits[1] for the
+// second:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
@@ -42,10 +43,10 @@ namespace kernels::sm90::gemm_one_product {
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1
 //   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
-__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2], bool is_in_second,
-                                                       int g) {
-  const uint32_t kept = is_in_second ? mask[1] : mask[0];
-  const uint32_t given = is_in_second ? mask[0] : mask[1];
+__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bits)[2],
+                                                       bool is_in_second, int g) {
+  const uint32_t kept = is_in_second ? mask_bits[1] : mask_bits[0];
+  const uint32_t given = is_in_second ? mask_bits[0] : mask_bits[1];
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
   uint32_t words = kept << g;
   words |= __shfl_xor_sync(0xffffffff, given << g, 4 * kLanesOfG);
@@ -61,12 +62,13 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask)[2]
 //   word   0        1        2        3
 //   h, b   0, 0     0, 1     1, 0     1, 1
 //
-// The mask bits go to mask[b], which is 0 at first, in the places that collect_mask_words shows.
+// The bits of the mask go to mask_bits[b], which is 0 at first, in the places that
+// collect_mask_words shows.
 template <bool kMask, typename T, int kAccumulators>
 __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumulators],
                                             int first_row_block, float scale,
                                             const float (&bias)[2], uint32_t (&words)[4],
-                                            uint32_t (&mask)[2]) {
+                                            uint32_t (&mask_bits)[2]) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -77,8 +79,8 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
                         fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      const uint32_t bits = uint32_t{mask_bit(z[0])} | uint32_t{mask_bit(z[1])} << 16;
-      mask[block_of_pair] |= bits << (column_block * 8);
+      const uint32_t bits = (mask_bit(z[0]) ? 1u : 0u) | (mask_bit(z[1]) ? 1u : 0u) << 16;
+      mask_bits[block_of_pair] |= bits << (column_block * 8);
     }
   }
 }
@@ -101,6 +103,9 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
+  constexpr int kPairRows = 16;  // of a pair of row blocks
+  // The rows that the threads read and store at a time, eight vectors each.
+  constexpr int kRowsAtATime = BlockConfig::kWarpgroupThreads / 8;
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -115,7 +120,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const int matrix_row = lane % 16;
   const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
-  // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + 16 i.
+  // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + kRowsAtATime * i.
   const int vector_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
   const int column = first_column + thread % 8 * 8;
@@ -127,19 +132,20 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     auto& staged = staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kSubtileRows / 16; ++pair) {  // of row blocks
+    for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {  // of row blocks
       uint32_t words[4];
-      uint32_t mask[2] = {};
-      finish_pair<kMask, T>(accumulators, subtile * kSubtileRows / 8 + pair * 2, scale, bias, words,
-                            mask);
-      ptx::store_matrices_transposed(write_address + buffer_offset + pair * 16 * kRowBytes, words);
+      uint32_t mask_bits[2] = {};
+      finish_pair<kMask, T>(accumulators, (subtile * kSubtileRows + pair * kPairRows) / 8, scale,
+                            bias, words, mask_bits);
+      ptx::store_matrices_transposed(write_address + buffer_offset + pair * kPairRows * kRowBytes,
+                                     words);
       if constexpr (kMask) {
         // The word that this lane stores: see the table of collect_mask_words.
         const bool is_in_second = g / 4 != 0;
-        const uint32_t two_words = collect_mask_words(mask, is_in_second, g);
+        const uint32_t two_words = collect_mask_words(mask_bits, is_in_second, g);
         const int row_block = is_in_second ? 1 : 0;  // of the pair
         const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
-        const int staged_row = pair * 16 + row_block * 8 + 2 * c + row_of_two;
+        const int staged_row = pair * kPairRows + row_block * 8 + 2 * c + row_of_two;
         const bool stores_word = g % 2 == 0;
         if (stores_word) {
           staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
@@ -160,11 +166,12 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSubtileRows / 16; ++i) {
-      const float4 v = ptx::load_shared_four(read_address + buffer_offset + i * 16 * kRowBytes);
+    for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
+      const float4 v =
+          ptx::load_shared_four(read_address + buffer_offset + i * kRowsAtATime * kRowBytes);
       if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
-      row += 16;
-      target += 16 * static_cast<int64_t>(epilogue.n);
+      row += kRowsAtATime;
+      target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
     }
   }
 }

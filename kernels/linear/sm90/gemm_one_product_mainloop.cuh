@@ -123,7 +123,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
   const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  PipelineState<Config::kStages> state;
+  PipelineStage<Config::kStages> stage;
   int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
   for_each_tile(args, [&](int index, const Tile& tile) {
     const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
@@ -135,8 +135,8 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
       return;
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
-      ptx::mbarrier_wait(barrier_of(empty, state.stage), state.parity ^ 1);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, stage.advance()) {
+      ptx::mbarrier_wait(barrier_of(empty, stage.index), stage.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
         if (k_tile >= converted) {
@@ -144,9 +144,10 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
         }
       }
       if (!is_loader) continue;
-      const LoadTarget target{x + state.stage * Config::kXBytes,
-                              weight + state.stage * Config::kWeightBytes,
-                              barrier_of(full, state.stage)};
+      LoadTarget target;
+      target.x = x + stage.index * Config::kXBytes;
+      target.weight = weight + stage.index * Config::kWeightBytes;
+      target.full = barrier_of(full, stage.index);
       load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
     }
     k_tiles_before += k_tiles;
@@ -217,7 +218,7 @@ struct ConsumerWarpgroup {
   uint32_t empty;
   uint32_t x;
   uint32_t weight;
-  PipelineState<Config::kStages> state;
+  PipelineStage<Config::kStages> stage;
 
   __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
@@ -240,18 +241,18 @@ struct ConsumerWarpgroup {
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply(float (&accumulators)[Config::kAccumulators],
                                            int k_tile) {
-    ptx::mbarrier_wait(barrier_of(full, state.stage), state.parity);
-    multiply_k_tile(args, accumulators, x + state.stage * Config::kXBytes,
-                    weight + state.stage * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
+    ptx::mbarrier_wait(barrier_of(full, stage.index), stage.parity);
+    multiply_k_tile(args, accumulators, x + stage.index * Config::kXBytes,
+                    weight + stage.index * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(barrier_of(empty, state.previous()));
-    state.advance();
+    if (k_tile > 0) release_stage(barrier_of(empty, stage.previous_index()));
+    stage.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(barrier_of(empty, state.previous()));
+    release_stage(barrier_of(empty, stage.previous_index()));
   }
 };
 

@@ -91,16 +91,22 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 // waves of each size of chunk, because a last wave with few tiles wastes most of the GPU.
 //
 // In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
-// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K), so no wave wastes
-// anything. To make all sizes of chunk equally good, its tiling has one tile along N and one in a
-// wave: the chunks of a call then have as many waves as x has tiles.
+// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). No wave wastes
+// anything, so all sizes of chunk are equally good. Its tiling expresses that by one tile along N
+// and one in a wave: a call then has as many waves as x has tiles, for every size of chunk.
 Tiling chunk_tiling(const LinearArguments& linear) {
+  Tiling tiling{};
   if (linear.precision == Precision::kHighest) {
-    return {gemm_fp16x3::Config::kWideRows, /*tiles_along_n=*/1, /*tiles_of_wave=*/1};
+    tiling.rows_of_tile = gemm_fp16x3::Config::kWideRows;
+    tiling.tiles_along_n = 1;
+    tiling.tiles_of_wave = 1;
+  } else {
+    const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    tiling.rows_of_tile = gemm_one_product::Config::kXRows;
+    tiling.tiles_along_n = one_product_tiles(linear).weight_tiles;
+    tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const int clusters = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
-  return {gemm_one_product::Config::kXRows, one_product_tiles(linear).weight_tiles, clusters};
+  return tiling;
 }
 
 // Returns the rows of a chunk. Copies of operands do not count for the limit of the workspace, so
@@ -137,8 +143,8 @@ bool linear_sm90_supports(const LinearArguments& linear) {
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. The lower limit for float32 is caution:
-  // no count or index is known to need it, but at K = 2^24 the error bound, (64 + K / 64) u, is
-  // 2^-6 already.
+  // no count or index is known to need it, but at K = 2^24 the error bound, which grows with K, is
+  // 2^-6 already (docs/SPLIT.md).
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;
@@ -146,14 +152,16 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   return has_aligned_x && has_aligned_weight && has_sizes;
 }
 
-size_t linear_sm90_workspace(const LinearArguments& linear) {
+size_t linear_sm90_workspace_bytes(const LinearArguments& linear) {
   return sm90::workspace_bytes(linear, sm90::rows_of_chunk(linear));
 }
 
 int linear_sm90(const LinearArguments& linear, CUstream_st* stream) {
   return status_of([&] {
     for_each_chunk(linear, sm90::rows_of_chunk(linear),
-                   [&](const LinearArguments& chunk, bool) { sm90::launch_chunk(chunk, stream); });
+                   [&](const LinearArguments& chunk, bool /*is_first*/) {
+                     sm90::launch_chunk(chunk, stream);
+                   });
   });
 }
 

@@ -25,9 +25,9 @@ namespace kernels::sm90 {
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
 //   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
 //   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
-//   x.state              int       [m]                    all                       no
+//   x.row_state          int       [m]                    all                       no
 //   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
-//   weight.state         int       [n]                    all                       no
+//   weight.row_state     int       [n]                    all                       no
 //   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
 // Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
@@ -47,8 +47,9 @@ struct Fp16x3Workspace {
       : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
+    constexpr int kLaunches = 2;  // of gemm_fp16x3
     WorkspaceSlices slices(linear.workspace);
-    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(2 * kMaxClusters);
+    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(kLaunches * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
@@ -57,9 +58,9 @@ struct Fp16x3Workspace {
     // The lo of a row of a k-tile are behind its hi.
     x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
     x.exponent = slices.add<int>(linear.m);
-    x.state = slices.add<int>(linear.m);
+    x.row_state = slices.add<int>(linear.m);
     weight.exponent = slices.add<int>(linear.n);
-    weight.state = slices.add<int>(linear.n);
+    weight.row_state = slices.add<int>(linear.n);
     partials.sums = slices.add<gemm_fp16x3::PartialSums::Sums>(kMaxClusters);
     bytes = slices.bytes();
   }
@@ -83,16 +84,16 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
                                     StreamKConfig::kMaxClusters);
   const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(linear.m, linear.n, k, max_clusters);
 
-  gemm_fp16x3::Arguments arguments{epilogue,
-                                   workspace.x,
-                                   workspace.weight,
-                                   k,
-                                   workspace.has_overflowed,
-                                   workspace.has_nonfinite,
-                                   /*is_second_launch=*/false,
-                                   tiles,
-                                   /*schedule=*/{},
-                                   workspace.partials};
+  gemm_fp16x3::Arguments arguments{epilogue};
+  arguments.x = workspace.x;
+  arguments.weight = workspace.weight;
+  arguments.k = k;
+  arguments.has_overflowed = workspace.has_overflowed;
+  arguments.has_nonfinite = workspace.has_nonfinite;
+  arguments.is_second_launch = false;
+  arguments.tiles = tiles;
+  arguments.partials = workspace.partials;
+  // `plan` fills in the schedule, and returns how many clusters have work.
   const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
                                                tiles.max_rows(), rows_of);

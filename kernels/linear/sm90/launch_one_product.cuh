@@ -1,5 +1,14 @@
 // The launches of gemm_one_product_kernel (gemm_one_product.cuh) for one chunk of rows of x: one
-// launch for half types, and two for float32 at `high`. launch.cu says in which order kernels run.
+// launch for half types, and two for float32 at `high`. launch.cu calls these functions, and says
+// in which order kernels run:
+//
+//   launch_half_call         float16, bfloat16   HalfTraits or GradientTraits
+//   launch_converting_gemm   float32, first      ConvertTraits
+//   launch_redo              float32, second     RedoTraits
+//
+// Operands in the caller's layout go through launch_one_product_on_operands, which makes their
+// tensor maps. ConvertTraits reads k-tiled operands, for which launch_converting_gemm makes the
+// maps.
 
 #pragma once
 
@@ -30,20 +39,19 @@ inline TileOrder one_product_tiles(const LinearArguments& linear) {
           blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
-// Returns the arguments of gemm_one_product. The callers for float32 set those that only float32
-// has: redo, conversion and x_exponent. The fast epilogue stores vector_size elements of a row at
-// once.
+// Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
+// and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
+// of a row at once.
 template <typename Traits>
 gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& linear,
                                                           int64_t vector_size) {
-  return {Epilogue<typename Traits::Out>(linear, vector_size),
-          static_cast<int>(linear.k),
-          one_product_tiles(linear),
-          linear.x_is_transposed,
-          linear.weight_is_transposed,
-          /*redo=*/{},
-          /*conversion=*/{},
-          /*x_exponent=*/nullptr};
+  const Epilogue<typename Traits::Out> epilogue(linear, vector_size);
+  gemm_one_product::Arguments<Traits> arguments{epilogue};
+  arguments.k = static_cast<int>(linear.k);
+  arguments.tiles = one_product_tiles(linear);
+  arguments.x_is_transposed = linear.x_is_transposed;
+  arguments.weight_is_transposed = linear.weight_is_transposed;
+  return arguments;
 }
 
 // Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
@@ -105,7 +113,7 @@ void launch_half_kernel(const LinearArguments& linear, cudaStream_t stream) {
                                                      : 16 / sizeof(typename Traits::Out);
   auto arguments = one_product_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.is_fast &= linear.has_relu;
+  arguments.epilogue.is_fast = arguments.epilogue.is_fast && linear.has_relu;
   // As few clusters as finish in the same number of waves, which takes slightly less time than as
   // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
   const int tiles = arguments.tiles.count();

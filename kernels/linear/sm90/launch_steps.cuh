@@ -117,8 +117,11 @@ inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k
 // Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
 template <typename Kernel>
 int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
-  return count_active_clusters(kernel, {BlockConfig::kClusterSize, BlockConfig::kThreads,
-                                        shared_bytes, nullptr, /*has_pdl=*/false});
+  Grid one_cluster{};
+  one_cluster.blocks = BlockConfig::kClusterSize;
+  one_cluster.threads = BlockConfig::kThreads;
+  one_cluster.shared_bytes = shared_bytes;
+  return count_active_clusters(kernel, one_cluster);
 }
 
 // Launches a GEMM kernel: persistent clusters, each of which computes several tiles. The caller has
@@ -126,13 +129,17 @@ int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
 template <typename Kernel, typename... Arguments>
 void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t stream,
                  const Arguments&... arguments) {
-  const int blocks = clusters * BlockConfig::kClusterSize;
-  launch_grid({blocks, BlockConfig::kThreads, shared_bytes, stream, /*has_pdl=*/true}, kernel,
-              arguments...);
+  Grid grid{};
+  grid.blocks = clusters * BlockConfig::kClusterSize;
+  grid.threads = BlockConfig::kThreads;
+  grid.shared_bytes = shared_bytes;
+  grid.stream = stream;
+  grid.has_pdl = true;
+  launch_or_throw(grid, kernel, arguments...);
 }
 
-// Returns a float32 operand whose hi and lo are k-tiled. hi, lo, exponent and state are null: the
-// caller sets those that it needs.
+// Returns a float32 operand whose hi and lo are k-tiled. hi, lo, exponent and row_state are null:
+// the caller sets those that it needs.
 inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
   fp16x3::SplitMatrix matrix{};
   matrix.source = static_cast<const float*>(source);
@@ -156,9 +163,13 @@ inline void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMat
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
   const auto cleared = static_cast<unsigned*>(linear.workspace);
   const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
-  launch_grid({sampling_blocks + splitting_blocks, threads, 0, stream, /*has_pdl=*/true},
-              split_x_kernel, x, weight, linear.weight_is_transposed, linear.k, sampling_blocks,
-              splitter, cleared, cleared_size);
+  Grid grid{};
+  grid.blocks = sampling_blocks + splitting_blocks;
+  grid.threads = threads;
+  grid.stream = stream;
+  grid.has_pdl = true;
+  launch_or_throw(grid, split_x_kernel, x, weight, linear.weight_is_transposed, linear.k,
+                  sampling_blocks, splitter, cleared, cleared_size);
 }
 
 }  // namespace kernels::sm90

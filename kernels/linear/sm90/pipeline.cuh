@@ -60,12 +60,12 @@ struct BlockConfig {
 
 // ----- the pipeline
 
-// A position in the ring of stages: CUTLASS's PipelineState. Producer and consumers each keep their
-// own, and advance it once a k-tile.
+// A stage in one of its turns around the ring (CUTLASS's PipelineState). Producer and consumers
+// each keep their own, and advance it once a k-tile.
 template <int kStages>
-struct PipelineState {
-  int stage = 0;
-  // The parity of the turn around the ring: turn % 2. mbarrier_wait takes the parity of a phase:
+struct PipelineStage {
+  int index = 0;  // of the stage in the ring
+  // The turn around the ring, modulo 2. mbarrier_wait takes the parity of a phase:
   //
   //   turn around the ring                              0      1      2      3
   //   consumers wait for this phase of `full`           0      1      2      3    parity
@@ -77,22 +77,22 @@ struct PipelineState {
   uint32_t parity = 0;
 
   __device__ void advance() {
-    ++stage;
-    if (stage == kStages) {
-      stage = 0;
+    ++index;
+    if (index == kStages) {
+      index = 0;
       parity ^= 1;
     }
   }
 
-  // The state one k-tile later.
-  __device__ PipelineState next() const {
-    PipelineState later = *this;
+  // The stage of the next k-tile.
+  __device__ PipelineStage next() const {
+    PipelineStage later = *this;
     later.advance();
     return later;
   }
 
-  // The stage one k-tile earlier: only its number, without the parity.
-  __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
+  // The index of the previous k-tile's stage.
+  __device__ int previous_index() const { return index == 0 ? kStages - 1 : index - 1; }
 };
 
 // The mbarriers of all stages, in shared memory.
@@ -102,10 +102,10 @@ struct Barriers {
   uint64_t empty[kStages];  // complete when the consumer warps of both blocks have read the stage
 };
 
-// Returns the shared-memory address of a stage's barrier, an element of `full` or `empty`.
-__device__ inline uint32_t barrier_of(uint32_t barriers, int stage) {
-  constexpr int kBarrierBytes = 8;
-  return barriers + kBarrierBytes * stage;
+// Returns the shared-memory address of a stage's barrier. `barriers` is the address of `full` or
+// `empty`, and `index` that of the stage in the ring.
+__device__ inline uint32_t barrier_of(uint32_t barriers, int index) {
+  return barriers + index * static_cast<int>(sizeof(uint64_t));
 }
 
 // Initialises the barriers at the shared-memory addresses `full` and `empty`, then waits until the

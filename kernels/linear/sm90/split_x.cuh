@@ -112,17 +112,17 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
     lines = k;
     line_size = weight.rows;
   }
-  float v[4][4] = {};
+  float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < Config::kRows; ++i) {
     if (first_line + i >= lines) break;
     load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, line_element, line_size,
                 /*is_aligned=*/true);
   }
 #pragma unroll
-  for (int row = 0; row < 4; ++row) {
+  for (int row = 0; row < Config::kRows; ++row) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Config::kLaneElements; ++i) {
       const float element = is_transposed ? v[i][row] : v[row][i];
       largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
     }
@@ -167,8 +167,9 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
 __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
   // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into
   // the low 16; 0 for a zero. A sum of such numbers adds up exponents and counts at once.
-  const auto exponent_and_count = [](float largest) {
-    return largest > 0 ? __float_as_uint(largest) >> 23 << 16 | 1 : 0;
+  const auto exponent_and_count = [](float largest) -> uint32_t {
+    const uint32_t biased_exponent = __float_as_uint(largest) >> 23;
+    return largest > 0 ? biased_exponent << 16 | 1 : 0;
   };
   // All lanes of a span get its largest element.
   float largest = rows.largest_of_lane[i];
@@ -181,7 +182,9 @@ __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
     sums += __shfl_xor_sync(0xffffffff, sums, bit);
   }
   if (sums == 0) sums = exponent_and_count(rows.largest_of_whole_row(i));
-  const int mean = sums != 0 ? static_cast<int>((sums >> 16) / (sums & 0xffff)) - 127 : 0;
+  const uint32_t exponents = sums >> 16;
+  const uint32_t count = sums & 0xffff;
+  const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
   return min(fp16x3::kMaxHiExponent, SampleConfig::kHiTarget - mean);
 }
 
@@ -199,7 +202,7 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
     const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi(rows, i);
     if (threadIdx.x % 32 != 0) continue;
     weight.exponent[row] = exponent;
-    if (has_lo) weight.state[row] = fp16x3::kExact;
+    if (has_lo) weight.row_state[row] = fp16x3::kExact;
   }
 }
 
@@ -227,8 +230,8 @@ __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
-    const bool is_warp = splitter == fp16x3::Splitter::kWarp;
-    const int64_t row = is_warp ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
+    const bool warp_has_row = splitter == fp16x3::Splitter::kWarp;
+    const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
     if (row < x.rows) fp16x3::split_row(x, halves, row, k, splitter);
     return;
   }

@@ -135,13 +135,15 @@ struct WorkTile {
 
   // False for the work tile that follows the cluster's last one.
   __device__ bool exists() const { return begin < end; }
+  __device__ int k_groups() const { return end - begin; }
 };
 
 struct Schedule {
   int whole_waves;
   int k_groups;  // of a tile
-  // Cluster c has the range begin[c] <= i < begin[c + 1] of the last wave's line of k-groups.
-  int begin[StreamKConfig::kMaxClusters + 1];
+  // Cluster c has the range range_begins[c] <= i < range_begins[c + 1] of the last wave's line of
+  // k-groups.
+  int range_begins[StreamKConfig::kMaxClusters + 1];
 
   // ----- host
 
@@ -161,8 +163,10 @@ struct Schedule {
     }
     if (whole_waves > 0) return clusters;
     // Without a whole wave, only the clusters whose ranges begin before the line's end have work.
-    const int end_of_line = begin[clusters];
-    return static_cast<int>(std::lower_bound(begin, begin + clusters, end_of_line) - begin);
+    const int end_of_line = range_begins[clusters];
+    const int* const first_without_work =
+        std::lower_bound(range_begins, range_begins + clusters, end_of_line);
+    return static_cast<int>(first_without_work - range_begins);
   }
 
   // ----- device
@@ -173,8 +177,8 @@ struct Schedule {
     const int cluster = ptx::clusterid();
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
     if (index < whole_waves) return {cluster + index * clusters, 0, k_groups};
-    const int range_begin = begin[cluster];
-    const int range_end = begin[cluster + 1];
+    const int range_begin = range_begins[cluster];
+    const int range_end = range_begins[cluster + 1];
     if (range_begin == range_end) return {};
     // The next indices are the tiles of the range, from the last one to the first. The index after
     // them is the tile before the range. For that tile, `begin` is k_groups or more and `end` is
@@ -207,7 +211,7 @@ struct Schedule {
   // whose range begins at 6, and no for cluster 0.
   __device__ bool begins_inside(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
-    return begin[cluster] > (tile - whole_waves * clusters) * k_groups;
+    return range_begins[cluster] > (tile - whole_waves * clusters) * k_groups;
   }
 
  private:
@@ -250,7 +254,7 @@ struct Schedule {
   void assign_uncut_tiles(int tiles, int clusters) {
     const int tiles_of_last_wave = tiles - whole_waves * clusters;
     for (int cluster = 0; cluster <= clusters; ++cluster) {
-      begin[cluster] = std::min(cluster, tiles_of_last_wave) * k_groups;
+      range_begins[cluster] = std::min(cluster, tiles_of_last_wave) * k_groups;
     }
   }
 
@@ -271,7 +275,7 @@ struct Schedule {
     // budget.
     int64_t budget = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      begin[cluster] = (tile - first_tile) * k_groups + k_group;
+      range_begins[cluster] = (tile - first_tile) * k_groups + k_group;
       // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load,
       // because no range inside a tile may be empty: the cluster that finishes the tile would wait
       // for partial sums that nobody stores.
@@ -288,7 +292,7 @@ struct Schedule {
         k_group = 0;
       }
     }
-    begin[clusters] = (tiles - first_tile) * k_groups;
+    range_begins[clusters] = (tiles - first_tile) * k_groups;
   }
 
   // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its

@@ -249,12 +249,12 @@ int launch(dim3 grid, int block, cudaStream_t, Params... params) {
 struct Grid {
   int blocks;
   int threads;
-  size_t bytes;
+  size_t shared_bytes;
   cudaStream_t stream;
   bool has_pdl;
 };
 template <typename... Parameters>
-void launch_grid(const Grid&, void (*)(Parameters...), const Parameters&...);
+void launch_or_throw(const Grid&, void (*)(Parameters...), const Parameters&...);
 void check(cudaError_t);
 int device_attribute(cudaDeviceAttr);
 

@@ -1,0 +1,68 @@
+"""Tables of the results of problems/benchmark.py, for its output and for docs/BENCHMARKS.md.
+
+Each function of `TABLES` takes the rows of a file that `--json` wrote, and returns rows of cells,
+of which the first has the columns' titles. All tables of times have the same columns in the same
+order: this project's time, eager's time, and the speedup, which is eager's time / this project's.
+"""
+
+from collections.abc import Callable
+
+Cells = list[list[str]]  # rows of cells
+
+
+def linear_table(rows: list[dict]) -> Cells:
+    """Return a row for each weight and a column for each M: the speedup, and our time."""
+    all_m = list(dict.fromkeys(row["m"] for row in rows))
+    weights = list(dict.fromkeys((row["k"], row["n"]) for row in rows))
+    cells = {
+        (row["k"], row["n"], row["m"]): f"{row['ratio']:.3f} ({row['ours_seconds'] * 1e6:.0f})"
+        for row in rows
+    }
+    table = [["speedup (this, us)", *(f"M {m}" for m in all_m)]]
+    for k, n in weights:
+        table.append([f"K {k}, N {n}", *(cells[k, n, m] for m in all_m)])
+    return table
+
+
+def operands_table(rows: list[dict]) -> Cells:
+    """Return a row for each kind of operands: microseconds, the speedup and the largest errors."""
+    table = [
+        ["operands", "this, us", "eager, us", "speedup", "error of this, u", "eager's error, u"]
+    ]
+    for row in rows:
+        errors = [f"{row['ours_error']:.3g}", f"{row['eager_error']:.3g}"]
+        table.append([row["operands"], *_times(row, units_per_second=1e6), *errors])
+    return table
+
+
+def host_table(rows: list[dict]) -> Cells:
+    """Return a row for each call: nanoseconds of the host, and the speedup."""
+    table = [["call", "this, ns", "eager, ns", "speedup"]]
+    for row in rows:
+        title = f"{row['call']}, {row['part']}, {row['device']}"
+        table.append([title, *_times(row, units_per_second=1e9)])
+    return table
+
+
+def import_table(rows: list[dict]) -> Cells:
+    """Return one row: the seconds of an import that builds, and of one that does not."""
+    [row] = rows
+    return [
+        ["import beyond torch", "cold, s", "warm, s"],
+        ["both problems", f"{row['cold_seconds']:.2f}", f"{row['warm_seconds']:.2f}"],
+    ]
+
+
+def _times(row: dict, units_per_second: float) -> list[str]:
+    """Return the cells of a comparison: our time, eager's, and the speedup."""
+    ours = f"{row['ours_seconds'] * units_per_second:.2f}"
+    eager = f"{row['eager_seconds'] * units_per_second:.2f}"
+    return [ours, eager, f"{row['ratio']:.3f}"]
+
+
+TABLES: dict[str, Callable[[list[dict]], Cells]] = {
+    "linear": linear_table,
+    "operands": operands_table,
+    "host": host_table,
+    "import": import_table,
+}
