@@ -10,7 +10,8 @@ install_tools() {
   python3 -m venv "$work/tools"
   "$work/tools/bin/pip" install -r .ci/requirements.txt
   if ! type clang++ && [ "$(id -u)" -eq 0 ] && type apt-get; then
-    { apt-get update && apt-get install -y clang libomp-dev; } || true  # has_clang will tell
+    # If the installation fails, has_clang says so later.
+    { apt-get update && apt-get install -y clang libomp-dev; } || true
   fi &>"$work/apt"
 }
 
@@ -47,7 +48,10 @@ check_cuda() {
     compile_kernels 120 "$source" -cubin -DKERNELS_ALL_PATHS
     compile_kernels 90a "$source" -c
     # Code for Hopper must not have the kernel of the namespace sm80, which is mangled to 4sm80.
-    if grep "4sm80.*gemm_fp16x3_kernel" "$work/kernel.o"; then exit 1; fi
+    if grep "4sm80.*gemm_fp16x3_kernel" "$work/kernel.o"; then
+      echo "$problem: code for Hopper has the kernel of compute capability 8.0"
+      exit 1
+    fi
   done
 }
 
@@ -63,7 +67,10 @@ compile_kernels() {  # architecture, source, options of nvcc
     exit 1
   fi
   # With this warning, ptxas makes each wgmma instruction wait for the one before.
-  if grep 'Potential Performance Loss' <<<"$log"; then exit 1; fi
+  if grep 'Potential Performance Loss' <<<"$log"; then
+    echo "$source: wgmma instructions wait for each other on sm_$architecture"
+    exit 1
+  fi
   echo "$source sm_$architecture: $(grep -c 'Used' <<<"$log") kernels, no spills"
 }
 
@@ -80,8 +87,12 @@ check_bindings() {
   done
   one_file cpp kernels/cpu "${problems[@]}" >"$work/main.cpp"
   check_warnings c++ 20
-  if type g++-11 &>/dev/null; then compilers+=(g++-11); fi
-  if has_clang; then compilers+=(clang++); fi
+  if type g++-11 &>/dev/null; then
+    compilers+=(g++-11)
+  fi
+  if has_clang; then
+    compilers+=(clang++)
+  fi
   for compiler in "${compilers[@]}"; do
     check_warnings "$compiler" 17
     check_warnings "$compiler" 17 -DKERNELS_WITH_CUDA
@@ -115,7 +126,9 @@ PYTHON
 check_warnings() {  # compiler, C++ standard, options
   local compiler=$1 standard=$2 comma=()
   shift 2
-  if [ "$compiler" = clang++ ]; then comma=(-Wcomma); fi  # rejects the comma operator
+  if [ "$compiler" = clang++ ]; then
+    comma=(-Wcomma)  # rejects the comma operator
+  fi
   "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp -Wall -Wextra \
     -Werror "${comma[@]}" -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
 }

@@ -1,6 +1,7 @@
+"""Fixtures that several test files share, their markers, and the options of hypothesis."""
+
 import os
 import random
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,11 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin take other tests' time
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import model
+import run
+from referee.tests.shared_server import share_server
+from tests.support.processes import copy_finished_builds
+from tests.support.sanitize_markers import mark_sanitized
 
 # The tests run linear/sm80 on every GPU. A user's build has it only where it is the best path.
 if torch.version.cuda:
@@ -33,8 +38,6 @@ with suppress(ImportError):  # properties.py skips what needs hypothesis
     settings.register_profile("long", max_examples=5000, **options)
     settings.load_profile("short")
 
-# The servers that `one_server` has started, by the environment and the folder they run with.
-SERVERS = {}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -43,8 +46,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "slow: left out by default; -m slow runs these, -m '' all")
     config.addinivalue_line("markers", "all_patterns: tests all bit patterns of a dtype")
-    config.addinivalue_line("markers", "sanitize(subset, **values): see support/sanitized.py")
-    config.addinivalue_line("markers", "sanitized(subset, tool): see support/sanitized.py")
+    config.addinivalue_line("markers", "sanitize(subset, **values): see sanitize_markers.py")
+    config.addinivalue_line("markers", "sanitized(subset, tool): see sanitize_markers.py")
     is_random = getattr(config.option, "hypothesis_profile", None) == "long"
     if is_random and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.randrange(2**32)
@@ -56,8 +59,6 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    from sanitized import mark_sanitized
-
     unused = mark_sanitized(items)
     names_tests = any("::" in argument for argument in config.args)
     is_partial = names_tests or config.getoption("--last-failed", default=False)
@@ -79,7 +80,7 @@ def device(request):
 @pytest.fixture(params=["highest", "high", "medium"])
 def precision(request):
     """Set torch's float32 precision for the test, and return it."""
-    from tensors import float32_precision
+    from tests.support.tensors import float32_precision  # builds the kernels, so not before
 
     if request.param != "highest" and request.node.callspec.params.get("path") == "sm80":
         pytest.skip("sm80 supports `highest` alone")
@@ -93,8 +94,6 @@ def folder_of_builds():
 
     This project's solution, which some tests grade, finds its builds there.
     """
-    from processes import copy_finished_builds
-
     folder = tempfile.mkdtemp()
     copy_finished_builds(Path(folder))
     return folder
@@ -102,28 +101,8 @@ def folder_of_builds():
 
 @pytest.fixture
 def one_server(monkeypatch):
-    """Let the tests that grade solutions in this process share the referee's server.
-
-    The server is a process that has imported torch and that forks the graded solutions. A new one
-    would take seconds for each test. A test with other environment variables gets another server.
-    """
-    from referee import engine
-
-    new_server = engine.Server
-
-    def shared_server(folder=""):
-        if folder:  # graded files build there; one folder is enough for all tests
-            folder = folder_of_builds()
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
-        server = SERVERS.get(environment)
-        if server is None:
-            server = new_server(folder)
-            server.close = lambda: None  # the next test uses it again
-            SERVERS[environment] = server
-        server.count_as_own()
-        return server
-
-    monkeypatch.setattr(engine, "Server", shared_server)
+    """Let the tests that grade solutions in this process share the referee's server."""
+    share_server(monkeypatch, folder_of_builds)
 
 
 @pytest.fixture
@@ -151,21 +130,11 @@ def seed():
 
 
 @pytest.fixture
-def open_path():
-    """Return a new folder that other users may enter; pytest's `tmp_path` is closed to them."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder).resolve()
-
-
-@pytest.fixture
-def small(monkeypatch, request):
+def small_problems(monkeypatch, request):
     """Make the problems small: a Linear with weight [80, 96], and on a CPU a ReLU of short rows.
 
     The rows of ReLU's x then have 2^17 elements, a third of those of the headline size.
     """
-    import model
-
     linear = replace(model.PROBLEMS["linear_relu_divide"], get_init_inputs=lambda: [96, 80, 2.0])
     monkeypatch.setitem(model.PROBLEMS, "linear_relu_divide", linear)
     is_on_gpu = "device" in request.fixturenames and request.getfixturevalue("device") == "cuda"
@@ -174,12 +143,11 @@ def small(monkeypatch, request):
 
 
 @pytest.fixture
-def place(monkeypatch, tmp_path):
+def place_solution(monkeypatch, tmp_path):
     """Return a function that makes a text the `model_new.py` that run.py takes as ours.
 
     The text comes after `import torch` and `import model`.
     """
-    import run
 
     def write(text: str) -> None:
         path = tmp_path / "folder of ours" / "model_new.py"

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import HEADLINE, document, record
 
 from model import LinearReluDivide, Model
 from problems import benchmark, figures, pages
 from referee.report import markdown
 from referee.times.timing import speed_up
+from tests.support.made_up_results import HEADLINE, document, record
 
 COMMANDS = {name: c for commands in figures.COMMANDS.values() for name, c in commands.items()}
 ENVIRONMENT = {"device": "a CPU", "threads": None, "torch": "2", "cuda": None}

@@ -7,9 +7,9 @@ import textwrap
 import zipfile
 
 import pytest
-from processes import ROOT, printed, python
 
 import kernels
+from tests.support.processes import ROOT, printed, python
 
 
 def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):

@@ -4,10 +4,10 @@ import ast
 import re
 
 import pytest
-from processes import ROOT, printed
 
 from kernels import read_sources
 from kernels.build.bundle import bundle
+from tests.support.processes import ROOT, printed
 
 PROBLEMS = ["relu", "linear_relu_divide"]
 

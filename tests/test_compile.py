@@ -4,15 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from beside_torch import output_and_gradients
-from compare import assert_same_bits
-from tensors import graph_recorder, linear_modules, slow, targets_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from model import LinearReluDivide, Model
 from model_new import LinearReluDivideNew, ModelNew, namespaces
+from tests.support.beside_torch import output_and_gradients
+from tests.support.compare import assert_same_bits
+from tests.support.tensors import graph_recorder, linear_modules, slow, targets_of
 
 OWN = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
 STABLE = "relu_divide_kernels.linear_relu_divide"  # what exported programs hold

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tensors import linear_modules
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import Model
 from model_new import ModelNew, namespaces
+from tests.support.tensors import linear_modules
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import KERNELS
+
+from tests.support.processes import KERNELS
 
 TESTS = Path(__file__).resolve().parent
 # By the name of a program in `emulator/`: the sources of its kernels, and the number of cases.

@@ -8,13 +8,13 @@ import itertools
 import os
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from compare import assert_same_bits, outcome
-from processes import ROOT, SUPPORT, printed
-from tensors import OPERATORS, linear_modules, step
+
+from tests.support.compare import assert_same_bits, outcome
+from tests.support.processes import printed
+from tests.support.tensors import OPERATORS, linear_modules, step
 
 # Values of the environment variable NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
@@ -22,8 +22,8 @@ OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 def run_in_child(function, tmp_path, **environment):
     """Call a function of this file in a new process."""
-    code = f"from test_float32_settings import {function.__name__} as f; f()"
-    printed(code, tmp_path, path=(ROOT, SUPPORT, Path(__file__).parent), **environment)
+    code = f"from tests.test_float32_settings import {function.__name__} as f; f()"
+    printed(code, tmp_path, **environment)
 
 
 def settings(on_cpu=False):

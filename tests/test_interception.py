@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from processes import printed
-from tensors import OPERATORS
 from torch import nn
 from torch.nn import functional
 
 from kernels import interception
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew, ModelNew, namespaces
+from tests.support.processes import printed
+from tests.support.tensors import OPERATORS
 
 # Functions that other code replaces: by name, the object and the attribute.
 PLACES = {

@@ -8,12 +8,19 @@ import random
 
 import pytest
 import torch
-from compare import as_matrix, assert_as_accurate, assert_mask_of, assert_same_bits, exact_gradients
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import linear
+
+from tests.support.compare import (
+    as_matrix,
+    assert_as_accurate,
+    assert_mask_of,
+    assert_same_bits,
+    exact_gradients,
+)
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
+from tests.support.tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 
@@ -90,8 +97,8 @@ LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100)
 @pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_shapes(device, dtype):
-    """Gradients are right for any M, N and K, any number of dimensions, and empty tensors."""
+def test_gradients_are_right_for_any_shape(device, dtype):
+    """This holds for any M, N and K, any number of dimensions, and empty tensors."""
     choose = random.Random(1)
     shapes = [(shape, 9) for shape in SHAPES] + [((m, 2), n) for m, n in LONG]
     for _ in range(60):
@@ -109,8 +116,8 @@ def test_shapes(device, dtype):
 @pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH, name=["columns"])
 @pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "reversed"])
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_strides(device, name, dtype):
-    """Gradients are right if x, weight or the output's gradient is a view of any strides."""
+def test_gradients_are_right_for_operands_of_any_strides(device, name, dtype):
+    """One of x, weight and the output's gradient is a view."""
     view = MATRIX_VIEWS[name]
     x = view(draw((12, 20), dtype, device))
     ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
@@ -132,11 +139,8 @@ def test_strides(device, name, dtype):
 
 
 @pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])
-def test_special_values(device, divisor):
-    """The gradient of x is the reference's for special values of x and of the output's gradient.
-
-    Where ReLU is flat it is 0, also if the output's gradient is infinite or NaN.
-    """
+def test_the_gradient_of_a_special_x_is_the_references(device, divisor):
+    """Where ReLU is flat, this gradient is 0, also if the output's is infinite or NaN."""
     values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0, -3.0]
     x = torch.tensor(values, device=device).unsqueeze(1)
     ours, reference = linear_modules(1, 1, divisor, device=device, bias=False)
@@ -154,8 +158,10 @@ def test_special_values(device, divisor):
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("x_is_transposed", [False, True])
 @pytest.mark.parametrize("weight_is_transposed", [False, True])
-def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight_is_transposed):
-    """They are right. On a CPU they also have the strides that autograd's products give them."""
+def test_gradients_of_transposed_operands_are_right(
+    device, dtype, x_is_transposed, weight_is_transposed
+):
+    """On a CPU they also have the strides that autograd's products give them."""
     x = draw((16, 24), dtype, device)
     weight = draw((40, 24), dtype, device)
     if x_is_transposed:
@@ -174,8 +180,8 @@ def test_gradients_of_transposed_operands(device, dtype, x_is_transposed, weight
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("columns", [1, 5, 8, 9, 31, 33, 63, 65, 127, 129, 255, 257, 264, 520])
-def test_mask_of_every_layout(device, dtype, columns):
-    """Rows have all alignments. The bits are in order, with zeros after the last column."""
+def test_the_masks_bits_are_right_for_rows_of_any_length_and_alignment(device, dtype, columns):
+    """The bits are in order, with zeros after the last column."""
     is_positive = torch.rand(300, columns, device=device) < 0.5
     x = torch.where(is_positive, 1.0, -1.0).to(dtype)
     weight = torch.eye(columns, dtype=dtype, device=device)
@@ -256,8 +262,8 @@ def test_x_that_is_no_matrix_may_change_after_the_forward(device):
 
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (6,)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradcheck(device, shape, bias):
-    """First and second gradients agree with finite differences, also batched and forward-mode."""
+def test_gradients_agree_with_finite_differences(device, shape, bias):
+    """This holds for first and second gradients, also batched and forward-mode."""
     weight = torch.randn(4, 6, dtype=torch.float64, device=device, requires_grad=True)
     x = torch.randn(shape, dtype=torch.float64, device=device)
     while linear(x, weight).abs().min() < 0.05:  # stay away from the kink

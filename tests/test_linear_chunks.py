@@ -1,7 +1,8 @@
 """Chunks of rows, in which a GEMM processes x: linear/chunks.h, compiled and run without a GPU."""
 
 import pytest
-from processes import compiled
+
+from tests.support.processes import compiled
 
 MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2

@@ -5,8 +5,15 @@ import sys
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_mask_of, assert_same_bits, rounding_errors
-from float32_on_gpu import (
+from torch import nn
+
+from tests.support.compare import (
+    assert_as_accurate,
+    assert_mask_of,
+    assert_same_bits,
+    rounding_errors,
+)
+from tests.support.float32_on_gpu import (
     DIVISOR,
     INF,
     LAYOUTS,
@@ -21,9 +28,8 @@ from float32_on_gpu import (
     summed_at_once,
     unaligned,
 )
-from promises import Reference, broken_promises
-from tensors import OPERATORS, capture_graph, linear_path, step
-from torch import nn
+from tests.support.promises import Reference, broken_promises
+from tests.support.tensors import OPERATORS, capture_graph, linear_path, step
 
 pytestmark = pytest.mark.gpu
 
@@ -53,7 +59,7 @@ def path(request):
     "sm90", path=["sm90"], precision=["highest"], shape=[LONG[3]], without=["initcheck"]
 )
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
-def test_promise_of_the_forward(path, precision, shape):
+def test_the_forward_keeps_its_promise(path, precision, shape):
     """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
     ours, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in ours.linear.parameters())
@@ -79,8 +85,8 @@ SEVERAL_TILES = SHARED[2]  # for each cluster
 @pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[:2])
 @pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[2:], without=["racecheck"])
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
-def test_tiles_of_x_meet(path, precision, shape):
-    """Tiles cover all rows of x once: the results of integers have no error.
+def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
+    """So the results of integers have no error.
 
     On Hopper a tile has 64 rows for a short K or few rows, otherwise 176, or 160 for a long K.
     """
@@ -93,8 +99,8 @@ WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=Tru
 
 
 @WORKSPACE_PATHS
-def test_chunks_of_x_meet(path, precision):
-    """Chunks cover all rows once: integers are exact, and special values stay in their rows."""
+def test_chunks_cover_all_rows_of_x_once(path, precision):
+    """So the results of integers have no error, and special values stay in their rows."""
     assert_integers_are_exact(*CHUNKED)
     ours, reference, x, _ = draw_step(*CHUNKED)
     with torch.no_grad():
@@ -132,7 +138,7 @@ def products_of(module, x, grad_output, results):
 
 
 @pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
-def test_promise_of_the_gradients(path, precision):
+def test_gradients_keep_their_promise(path, precision):
     """Their maximum and mean errors are at most torch's, times the slack."""
     ours, _, x, grad_output = draw_step(*TRAINING)
     results = step(ours, x, grad_output)
@@ -301,7 +307,7 @@ def test_all_work_is_on_the_current_stream(path):
     assert_same_bits((got, again), (want, want))
 
 
-def test_operands_on_a_device_that_is_not_current(path):
+def test_operands_may_be_on_a_device_that_is_not_current(path):
     """Results are there, with the bits of the current device's."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")

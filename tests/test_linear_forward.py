@@ -7,11 +7,25 @@ import random
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_same_bits, bits, outcome, rounding_errors
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, linear_path
 from torch import nn
 from torch.nn.functional import linear
+
+from tests.support.compare import (
+    assert_as_accurate,
+    assert_same_bits,
+    bits,
+    outcome,
+    rounding_errors,
+)
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
+from tests.support.tensors import (
+    FLOATING,
+    MATRIX_VIEWS,
+    OPERATORS,
+    draw,
+    linear_modules,
+    linear_path,
+)
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
 HALF = (torch.float16, torch.bfloat16)
@@ -100,8 +114,8 @@ def assert_right(ours, reference, x, may_be_ours=False, slack=1.0):
 
 @pytest.mark.sanitize("linear", case=SANITIZED)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_shapes(case):
-    """Results are right for any sizes and dimensions, empty tensors, and for several threads."""
+def test_results_are_right_for_any_shape(case):
+    """This holds for any sizes and dimensions, empty tensors, and several threads."""
     device, dtype, may_be_ours = case
     shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
     if not may_be_ours:
@@ -120,8 +134,8 @@ def test_shapes(case):
 @pytest.mark.sanitize("linear", case=SANITIZED, view=[MATRIX_VIEWS["columns"]], size=[(12, 16)])
 @pytest.mark.parametrize("view", MATRIX_VIEWS.values(), ids=MATRIX_VIEWS.keys())
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
-def test_strides(case, view, size):
-    """Results are right if x, weight or bias is a view of any strides."""
+def test_results_are_right_for_operands_of_any_strides(case, view, size):
+    """One of x, weight and bias is a view."""
     device, dtype, may_be_ours = case
     x = view(draw(size, dtype, device))
     ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
@@ -138,7 +152,7 @@ def test_strides(case, view, size):
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
-def test_divisors(case, divisor):
+def test_results_are_right_for_any_divisor(case, divisor):
     """On a CPU results have the reference's bits.
 
     On a GPU NaN, infinities, zeros and signs are where the reference has them.
@@ -168,8 +182,7 @@ def test_divisors_that_are_tensors_or_large_integers_give_the_references_bits(di
     assert_same_bits(ours(x), reference(x))
 
 
-def test_special_values(case):
-    """Results are NaN or infinite where torch's are."""
+def test_results_are_nan_or_infinite_where_torchs_are(case):
     device, dtype, _ = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
         ours, reference = linear_modules(k, n, 3.0, dtype, device)
@@ -208,11 +221,8 @@ def test_float16_is_finite_where_the_quotient_fits(n, divisor):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_conversions_of_half_types(device, dtype):
-    """Results are right for every bit pattern, where the division is exact and where it rounds.
-
-    The product multiplies each pattern by 1.
-    """
+def test_every_bit_pattern_of_half_types_is_divided_right(device, dtype):
+    """The product multiplies each pattern by 1. Some divisions are exact, and some round."""
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
     for divisor in (1.0, 3.0, 2.0**-20, 2.0**20):
         ours, _ = linear_modules(1, 1, divisor, dtype, device, bias=False)
@@ -284,8 +294,8 @@ FAILING_CALLS = [
 
 @pytest.mark.parametrize(("change", "make"), FAILING_CALLS)
 @pytest.mark.parametrize("grad", [False, True])
-def test_errors_are_torchs(device, change, make, grad):
-    """A call that fails raises the type and message of the reference's error."""
+def test_a_call_that_fails_raises_the_references_error(device, change, make, grad):
+    """The type and the message are the same."""
     x = make()
     x = x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x
     modules = linear_modules(6, 5)

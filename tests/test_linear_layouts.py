@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from compare import assert_as_accurate, assert_mask_of, assert_same_bits
-from tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 from torch import nn
 
 from problems.operands import draw_case
+from tests.support.compare import assert_as_accurate, assert_mask_of, assert_same_bits
+from tests.support.tensors import OPERATORS, float32_precision, linear_modules, linear_path, step
 
 pytestmark = pytest.mark.gpu
 
@@ -155,7 +155,7 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     assert_as_accurate(grad_weight, grad_z.t() @ x, wide.t() @ wide_x)
 
 
-def test_operands_that_are_not_aligned(dtype, transposed):
+def test_operands_need_not_be_aligned(dtype, transposed):
     """The forward copies such operands, and torch's products compute the gradients."""
     x = integers((130, 257), dtype, 1)
     weight = integers((261, 257), dtype, 1)

@@ -7,10 +7,11 @@ tiles of 256 x 256 results are computed again, from the float32 operands as TF32
 
 import pytest
 import torch
-from compare import assert_mask_of, assert_same_bits
-from float32_on_gpu import DIVISOR, INF, LAYOUTS, NAN, forward_summed_at_once
-from promises import ONE_PRODUCT_SLACK, Reference, broken_promises
-from tensors import OPERATORS, float32_precision, linear_path
+
+from tests.support.compare import assert_mask_of, assert_same_bits
+from tests.support.float32_on_gpu import DIVISOR, INF, LAYOUTS, NAN, forward_summed_at_once
+from tests.support.promises import ONE_PRODUCT_SLACK, Reference, broken_promises
+from tests.support.tensors import OPERATORS, float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 

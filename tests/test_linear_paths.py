@@ -1,7 +1,8 @@
 """The choice of a path for a product on a GPU: linear/choose_path.h, compiled and run alone."""
 
 import pytest
-from processes import compiled
+
+from tests.support.processes import compiled
 
 # Reads problems and prints the path of each. A problem is the ten numbers that `problem` returns.
 PROGRAM = r"""

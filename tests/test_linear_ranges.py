@@ -7,24 +7,24 @@ import os
 from collections import Counter
 from functools import partial
 
-import promises
 import pytest
 import torch
-from adversary import hunt
-from compositions import operands
-from named_operands import CASES, draw_case
-from promises import (
+
+from model import LinearReluDivide
+from model_new import LinearReluDivideNew
+from tests.support import promises
+from tests.support.adversary import hunt
+from tests.support.compositions import operands
+from tests.support.named_operands import CASES, draw_case
+from tests.support.promises import (
     FEW_TERMS_ERROR,
+    FP16X3_SLACK,
     ONE_PRODUCT_SLACK,
-    SLACK,
     Reference,
     bound_ratio,
     broken_promises,
 )
-from tensors import float32_precision, linear_path
-
-from model import LinearReluDivide
-from model_new import LinearReluDivideNew
+from tests.support.tensors import float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 
@@ -133,14 +133,14 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
         allowance = promises.allowance_of_short_sums(name)
     if k < 256:
         allowance *= promises.SHORT_SUMS_FACTOR
-    assert judge(*drawn, slack=SLACK, allowance=allowance, has_bound=has_bound) == []
+    assert judge(*drawn, slack=FP16X3_SLACK, allowance=allowance, has_bound=has_bound) == []
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 24, 32])
 @pytest.mark.parametrize("name", CASES)
 def test_the_forward_of_few_rows_keeps_the_promises(name, m):
     drawn = draw_case(name, m, 8192, 16384, device="cuda")
-    assert judge(*drawn, slack=SLACK, allowance=promises.allowance_of_long_sums(name)) == []
+    assert judge(*drawn, slack=FP16X3_SLACK, allowance=promises.allowance_of_long_sums(name)) == []
     if name not in promises.LESS_ACCURATE_THAN_TF32:
         with float32_precision("high"):
             assert judge(*drawn, slack=ONE_PRODUCT_SLACK) == []
@@ -151,7 +151,7 @@ def test_the_forward_of_few_rows_keeps_the_promises(name, m):
 @FP16X3_PATHS
 def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     promised = {
-        "slack": SLACK,
+        "slack": FP16X3_SLACK,
         "allowance": promises.allowance_of_long_sums(name),
         "has_bound": True,
     }
@@ -178,10 +178,10 @@ def test_random_compositions_keep_the_promises_of_highest(path):
         for product in (forward, *GRADIENTS):
             out, torchs, reference = results(product, *drawn)
             tried[k] += 1
-            if broken_promises(out, torchs, reference, SLACK, FEW_TERMS_ERROR):
+            if broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR):
                 exceeding[k] += 1
                 largest[k] = max(largest[k], reference.errors(out).relative * 2**24)
-            messages = broken_promises(out, torchs, reference, SLACK, allowance)
+            messages = broken_promises(out, torchs, reference, FP16X3_SLACK, allowance)
             if bound_ratio(out, reference).max() > 1:
                 messages.append("the bound")
             if messages:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from processes import compiled
+
+from tests.support.processes import compiled
 
 # The rows of x in a tile.
 WIDE = 176

@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 import torch
-from compare import assert_same_bits, relu_by_definition
-from processes import printed
 
 from model_new import ModelNew
+from tests.support.compare import assert_same_bits, relu_by_definition
+from tests.support.processes import printed
 
 pytestmark = pytest.mark.slow
 

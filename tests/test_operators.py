@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from beside_torch import samples
-from processes import ROOT, printed
-from tensors import DTYPES, OPERATORS, linear_modules
 
 from model_new import ModelNew
+from tests.support.beside_torch import samples
+from tests.support.processes import ROOT, printed
+from tests.support.tensors import DTYPES, OPERATORS, linear_modules
 
 SCHEMAS = [
     "relu(Tensor input) -> Tensor",
@@ -103,8 +103,8 @@ def test_random_arguments_give_results_or_errors(seed):
     assert calls_with_results > 100
 
 
-def test_opcheck_of_relu(device):
-    """`torch.library.opcheck` finds no fault, for any strides and an empty x."""
+def test_opcheck_finds_no_fault_in_relu(device):
+    """This holds for an x of any strides, and for an empty one."""
     for x in (samples(device), samples(device).t(), samples(device)[:, ::2], samples(device)[:0]):
         for leaf in (x, x.clone().requires_grad_()):
             torch.library.opcheck(OPERATORS.relu, (leaf,))
@@ -112,7 +112,7 @@ def test_opcheck_of_relu(device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
-def test_opcheck_of_linear(device, bias):
+def test_opcheck_finds_no_fault_in_the_operators_of_linear(device, bias):
     """`torch.library.opcheck` finds no fault in the three operators of Linear."""
     weight = torch.randn(10, 6, device=device)
     b = torch.randn(10, device=device) if bias else None

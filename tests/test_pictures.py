@@ -8,13 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from documents import DTYPES, HEADLINE, document, record
 
 import run
 from problems import bars, relu
 from problems import linear_relu_divide as linear
 from referee.report import plot
 from referee.words import LEFT_OUT
+from tests.support.made_up_results import DTYPES, HEADLINE, document, record
 
 
 def draw(content: dict, folder: Path, suffix: str = ".svg", draw_file=plot.main) -> Path:

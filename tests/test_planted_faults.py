@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from command_line import run_it
-from processes import copy_finished_builds, copy_project, printed
+
+from tests.support.command_line import run_to_end
+from tests.support.processes import copy_finished_builds, copy_project, printed
 
 pytestmark = pytest.mark.slow  # each fault needs a build
 
@@ -182,7 +183,7 @@ def planted(request, tmp_path_factory):
 def lines_of_run(folder, problem, device, *options):
     """Return the lines that a copy's `run.py` prints when it finds a fault."""
     options = [problem, "--rows", ROWS[device], "--trials", "3", "--device", device, *options]
-    done = run_it(*options, folder=folder, cwd=folder, **environment(folder))
+    done = run_to_end(*options, folder=folder, cwd=folder, **environment(folder))
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout.splitlines()
 

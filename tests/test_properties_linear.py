@@ -5,25 +5,25 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
-import properties
 import pytest
 import torch
-from compare import checked_call, exact_gradients, outcome
-from properties import (
-    TensorDescription,
-    assert_same,
-    assert_same_layout,
-    assume,
-    choice_of,
-    given,
-    st,
-)
-from tensors import FLOATING, float32_precision, linear_modules, step
 from torch import nn
 from torch.nn.functional import linear
 
 from problems.linear_relu_divide import U32, U_TF32, exact_sums
 from referee.comparison.accuracy import errors
+from tests.support import properties
+from tests.support.compare import checked_call, exact_gradients, outcome
+from tests.support.properties import (
+    TensorDescription,
+    assert_same_layout,
+    assert_same_outcome,
+    assume,
+    choice_of,
+    given,
+    st,
+)
+from tests.support.tensors import FLOATING, float32_precision, linear_modules, step
 
 FLOATING = tuple(FLOATING)
 DIVISORS = (2.0, 3.0, -1.5, 1.0)
@@ -176,14 +176,14 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
 
 
 @given(st.data())
-def test_forward(device, data):
-    """Results are as accurate as the reference's, at every precision. Operands do not change."""
+def test_results_are_as_accurate_as_the_references(device, data):
+    """This holds at every precision. Operands do not change."""
     check_forward(device, data, ("normal",), DIVISORS)
 
 
 @pytest.mark.gpu
 @given(st.data())
-def test_special_values_on_a_gpu(data):
+def test_results_of_special_values_on_a_gpu_are_the_references(data):
     """Sums of infinities, NaN and integers are exact; the divisor may be 0, infinite or NaN."""
     check_forward("cuda", data, ("sprinkled",), SPECIAL_DIVISORS)
 
@@ -206,8 +206,8 @@ def check_forward(device, data, values, divisors):
 
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
-def test_exact_sums_on_the_cpu(case):
-    """On a CPU torch computes the product, so results have the reference's bits.
+def test_results_on_a_cpu_have_the_references_bits(case):
+    """On a CPU torch computes the product.
 
     This includes infinities, NaN and any divisor. Operands are integers because the address of a
     tensor may decide in which order a library sums. Batches are dense: for those with gaps torch
@@ -221,7 +221,7 @@ def test_exact_sums_on_the_cpu(case):
         for module in (ours, reference):
             module.linear.weight = nn.Parameter(module.linear.weight.detach().contiguous())
     with torch.no_grad():
-        assert_same(ours(x), reference(x))
+        assert_same_outcome(ours(x), reference(x))
 
 
 def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
@@ -279,8 +279,8 @@ def error_of_z(dtype, setting):
 
 
 @given(st.data())
-def test_gradients(device, data):
-    """The gradients, and the second gradient, are as accurate as the reference's.
+def test_gradients_are_as_accurate_as_the_references(device, data):
+    """This holds for first gradients and the second one.
 
     The sign of a z near 0 depends on rounding, and with it whether ReLU passes the gradient. There
     the output's gradient is set to 0 so that the first gradients do not depend on it.
@@ -322,8 +322,8 @@ def test_gradients(device, data):
 
 
 @given(st.data())
-def test_any_of_the_gradients(device, data):
-    """Only the wanted gradients are computed. Every sum is exact, so they equal the reference's."""
+def test_only_the_wanted_gradients_are_computed(device, data):
+    """Every sum is exact, so they equal the reference's."""
     case = data.draw(operands(device, ("integers",), EXACT, (torch.float32, torch.float64)))
     wanted = data.draw(st.sets(st.sampled_from(["x", "weight", "bias"])))
     n = case.weight.layout.shape[0]
@@ -343,7 +343,7 @@ def test_any_of_the_gradients(device, data):
     for got, want in zip(*results, strict=True):
         assert (got is None) == (want is None)
         if want is not None:  # autograd may change the strides of gradients
-            assert_same(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
+            assert_same_outcome(got.clone(memory_format=DENSE), want.clone(memory_format=DENSE))
 
 
 @st.composite
@@ -364,4 +364,4 @@ def test_misfits_give_torchs_error_or_result(device, operands):
         module.linear.weight = weight
         module.linear.bias = bias
         results.append(outcome(module, x))
-    assert_same(*results)
+    assert_same_outcome(*results)

@@ -1,13 +1,20 @@
 """ReLU of random tensors is torch's: hypothesis draws the layouts, dtypes and values."""
 
-import properties
 import torch
-from compare import BITS, checked_call, outcome, relu_by_definition
-from properties import MAX_ELEMENTS, TensorDescription, assert_same, given, settings, st
-from tensors import DTYPES, FLOATING, step
 
 from model import Model
 from model_new import ModelNew
+from tests.support import properties
+from tests.support.compare import BITS, checked_call, outcome, relu_by_definition
+from tests.support.properties import (
+    MAX_ELEMENTS,
+    TensorDescription,
+    assert_same_outcome,
+    given,
+    settings,
+    st,
+)
+from tests.support.tensors import DTYPES, FLOATING, step
 
 DTYPES = tuple(DTYPES)
 FLOATING = tuple(FLOATING)
@@ -25,22 +32,22 @@ def check_forward(x):
     """
     got = checked_call(lambda: ModelNew()(x), [x], x.nbytes)
     want = Model()(x)
-    assert_same(got, want)
+    assert_same_outcome(got, want)
     got, *allowed = (t.view(BITS[x.element_size()]) for t in (got, want, relu_by_definition(x)))
     assert any(torch.equal(got, bits) for bits in allowed)
 
 
 @given(properties.tensors(DTYPES, VALUES), st.sampled_from(MODES))
-def test_forward(device, x, mode):
-    """Results are torch's for any layout, dtype and values, and in every grad mode."""
+def test_results_are_torchs(device, x, mode):
+    """This holds for any layout, dtype and values, and in every grad mode."""
     with mode():
         check_forward(x.make(device))
 
 
 @FEW
 @given(properties.tensors(DTYPES, VALUES, **properties.LARGE))
-def test_forward_of_large_tensors(device, x):
-    """Results are torch's also where several threads compute them."""
+def test_results_of_large_tensors_are_torchs(device, x):
+    """Several threads compute these."""
     check_forward(x.make(device))
 
 
@@ -57,19 +64,19 @@ def check_gradients(x, grad_output):
     pair = x, grad_output
     results = checked_call(lambda: step(ModelNew(), *pair, direction=grad_output), pair, x.nbytes)
     for got, want in zip(results, step(Model(), *pair, direction=grad_output), strict=True):
-        assert_same(got, want)
+        assert_same_outcome(got, want)
 
 
 @given(differentiated())
-def test_gradients(device, pair):
-    """First and second gradients are torch's for any layouts and values."""
+def test_gradients_are_torchs(device, pair):
+    """This holds for first and second gradients, for any layouts and values."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @FEW
 @given(differentiated(**properties.LARGE))
-def test_gradients_of_large_tensors(device, pair):
-    """Gradients are torch's also where several threads compute them."""
+def test_gradients_of_large_tensors_are_torchs(device, pair):
+    """Several threads compute these."""
     check_gradients(*(x.make(device) for x in pair))
 
 
@@ -77,4 +84,4 @@ def test_gradients_of_large_tensors(device, pair):
 def test_other_dtypes_give_torchs_error_or_result(device, layout, dtype):
     """The error depends on torch: from 2.15 on, its CPU supports uint16, uint32 and uint64."""
     x = TensorDescription(layout, torch.int64, "integers", 0).make(device).to(dtype)
-    assert_same(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))
+    assert_same_outcome(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))

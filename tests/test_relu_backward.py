@@ -5,15 +5,15 @@ from math import prod
 
 import pytest
 import torch
-from compare import assert_same_bits, checked_call, unpack_mask
-from sanitized import ONE_OF_A_WIDTH
-from tensors import FLOATING, draw, step, views
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from model import Model
 from model_new import ModelNew
 from problems.elementwise import special_values
+from tests.support.compare import assert_same_bits, checked_call, unpack_mask
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
+from tests.support.tensors import FLOATING, draw, step, views
 
 
 def assert_same_gradient(x, grad_output):
@@ -25,8 +25,8 @@ def assert_same_gradient(x, grad_output):
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_sizes(device, dtype):
-    """Gradients are torch's for any size, also for an expanded gradient of the output."""
+def test_gradients_are_torchs_for_any_size(device, dtype):
+    """The output's gradient may also be an expanded value."""
     for size in [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 127, 128, 129, 1000, 4097, 70001, 300007]:
         x = draw((size,), dtype, device)
         assert_same_gradient(x, draw((size,), dtype, device))
@@ -36,11 +36,8 @@ def test_sizes(device, dtype):
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_layouts(device, dtype):
-    """Gradients are torch's for any layouts of x and of the output's gradient.
-
-    For each x, the output's gradient is dense, expanded, with gaps, misaligned or permuted.
-    """
+def test_gradients_are_torchs_for_any_layout(device, dtype):
+    """For each x, the output's gradient is dense, expanded, with gaps, misaligned or permuted."""
     for name, x in views(dtype, device):
         print(name, tuple(x.shape), x.stride())  # pytest shows it if the test fails
         assert_same_gradient(x, draw(x.shape, dtype, device))
@@ -70,16 +67,15 @@ def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
         assert_same_gradient(x, grad_output.as_strided(shape, grad_stride))
 
 
-def test_several_threads_and_huge_pages(three_threads):
-    """Gradients are torch's where several threads write to large outputs."""
+def test_large_gradients_of_several_threads_are_torchs(three_threads):
     x, grad_output = (draw((3, 3_000_011), torch.float32) for _ in range(2))
     assert_same_gradient(x, grad_output)
     assert_same_gradient(x.t(), grad_output.t())
 
 
 @pytest.mark.gpu
-def test_more_than_2_to_the_31_elements():
-    """Gradients are torch's where an index does not fit into 32 bits."""
+def test_gradients_of_more_than_2_to_the_31_elements_are_torchs():
+    """An index does not fit into 32 bits there."""
     if torch.cuda.mem_get_info()[0] < 50 << 30:
         pytest.skip("needs 50 GiB of GPU memory")
     n = 2**31 + 12345
@@ -96,8 +92,8 @@ def test_more_than_2_to_the_31_elements():
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_special_values(device, dtype):
-    """Gradients are torch's for each pair of special values of x and of the output's gradient."""
+def test_gradients_of_special_values_are_torchs(device, dtype):
+    """Each special value of x meets each one of the output's gradient."""
     values = special_values(dtype).to(device)
     x, grad_output = torch.meshgrid(values, values, indexing="ij")
     for repeat in (1, 9):
@@ -166,8 +162,8 @@ def test_second_gradients_by_x_are_zeros(device, inplace):
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.transpose(0, 1), lambda x: x[:, ::2]])
-def test_gradcheck(device, make):
-    """First and second gradients agree with finite differences, also batched and forward-mode."""
+def test_gradients_agree_with_finite_differences(device, make):
+    """This holds for first and second gradients, also batched and forward-mode."""
     x = torch.randn(5, 4, 3, dtype=torch.float64, device=device)
     x = torch.where(x.abs() < 0.1, x.sign(), x).requires_grad_()  # away from the kink
     checks = {"check_batched_grad": True, "check_forward_ad": True}
@@ -176,8 +172,8 @@ def test_gradcheck(device, make):
     assert gradgradcheck(lambda x: ModelNew()(make(x)), x, **checks)
 
 
-def test_opinfo_samples_with_gradients(device):
-    """Gradients are torch's for the samples with which torch tests its ReLU."""
+def test_gradients_of_torchs_own_samples_of_relu_are_torchs(device):
+    """These are the samples with which torch tests its own ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 

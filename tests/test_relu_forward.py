@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compare import (
+from torch import nn
+
+from model_new import ModelNew
+from problems.elementwise import special_values
+from tests.support.compare import (
     BITS,
     assert_is_relu,
     assert_same_bits,
@@ -19,21 +23,17 @@ from compare import (
     raw_bits,
     relu_by_definition,
 )
-from processes import printed
-from sanitized import ONE_OF_A_WIDTH
-from tensors import DTYPES, FLOATING, draw, views
-from torch import nn
-
-from model_new import ModelNew
-from problems.elementwise import special_values
+from tests.support.processes import printed
+from tests.support.sanitize_markers import ONE_OF_A_WIDTH
+from tests.support.tensors import DTYPES, FLOATING, draw, views
 
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]
 
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sizes_and_layouts(device, dtype):
-    """Results are torch.relu's for any size and layout, and x does not change."""
+def test_results_are_torchs_for_any_size_and_layout(device, dtype):
+    """In each case x does not change."""
     cases = [(str(size), draw((size,), dtype, device)) for size in SIZES]
     for name, x in [*cases, *views(dtype, device)]:
         print(name, tuple(x.shape), x.stride())  # pytest shows it if the test fails
@@ -44,8 +44,8 @@ def test_sizes_and_layouts(device, dtype):
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_special_values(device, dtype):
-    """Results are right for NaN, infinities, zeros, subnormals and the ends of integers."""
+def test_special_values_are_right(device, dtype):
+    """These are NaN, infinities, zeros, subnormals and the ends of integers."""
     values = special_values(dtype).to(device)
     for repeat in (1, 40):  # too short for vectors, and long enough
         x = values.repeat(repeat)
@@ -116,16 +116,15 @@ def test_subnormals_are_not_flushed(device, dtype):
 
 @pytest.mark.all_patterns
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_all_16_bit_patterns(device, dtype):
-    """Results are right for every value of the half types."""
+def test_every_bit_pattern_of_half_types_is_right(device, dtype):
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).to(device)
     x = patterns.view(dtype)
     assert_is_relu(ModelNew()(x), x)
 
 
 @pytest.mark.all_patterns
-def test_float32_patterns(device):
-    """Results are right for every bit pattern on a GPU, and for every 641st on a CPU."""
+def test_bit_patterns_of_float32_are_right(device):
+    """On a GPU all of them are tested, and on a CPU every 641st."""
     model = ModelNew()
     step = 1 if device == "cuda" else 641
     for start in range(-(2**31), 2**31, 2**28):
@@ -140,8 +139,8 @@ def test_float32_patterns(device):
 
 
 @pytest.mark.slow
-def test_several_threads_and_huge_pages(three_threads):
-    """Results are right in outputs of more than 32 MiB, where two threads write to one page."""
+def test_large_outputs_of_several_threads_are_right(three_threads):
+    """In outputs of more than 32 MiB, two threads write to one page."""
     x = draw((3, 12_500_003), torch.float32)
     for view in (x, x.t(), x[:, ::2]):
         assert_is_relu(ModelNew()(view), view)
@@ -197,8 +196,8 @@ def test_large_outputs_can_be_resized_shared_and_profiled():
 
 
 @pytest.mark.gpu
-def test_more_than_2_to_the_31_elements():
-    """Results are right where an index does not fit into 32 bits."""
+def test_more_than_2_to_the_31_elements_are_right():
+    """An index does not fit into 32 bits there."""
     x = torch.empty(2**31 + 12345, dtype=torch.float16, device="cuda")
     for part in x.split(2**28):
         part.copy_(draw((part.numel(),), torch.int8, "cuda"))
@@ -222,7 +221,7 @@ def test_all_work_is_on_the_current_stream():
 
 
 @pytest.mark.gpu
-def test_x_on_a_device_that_is_not_current():
+def test_x_may_be_on_a_device_that_is_not_current():
     """The result is right, and the current device stays current."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
@@ -257,8 +256,8 @@ def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
         assert got == want
 
 
-def test_opinfo_samples(device):
-    """Results are right for the samples with which torch tests its own ReLU."""
+def test_torchs_own_samples_of_relu_are_right(device):
+    """These are the samples with which torch tests its own ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
@@ -285,8 +284,8 @@ def test_cuda_tensors_raise_if_the_build_has_no_cuda_kernels(tmp_path):
     assert "built without CUDA" in printed(code, tmp_path, TORCH_CUDA_ARCH_LIST=None)
 
 
-def test_in_place(device):
-    """`ModelNew(inplace=True)` overwrites x and returns it, as torch's op does."""
+def test_in_place_overwrites_x_and_returns_it(device):
+    """This is `ModelNew(inplace=True)`; torch's op does the same."""
     assert f"{ModelNew()} {ModelNew(inplace=True)}" == "ModelNew() ModelNew(inplace=True)"
     x = draw((7, 9), torch.float32, device)[:, ::2]
     want = relu_by_definition(x)

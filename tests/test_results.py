@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import DTYPES, check_shape, document, record, timings
 
 import referee
 import run
@@ -26,6 +25,8 @@ from referee.report import comparison, graded_files, markdown, tables
 from referee.times import timing
 from referee.verdict import NotCorrectError, Run
 from referee.words import CORRECT, ERROR, LEFT_OUT
+from tests.support.made_up_results import DTYPES, document, record, timings
+from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
@@ -33,9 +34,9 @@ OPTIONS = ["--device", "cpu", "--trials", "3"]
 
 
 @pytest.fixture
-def quick(monkeypatch, place, small):
+def quick(monkeypatch, place_solution, small_problems):
     """Make runs quick: torch's modules are the solutions, cases are few, and sweeps are small."""
-    place("ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())")
+    place_solution("ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())")
     for kind in (relu.ReluProblem, linear.LinearReluDivideProblem):
         monkeypatch.setattr(kind, "cases", lambda self, seed: ())
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
@@ -303,7 +304,9 @@ def test_a_sweep_times_every_size_and_writes_and_draws_it(quick, tmp_path, capsy
     assert not picture.exists() or "<!-- relu float16 -->" in picture.read_text()
 
 
-def test_sizes_of_a_sweep_may_be_left_out_or_wrong(quick, place, monkeypatch, tmp_path, capsys):
+def test_sizes_of_a_sweep_may_be_left_out_or_wrong(
+    quick, place_solution, monkeypatch, tmp_path, capsys
+):
     """They do not fit into memory, their result is wrong, or the time of the sweep is over."""
     path = tmp_path / "sweep.json"
     options = ["relu", "--sweep", *OPTIONS, "--dtype", "float32", "--json", str(path)]
@@ -312,7 +315,7 @@ def test_sizes_of_a_sweep_may_be_left_out_or_wrong(quick, place, monkeypatch, tm
     assert [r["verdict"] for r in check_shape(path.read_text())] == [CORRECT, LEFT_OUT, LEFT_OUT]
     assert "[4, 1024] float32               left out: needs 0.0 GiB" in capsys.readouterr().out
     monkeypatch.setattr(sweep, "free_bytes", lambda device: 1 << 40)
-    place("class ModelNew(model.Model):\n    def forward(self, x):\n        return 0 * x")
+    place_solution("class ModelNew(model.Model):\n    def forward(self, x):\n        return 0 * x")
     assert run.main(options) == 1
     assert "[1, 1024] float32               wrong: returns zeros: [1" in capsys.readouterr().out
     monkeypatch.setattr(sweep, "SWEEP_SECONDS", {"cpu": 0.0})
@@ -333,7 +336,7 @@ def test_the_roofline_is_the_time_of_memory_or_that_of_the_highest_rate():
 
 
 @pytest.mark.gpu
-def test_sweep_on_a_gpu(tmp_path):
+def test_a_sweep_on_a_gpu_is_right_and_stays_below_the_roofline(tmp_path):
     """All sizes that fit are right, and no call beats the roofline by more than the margin."""
     path = tmp_path / "sweep.json"
     assert run.main(["--sweep", "--json", str(path)]) == 0

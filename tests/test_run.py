@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command_line import interrupted, run_it, said, start
-from documents import check_shape
-from processes import ROOT, copy_project, python
 
 import run
 from problems import elementwise
 from referee.program import command as grading_command
 from referee.project import command as project_command
+from tests.support.command_line import interrupt_after, messages, run_to_end, start
+from tests.support.processes import ROOT, copy_project, python
+from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
@@ -100,9 +100,10 @@ def test_bad_input_is_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
-    forward, word, reason, place, small, capsys, tmp_path
+    forward, word, reason, place_solution, small_problems, capsys, tmp_path
 ):
-    place(f"{RELU}{forward}\n\n\n__getattr__ = None")  # another problem's class is not asked for
+    # The class of the other problem is not asked for.
+    place_solution(f"{RELU}{forward}\n\n\n__getattr__ = None")
     path = tmp_path / "result.json"
     assert run.main(["relu", *CPU, "--json", str(path)]) == 1
     output = capsys.readouterr().out
@@ -121,18 +122,21 @@ def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
         ("raise SystemExit(3)", "SystemExit: 3, line 6"),
     ],
 )
-def test_a_failed_import_is_told(text, reason, place, small, capsys):
-    place(text)
+def test_a_failed_import_is_told(text, reason, place_solution, small_problems, capsys):
+    place_solution(text)
     assert run.main(["relu", *CPU]) == 1
     output = capsys.readouterr()
-    assert (output.out, said(output.err)) == ("", [f"the solution cannot be imported: {reason}"])
+    assert (output.out, messages(output.err)) == (
+        "",
+        [f"the solution cannot be imported: {reason}"],
+    )
 
 
 def why_not_imported(**options) -> str:
     """Run `run.py`, whose solution cannot be imported, and return the message."""
-    done = run_it("relu", *CPU, **options)
+    done = run_to_end("relu", *CPU, **options)
     assert (done.returncode, done.stdout) == (1, "")
-    [line] = said(done.stderr)
+    [line] = messages(done.stderr)
     assert line.startswith("the solution cannot be imported: ")
     return line
 
@@ -147,7 +151,7 @@ def test_a_missing_torch_gives_the_command_that_installs_it():
     line = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "--help"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    [message] = said(done.stderr)
+    [message] = messages(done.stderr)
     assert message.startswith("torch is not installed: pip install torch ninja")
 
 
@@ -178,7 +182,7 @@ def test_a_user_without_home_can_run_it():
     user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}"]
     unset = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"))
     before = [*user, f"--ambient-caps={rights}"]
-    done = run_it("relu", *CPU, before=before, cwd="/", **unset)
+    done = run_to_end("relu", *CPU, before=before, cwd="/", **unset)
     assert done.returncode == 0, done.stderr
     assert "relu: cpu" in done.stdout
 
@@ -191,12 +195,12 @@ def test_a_bundle_is_written_or_the_error_is_told(monkeypatch, capsys, tmp_path)
     assert path.read_text() == "# relu\n"
     assert capsys.readouterr().out.count("\n") == 1
     assert run.main(["relu", "--bundle", "/dev/full"]) == 1
-    assert said(capsys.readouterr().err) == [f"cannot write /dev/full: {FULL}"]
+    assert messages(capsys.readouterr().err) == [f"cannot write /dev/full: {FULL}"]
 
 
 def test_a_path_that_stdout_cannot_print_is_escaped(tmp_path):
     path = tmp_path / "é\udcff.py"
-    done = run_it("relu", "--bundle", str(path), PYTHONIOENCODING="ascii", LC_ALL="C")
+    done = run_to_end("relu", "--bundle", str(path), PYTHONIOENCODING="ascii", LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\xe9" in done.stdout or "\\udcc3" in done.stdout
     assert path.exists()
@@ -209,7 +213,7 @@ def test_a_stdout_that_takes_nothing_gives_one_line(options, unbuffered):
     reader, pipe = os.pipe()
     os.close(reader)
     for number, out in ((errno.ENOSPC, os.open("/dev/full", os.O_WRONLY)), (errno.EPIPE, pipe)):
-        done = run_it(*options, out=out, PYTHONUNBUFFERED=unbuffered)
+        done = run_to_end(*options, out=out, PYTHONUNBUFFERED=unbuffered)
         os.close(out)
         message = f"run.py: cannot write to stdout: {os.strerror(number)}\n"
         assert (done.returncode, done.stderr) == (1, message)
@@ -229,8 +233,8 @@ def test_missing_streams_change_no_exit_status(streams, options, status):
 @pytest.mark.slow
 def test_an_interrupt_ends_it_at_any_time_in_one_line(tmp_path):
     """The program may be importing torch, or waiting for a compiler."""
-    interrupted(" torch._C\n", *CPU, flags=["-X", "importtime"])
-    interrupted("building the kernels", *CPU, wait=2.0, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    interrupt_after(" torch._C\n", *CPU, flags=["-X", "importtime"])
+    interrupt_after("building the kernels", *CPU, wait=2.0, TORCH_EXTENSIONS_DIR=str(tmp_path))
 
 
 @pytest.mark.slow
@@ -239,10 +243,10 @@ def test_interrupts_keep_what_was_measured(moment, tmp_path):
     path = tmp_path / "result.json"
     options = ["relu", "--device", "cpu", "--json", str(path)]
     if moment == "sweep":
-        interrupted("[4, 1024] ", *options, "--sweep")
+        interrupt_after("[4, 1024] ", *options, "--sweep")
     else:
         options += ["--rows", "4", "--trials", "100000"]
-        output = interrupted("timing the forward round", *options, wait=1.0)
+        output = interrupt_after("timing the forward round", *options, wait=1.0)
         assert "torch.relu (again)" in output
     first, *_ = check_shape(path.read_text())
     assert json.loads(path.read_text())["complete"] is False
@@ -266,7 +270,7 @@ def test_our_relu_passes_from_end_to_end(optimize, tmp_path):
     """At level 2 of its optimizations, Python drops assertions and docstrings."""
     options = ["relu", "--device", "cpu", "--rows", "1", "--trials", "3", "--json", "result.json"]
     (tmp_path / "random.py").write_text('raise ImportError("not Python\'s own")')
-    done = run_it(*options, cwd=tmp_path, PYTHONOPTIMIZE=optimize)
+    done = run_to_end(*options, cwd=tmp_path, PYTHONOPTIMIZE=optimize)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "building the kernels" in done.stderr
     assert "NumPy" not in done.stderr
@@ -288,8 +292,8 @@ BOTH_OPTIONS = ["--device", "cpu", "--rows", "5", "--trials", "2"]
 
 
 @pytest.mark.slow
-def test_both_problems_are_compared_and_timed(place, small, capsys, tmp_path):
-    place(BOTH)
+def test_both_problems_are_compared_and_timed(place_solution, small_problems, capsys, tmp_path):
+    place_solution(BOTH)
     path = tmp_path / "result.json"
     assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 0
     output = capsys.readouterr().out
@@ -310,10 +314,12 @@ def test_both_problems_are_compared_and_timed(place, small, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, capsys, tmp_path):
+def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(
+    place_solution, small_problems, capsys, tmp_path
+):
     wrong = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
     wrong = f"class Wrong(model.LinearReluDivide):\n    def forward(self, x):\n        {wrong}\n"
-    place(f"{wrong}\n\n{BOTH}\nLinearReluDivideNew = Wrong")
+    place_solution(f"{wrong}\n\n{BOTH}\nLinearReluDivideNew = Wrong")
     path = tmp_path / "result.json"
     assert run.main([*BOTH_OPTIONS, "--json", str(path)]) == 1
     assert "WRONG  leaves out the bias: " in capsys.readouterr().out
@@ -321,9 +327,11 @@ def test_a_wrong_solution_of_one_problem_leaves_the_other_correct(place, small, 
     assert verdicts == [("correct", 0), ("wrong", 0)]
 
 
-def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, capsys, tmp_path):
+def test_the_quick_check_says_what_it_leaves_out(
+    place_solution, small_problems, monkeypatch, capsys, tmp_path
+):
     """It prints about how long it takes, and what only --full does."""
-    place("LinearReluDivideNew = model.LinearReluDivide")
+    place_solution("LinearReluDivideNew = model.LinearReluDivide")
     monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(grading_command, "FULL_CPU_SECONDS", 0.1)
     monkeypatch.setattr(project_command, "QUICK_PARAMETERS", 0)
@@ -333,7 +341,7 @@ def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, caps
     for more, is_quick in (([], True), (["--full"], False)):
         assert run.main([*options, *more]) == 0
         output = capsys.readouterr()
-        begins = said(output.err)
+        begins = messages(output.err)
         assert bool(begins) == is_quick
         if is_quick:
             assert begins[0].startswith("a quick check of linear_relu_divide: about 17 s, ")
@@ -345,8 +353,8 @@ def test_the_quick_check_says_what_it_leaves_out(place, small, monkeypatch, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_linear_is_compared_in_other_dtypes(dtype, place, small, capsys):
-    place("ModelNew = model.LinearReluDivide")
+def test_linear_is_compared_in_other_dtypes(dtype, place_solution, small_problems, capsys):
+    place_solution("ModelNew = model.LinearReluDivide")
     assert run.main(["linear_relu_divide", *CPU, "--dtype", dtype]) == 0
     output = capsys.readouterr().out
     assert f"[1, 96] {dtype}" in output
@@ -354,9 +362,9 @@ def test_linear_is_compared_in_other_dtypes(dtype, place, small, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_integer_dtypes_are_those_of_torchs_relu(dtype, place, small, capsys):
+def test_integer_dtypes_are_those_of_torchs_relu(dtype, place_solution, small_problems, capsys):
     """Newer versions of torch support more of these dtypes; others are refused."""
-    place("ModelNew = model.Model")
+    place_solution("ModelNew = model.Model")
     if dtype in elementwise.dtypes_of_relu(torch.device("cpu")):
         assert run.main(["relu", *CPU, "--dtype", dtype]) == 0
         assert f"[1, 131072] {dtype}\n" in capsys.readouterr().out
@@ -365,16 +373,16 @@ def test_integer_dtypes_are_those_of_torchs_relu(dtype, place, small, capsys):
         run.main(["relu", *CPU, "--dtype", dtype])
     assert stopped.value.code == 2
     message = f"torch.relu of torch {torch.__version__} does not take torch.{dtype} on cpu"
-    assert said(capsys.readouterr().err) == [message]
+    assert messages(capsys.readouterr().err) == [message]
 
 
-def test_the_output_says_why_there_is_no_gpu(monkeypatch, place, small, capsys):
+def test_the_output_says_why_there_is_no_gpu(monkeypatch, place_solution, small_problems, capsys):
     def init() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system. Please check that")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
-    place(f"{RELU}x")
+    place_solution(f"{RELU}x")
     reason = "torch.cuda.is_available() is false (Found no NVIDIA driver on your system)"
     for is_built, why in ((True, reason), (False, "torch is a CPU build")):
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda is_built=is_built: is_built)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensors import DTYPES, FLOATING, draw, linear_modules, step
 
 from model import Model
 from model_new import ModelNew
 from referee.comparison.compare import first_mismatch
+from tests.support.tensors import DTYPES, FLOATING, draw, linear_modules, step
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,8 @@
-"""Files graded by `run.py --solution`: cheats are named, honest ones pass, hostile ones end.
+"""Solutions of the two problems, graded by `run.py --solution`: cheats, honest and hostile files.
 
-KERNELS_GRADING_RUNS=10 grades every clean file that often, and again beside two busy loops.
+The cheats are in `support/cheats.py`, the honest files in `support/honest.py` and `solutions/`, and
+the hostile ones below. With KERNELS_GRADING_RUNS=10 every honest file is graded ten times more, and
+ten times beside two busy loops.
 """
 
 import fcntl
@@ -11,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from cheats import LINEAR, ON_GPU, RELU
-from command_line import interrupted
-from grading import ONLY, PLAIN, grade
-from honest import HONEST, SOLUTIONS
-from texts import error, module, wrong
 
 from referee.contestants import memory
+from referee.tests.texts import error, module, wrong
+from tests.support.cheats import LINEAR, ON_GPU, RELU
+from tests.support.command_line import interrupt_after
+from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
+from tests.support.honest import HONEST, PLAIN, SOLUTIONS
 
-pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
-RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many beside busy loops
+pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
+RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))
 
 
 @pytest.mark.parametrize(
@@ -28,34 +30,38 @@ RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))  # alone, and as many be
     [("relu", RELU), ("linear_relu_divide", LINEAR), ("relu", ON_GPU)],
     ids=["relu", "linear", "on a gpu"],
 )
-def test_cheats_are_wrong(problem, table, device, tmp_path, small):
+def test_cheats_get_their_verdicts(problem, table, device, tmp_path, small_problems):
     rows = []
     if table is ON_GPU:
         if device == "cpu":
             pytest.skip("they need a GPU")
         rows = ["--rows", "1024"]  # so that work on another stream outlasts the timed call
-    grade(problem, table, tmp_path, *rows, device=device)
+    grade_with_run_py(problem, table, tmp_path, *rows, device=device)
 
 
-# The names of all honest files: texts of HONEST, and files of tests/solutions. By device for ReLU.
-ANYWHERE = ["clean_plain", "clean_compiled", "clean_inductor", "clean_scripted"]
+# The names of the honest files: texts of HONEST, and files of tests/solutions.
+ANY_DEVICE = ["honest_plain", "honest_compiled", "honest_inductor", "honest_scripted"]
 REPAIRS = ["repair_1_float4_grid_stride", "repair_2_one_element", "repair_4_index_scaled_once"]
-CLEAN_RELU = {
-    "cpu": [*ANYWHERE, "clean_scalar", "clean_ctypes", "clean_unusual", "ours"],
-    "cuda": [*ANYWHERE, "clean_triton", *REPAIRS, "ours"],
+HONEST_RELU = {
+    "cpu": [*ANY_DEVICE, "honest_scalar", "honest_ctypes", "honest_unusual", "ours"],
+    "cuda": [*ANY_DEVICE, "honest_triton", *REPAIRS, "ours"],
 }
-CLEAN_LINEAR = ["clean_plain_linear", "clean_other_names", "ours"]
+HONEST_LINEAR = ["honest_plain_linear", "honest_other_names", "ours"]
 ACCURACY = {"relu": "exact", "linear_relu_divide": "float32-grade"}
 
 
-def grade_clean(device: str, problem: str, folder: Path, some: bool = False) -> dict[str, dict]:
-    """Grade the honest files of a problem, or some of them; they must be correct."""
-    names = CLEAN_RELU[device] if problem == "relu" else CLEAN_LINEAR
-    if some and not RUNS:
-        names = [name for name in names if name.startswith("clean_plain") or name == "ours"]
+def grade_honest(
+    device: str, problem: str, folder: Path, is_quick: bool = False
+) -> dict[str, dict]:
+    """Grade a problem's honest files, which must be correct; if `is_quick`, two of them."""
+    names = HONEST_RELU[device] if problem == "relu" else HONEST_LINEAR
+    if is_quick:
+        names = [names[0], "ours"]
     files = {name: HONEST.get(name, SOLUTIONS / f"{name}.py") for name in names}
     table = {name: (text, "correct", ACCURACY[problem]) for name, text in files.items()}
-    return grade(problem, table, folder, "--trials", "5", "--timeout", "600", device=device)
+    return grade_with_run_py(
+        problem, table, folder, "--trials", "5", "--timeout", "600", device=device
+    )
 
 
 @pytest.fixture
@@ -69,25 +75,28 @@ def busy_loops():
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files_are_correct(device, problem, tmp_path, capsys, small):
-    records = grade_clean(device, problem, tmp_path)
+def test_honest_files_are_correct(device, problem, tmp_path, capsys, small_problems):
+    records = grade_honest(device, problem, tmp_path)
     output = capsys.readouterr().out
     assert "fast_1 " in output
-    assert "clean_plain" in output.splitlines()[1]
+    assert "honest_plain" in output.splitlines()[1]
     if problem == "relu":
-        assert "clean_plain.py: correct (exact; " in output
-        assert device == "cuda" or "float64" in records["clean_scalar"]["refused"]
+        assert "honest_plain.py: correct (exact; " in output
+        assert device == "cuda" or "float64" in records["honest_scalar"]["refused"]
     for _ in range(RUNS):
-        grade_clean(device, problem, tmp_path)
+        grade_honest(device, problem, tmp_path)
 
 
 @pytest.mark.parametrize("problem", ACCURACY)
-def test_honest_files_are_correct_beside_busy_loops(device, problem, tmp_path, small, busy_loops):
+def test_honest_files_are_correct_beside_busy_loops(
+    device, problem, tmp_path, small_problems, busy_loops
+):
     for _ in range(max(RUNS, 1)):
-        grade_clean(device, problem, tmp_path, some=True)
+        grade_honest(device, problem, tmp_path, is_quick=not RUNS)
 
 
-SIGNALS = """
+# Kills the referee's other processes.
+KILLS = """
 import os, signal, time
 
 for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -96,7 +105,7 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
         os.kill(int(name), signal.SIGKILL)
 time.sleep(0.5)  # until it has ended
 """
-STOPS = SIGNALS.replace("SIGKILL", "SIGSTOP")
+STOPS = KILLS.replace("SIGKILL", "SIGSTOP")
 # Each process holds a lock as long as it lives. The tests cannot use its id, which is valid only in
 # its own namespace.
 FORKS = """
@@ -159,7 +168,7 @@ HOSTILE = {
     "flood": error(FLOOD, "exits with status 4"),
     "truncates": (TRUNCATES + PLAIN, "correct|error", ""),
     "no encoding é": error("x = '\xff\xfe'\n", "SyntaxError: "),
-    "ends others": (SIGNALS + PLAIN, "correct|error", ""),
+    "ends others": (KILLS + PLAIN, "correct|error", ""),
     "stops others": (STOPS + PLAIN, "correct", ""),
     "stops others and ends": error(STOPS + "os._exit(5)", "exits with status 5"),
     "compiler": error(BROKEN, " was not declared"),
@@ -176,8 +185,8 @@ HOSTILE = {
 def test_hostile_files_get_their_verdicts(tmp_path, monkeypatch, capfd):
     """Each gets its verdict and reason, prints nothing of its own, and leaves no process behind."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    grade("relu", ENDLESS, tmp_path, "--rows", "1", "--timeout", "3")
-    grade("relu", HOSTILE, tmp_path, "--rows", "1", "--timeout", "6")
+    grade_with_run_py("relu", ENDLESS, tmp_path, "--rows", "1", "--timeout", "3")
+    grade_with_run_py("relu", HOSTILE, tmp_path, "--rows", "1", "--timeout", "6")
     output, progress = capfd.readouterr()
     assert "Traceback" not in output + progress
     assert "\x1b" not in output
@@ -200,7 +209,7 @@ def test_an_interrupt_ends_the_solution(tmp_path):
         "time.sleep(600)",
     )
     file.write_text("\n".join(lines))
-    interrupted("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
+    interrupt_after("importing", "relu", "--rows", "1", "--solution", str(file), wait=2.0)
     assert held.read_text() == "sleeps"
     assert_released(held)
 

@@ -10,26 +10,35 @@ import math
 from dataclasses import replace
 from functools import partial
 
-import promises
 import pytest
-import split_twin as twin
 import torch
-from adversary import hunt
-from compare import assert_same_bits
-from compositions import operands
-from named_operands import CASES, draw_case
-from promises import (
+
+from problems.operands import INF, NAN
+from tests.support import promises
+from tests.support import split_twin as twin
+from tests.support.adversary import hunt
+from tests.support.compare import assert_same_bits
+from tests.support.compositions import operands
+from tests.support.named_operands import CASES, draw_case
+from tests.support.promises import (
     FEW_TERMS_ERROR,
+    FP16X3_SLACK,
     ONE_PRODUCT_SLACK,
-    SLACK,
     Reference,
     bound_ratio,
     broken_promises,
 )
-from split_twin import KERNELS, ONE_PRODUCT, SM80, SM80_ON_HOPPER, SM90, cublas, linear, product
-from tensors import slow
-
-from problems.operands import INF, NAN
+from tests.support.split_twin import (
+    KERNELS,
+    ONE_PRODUCT,
+    SM80,
+    SM80_ON_HOPPER,
+    SM90,
+    cublas,
+    linear,
+    product,
+)
+from tests.support.tensors import slow
 
 EACH_KERNEL = pytest.mark.parametrize(
     "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get
@@ -56,7 +65,7 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
     reference = Reference(x, weight, bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
     torchs = cublas(x, weight, bias, DIVISOR)
-    broken = broken_promises(out, torchs, reference, SLACK, allowance)
+    broken = broken_promises(out, torchs, reference, FP16X3_SLACK, allowance)
     if not bound_ratio(out, reference).max() <= 1:
         broken.append("the bound")
     return broken
@@ -397,5 +406,5 @@ def test_broken_promises_allows_larger_errors_of_few_terms(reference_and_result)
     reference, torchs = reference_and_result
     for units, count in ((5, 0), (20, 3), (70, 3)):
         out = (reference.out + units * UNIT * reference.magnitude).float()
-        assert len(broken_promises(out, torchs, reference, SLACK, FEW_TERMS_ERROR)) == count
+        assert len(broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR)) == count
         assert (bound_ratio(out, reference).max() > 1) == (units == 70)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import split_twin as twin
 import torch
-from compare import assert_same_bits
-from split_twin import SM80, SM80_ON_HOPPER, SM90, linear, product
-from tensors import linear_path
 
 from model_new import LinearReluDivideNew
 from problems.operands import draw_case
+from tests.support import split_twin as twin
+from tests.support.compare import assert_same_bits
+from tests.support.split_twin import SM80, SM80_ON_HOPPER, SM90, linear, product
+from tests.support.tensors import linear_path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIVISOR = 2.0

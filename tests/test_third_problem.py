@@ -1,6 +1,7 @@
 """A third problem needs the files of `tests/third_problem`, and nothing else.
 
-Its Python files are appended to those of the project.
+The test adds them to a copy of the project: the folder `kernels/` as it is, and the Python files at
+the end of the files that EXTENDED names.
 """
 
 import json
@@ -9,13 +10,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import run_it
-from processes import ROOT, copy_project
+
+from tests.support.command_line import run_to_end
+from tests.support.processes import ROOT, copy_project
 
 pytestmark = pytest.mark.slow  # the kernels are built twice
 
 ADDED = ROOT / "tests" / "third_problem"
-EXTENDED = {  # files of the project, and what is appended to them
+EXTENDED = {  # files of the project, and the file of ADDED that is appended to each
     "model.py": "model.py",
     "model_new.py": "model_new.py",
     "kernels/__init__.py": "kernels_init.py",
@@ -40,7 +42,7 @@ def project(tmp_path_factory):
 
 def run(folder, *arguments, status=0):
     """Run `python run.py gelu`, assert its exit status, and return its output."""
-    done = run_it("gelu", *arguments, folder=folder, cwd=folder)
+    done = run_to_end("gelu", *arguments, folder=folder, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import python
 from torch.utils import cpp_extension
 
 from kernels.build import errors, toolchain
 from kernels.build.errors import BuildError
 from kernels.build.extension import load_extensions
+from tests.support.processes import python
 
 SOURCES = {
     "greet/greet.h": "#pragma once\n#define ANSWER 42\n",

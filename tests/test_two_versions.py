@@ -9,9 +9,9 @@ import textwrap
 
 import pytest
 import torch
-from processes import copy_project, printed
 
 from model_new import LinearReluDivideNew
+from tests.support.processes import copy_project, printed
 
 STABLE = "relu_divide_kernels"
 OPERATORS = [

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from beside_torch import assert_same_results, samples
-from tensors import OPERATORS, linear_modules
 
 from model import Model
 from model_new import ModelNew
+from tests.support.beside_torch import assert_same_results, samples
+from tests.support.tensors import OPERATORS, linear_modules
 
 BATCH = 5
 
@@ -58,7 +58,9 @@ BATCHED_GRADS = [is_grads_batched, vmap_of_grad]
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (6,)])
-def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
+def test_batched_gradients_of_x_and_parameters_are_the_references(
+    device, modules, batched_grad, shape
+):
     x = torch.randn(shape, device=device)
     grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
 
@@ -72,7 +74,7 @@ def test_gradients_of_x_and_parameters(device, modules, batched_grad, shape):
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
-def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
+def test_only_the_wanted_gradients_of_linear_are_computed(device, batched_grad, wanted):
     x = samples(device)
     grad_outputs = torch.randn(BATCH, 4, 10, device=device)
 
@@ -86,7 +88,7 @@ def test_only_the_wanted_gradients_of_linear(device, batched_grad, wanted):
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
-def test_transposed_x_and_no_bias(device, batched_grad):
+def test_x_may_be_transposed_and_the_bias_missing(device, batched_grad):
     x = samples(device).t()
     grad_outputs = torch.randn(BATCH, 6, 10, device=device)
 
@@ -99,7 +101,7 @@ def test_transposed_x_and_no_bias(device, batched_grad):
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
-def test_gradients_of_batched_gradients(device, modules, batched_grad):
+def test_batched_gradients_have_the_references_gradients(device, modules, batched_grad):
     x = samples(device)
     grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
 
@@ -114,7 +116,7 @@ def test_gradients_of_batched_gradients(device, modules, batched_grad):
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_vectorized_jacobian(device, modules, create_graph):
+def test_a_vectorized_jacobian_is_the_references(device, modules, create_graph):
     x = samples(device)
 
     def run(module):
@@ -126,7 +128,7 @@ def test_vectorized_jacobian(device, modules, create_graph):
         assert_same_results(modules, run)
 
 
-def test_vectorized_hessian(device, modules):
+def test_a_vectorized_hessian_is_the_references(device, modules):
     x = samples(device)
 
     def run(module):

@@ -1,4 +1,4 @@
-// Arithmetic of sizes, for code on the host and on a GPU.
+// Sizes and their arithmetic, for code on the host and on a GPU.
 
 #pragma once
 
@@ -11,6 +11,9 @@
 #endif
 
 namespace kernels {
+
+// The bytes that a thread of a GPU kernel loads or stores at a time, if it can: a vector.
+constexpr int kVectorBytes = 16;
 
 // a / b, rounded up to a whole number, for b > 0 and a > -b. It is 0 for -b < a <= 0.
 KERNELS_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/sizes.h"
 #include "launchers.h"
 
 namespace kernels {
@@ -38,8 +39,8 @@ __device__ bool mask_bit(T z) {
 
 // The elements that one 16-byte access moves: 8 of a half type, 4 floats or 2 doubles.
 template <typename T>
-struct alignas(16) Vector {
-  static constexpr int kSize = 16 / sizeof(T);
+struct alignas(kVectorBytes) Vector {
+  static constexpr int kSize = kVectorBytes / sizeof(T);
   T value[kSize];
 };
 

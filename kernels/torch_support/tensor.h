@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "common/sizes.h"
 #include "launchers.h"
 
 #ifdef KERNELS_WITH_CUDA
@@ -68,9 +69,6 @@ inline std::optional<DType> kernel_dtype(at::ScalarType type) {
       return std::nullopt;
   }
 }
-
-// The bytes of a vector, which is what a kernel's thread loads or stores at a time.
-constexpr int64_t kVectorBytes = 16;
 
 inline bool is_aligned(const Tensor& x, int64_t bytes = kVectorBytes) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;

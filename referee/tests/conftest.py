@@ -1,10 +1,8 @@
 """Fixtures of the referee's tests, and their markers."""
 
 import os
-import sys
 import tempfile
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
-SERVERS = {}  # the servers of `one_server`, by environment
+from referee.tests.shared_server import share_server
 
 
 def pytest_configure(config):
@@ -30,30 +26,15 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
+def seed():
+    """Give every test the same random numbers, in any order of the tests."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def one_server(monkeypatch):
-    """Let tests share a server: a new one takes seconds to import torch.
-
-    A test with other environment variables gets another server.
-    """
-    from referee import engine
-
-    new_server = engine.Server
-
-    def shared_server(folder=""):
-        if folder:  # graded files build extensions there; one folder is enough for all tests
-            folder = folder_of_builds()
-        # pytest sets PYTEST_CURRENT_TEST anew for each test; it makes no difference to a server.
-        environment = str({**os.environ, "PYTEST_CURRENT_TEST": "", "folder": folder})
-        server = SERVERS.get(environment)
-        if server is None:
-            server = new_server(folder)
-            server.close = lambda: None  # the next test uses it again
-            SERVERS[environment] = server
-        server.count_as_own()
-        server.walls = True
-        return server
-
-    monkeypatch.setattr(engine, "Server", shared_server)
+    """Let the tests share the referee's server."""
+    share_server(monkeypatch, folder_of_builds)
 
 
 @cache

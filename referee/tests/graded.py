@@ -1,10 +1,9 @@
-"""Grades a table of files (see `texts`), and checks their verdicts and what their lines say."""
+"""Grades a table of files (see `texts.py`) in this process, and checks the verdicts and lines."""
 
 import re
 from pathlib import Path
 
 import torch
-from texts import IMPORTS, Table
 
 from referee import records
 from referee.contestants.shared import dtype_name
@@ -12,6 +11,7 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.texts import IMPORTS, Table
 from referee.times.timing import Rounds
 
 
@@ -24,7 +24,7 @@ def grade(
     device: str = "cpu",
     walls: bool = True,
 ) -> dict[str, dict]:
-    """Grade the files of a table, and `check` them.
+    """Write and grade the files of a table, and `check` their records.
 
     Args:
         problem_text: the text of a reference file.
@@ -66,7 +66,14 @@ def grade(
 
 
 def check(table: Table, record_of: dict[str, dict]) -> None:
-    """Check the verdict of each record, and its line: notes, accuracy, reason, "training step"."""
+    """Assert that each record has the verdict and the line of its row.
+
+    The line has the record's notes, accuracy and reason, and "training step" if one was timed.
+
+    Args:
+        table: the rows by name.
+        record_of: the record of each file, by the same names.
+    """
     failures = {}
     for name, (_, verdict_pattern, line_pattern) in table.items():
         record = record_of[name]

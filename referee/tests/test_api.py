@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from graded import grade
-from texts import IMPORTS, correct, module, reference, wrong
 
 import referee
 from referee import checks, engine
+from referee.tests.graded import grade
+from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 
 FOLDER = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,7 @@ def code_in(page: str, part: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_readmes_example(tmp_path):
+def test_the_readmes_example_grades_its_solution_as_correct(tmp_path):
     (tmp_path / "problem.py").write_text(code_in("README.md", "class Model(nn.Module)"))
     (tmp_path / "solution.py").write_text(code_in("README.md", "class ModelNew(nn.Module)"))
     command = [sys.executable, "-c", code_in("README.md", "grade(Reference")]
@@ -33,7 +33,7 @@ def test_the_readmes_example(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_solutions_have_a_result_each(tmp_path):
+def test_each_of_several_solutions_has_a_result_in_their_order(tmp_path):
     forward = "return torch.relu(x)"
     problem, right, wrong_file = (tmp_path / f"{name}.py" for name in ("problem", "right", "wrong"))
     problem.write_text(IMPORTS + reference(forward, "[torch.rand(64, 64)]"))
@@ -56,7 +56,7 @@ WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(1, len(checks.CHECKS_PER_SETTING) + 1))
-def test_the_check_of_internals(place, tmp_path, monkeypatch):
+def test_the_check_of_internals_may_be_at_any_place_after_the_first(place, tmp_path, monkeypatch):
     """It may be anywhere after `check_values`, and does not change what other checks find."""
     namespace = {}
     exec(code_in("INTERNALS.md", "def check_zeros"), namespace)
@@ -71,7 +71,7 @@ def test_the_check_of_internals(place, tmp_path, monkeypatch):
     grade(reference(FORWARD, "[torch.randn(64, 256)]", LINEAR), table, tmp_path)
 
 
-def test_failures_of_the_arguments(tmp_path):
+def test_bad_arguments_raise_the_documented_errors(tmp_path):
     missing = tmp_path / "missing.py"
     with pytest.raises(OSError, match="missing"):
         referee.Reference(missing)
@@ -89,17 +89,10 @@ def test_failures_of_the_arguments(tmp_path):
         referee.grade(problem, path, device="tpu")
 
 
-def test_names():
+def test_the_package_has_the_documented_names_and_no_others():
     names = {"BadReferenceError", "Reference", "Result", "grade", "grade_all"}
     assert set(referee.API_NAMES) == names
     for name in referee.API_NAMES:
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):
         _ = referee.no_such_name
-
-
-def test_nothing_is_imported_from_the_project():
-    """The package stands alone."""
-    for path in FOLDER.rglob("*.py"):
-        names = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M)
-        assert not {"model", "model_new", "kernels", "problems", "run"} & set(names), path

@@ -1,14 +1,18 @@
-"""Tests of cheats that return wrong results and try to seem right. Values alone decide."""
+"""Cheats that return wrong results and try to seem right, graded against reference files.
+
+Only values decide. Cheats at this kind of file that try to seem faster are in
+`test_cheats_in_time.py`.
+"""
 
 from contextlib import suppress
 
 import pytest
-from graded import grade
-from texts import LATE, correct, error, module, reference, wrong
 
 from referee import grading
 from referee.contestants.reading import UnreadableError
 from referee.rounds.early_elements import EarlyElements
+from referee.tests.graded import grade
+from referee.tests.texts import LATE, correct, error, module, reference, wrong
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 LINEAR_INIT = """
@@ -302,7 +306,7 @@ class Own(torch.autograd.Function):
 
 
 @pytest.mark.slow
-def test_gradients_where_the_references_are_zero(device, tmp_path):
+def test_gradients_are_compared_also_where_the_references_are_zero(device, tmp_path):
     table = {
         "later wrong": wrong(SIGN_LATER_WRONG + module("return Own.apply(x)"), "gradient of x"),
         "right": correct(module("return torch.sign(x)"), "training step"),
@@ -370,7 +374,7 @@ NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cheats(name, device, tmp_path):
+def test_cheats_get_their_verdicts(name, device, tmp_path):
     problem, table = PROBLEMS[name]
     if device == "cuda":
         table = {name: row for name, row in table.items() if name not in CPU_ONLY}
@@ -399,7 +403,7 @@ LATE_COPIES += module("return torch.relu(x)")
 
 
 @pytest.mark.slow
-def test_copies_that_arrive_after_the_reply(tmp_path, monkeypatch):
+def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
     """The test plays a GPU: it does the copies as soon as some elements have been read."""
     monkeypatch.setattr(grading, "can_read", lambda *_: False)
     read = EarlyElements.read

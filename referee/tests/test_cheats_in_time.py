@@ -1,13 +1,14 @@
-"""Tests of cheats that return right results and try to be timed as faster.
+"""Cheats that return right results and try to be timed as faster, graded against reference files.
 
-They are correct and gain nothing: times alone decide.
+They are correct and gain nothing: only times decide.
 """
 
 from statistics import median
 
 import pytest
-from graded import grade
-from texts import correct, module, reference
+
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +85,7 @@ NO_GAIN = {
 
 
 @pytest.mark.parametrize("walls", [True, False])
-def test_no_gain(device, walls, tmp_path):
+def test_cheats_at_the_clock_are_correct_but_never_faster(device, walls, tmp_path):
     records = grade(RELU, NO_GAIN, tmp_path, device=device, walls=walls)
     for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
         assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
@@ -160,7 +161,7 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
     [no_time], [third], [honest] = (records[name]["runs"] for name in table)
     assert no_time["time"] != "faster"
     assert no_time["step"]["summary"]["step"][0]["time"] != "faster"
-    for times, honest_times in zip(_seconds_of(no_time), _seconds_of(honest), strict=True):
+    for times, honest_times in zip(seconds_of(no_time), seconds_of(honest), strict=True):
         assert median(times["ModelNew"]) > median(honest_times["eager"])
     is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
     assert is_noted or third["time"] != "faster"
@@ -168,13 +169,13 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
     assert median(own) < 5 * median(honest["forward"]["seconds"]["eager"])
 
 
-def _seconds_of(run: dict) -> list[dict]:
-    """The seconds of a run's forwards, and of its training steps, by timed call."""
+def seconds_of(run: dict) -> list[dict]:
+    """Return the seconds of a run's forwards, and of its training steps, by timed call."""
     return [run["forward"]["seconds"], run["step"]["seconds"]["step"]]
 
 
 @pytest.mark.parametrize("walls", [True, False])
-def test_eager_and_the_server_start_again(device, walls, tmp_path):
+def test_eager_and_the_server_start_again_if_a_file_kills_them(device, walls, tmp_path):
     kill = SIBLINGS.replace("HERE", "os.kill(int(name), signal.SIGKILL)") + PLAIN
     table = {"kills": (kill, "correct|error", ""), "next": correct(PLAIN)}
     grade(RELU, table, tmp_path, device=device, walls=walls)

@@ -1,11 +1,72 @@
-"""Tests of the distance of two tensors."""
+"""Comparisons of two tensors: the first element that differs, shared memory, the distance."""
 
 from math import inf, nan
 
 import pytest
 import torch
 
-from referee.comparison.compare import relative_difference
+from referee.comparison.compare import first_mismatch, relative_difference, share_memory
+from referee.reference.dtypes import DTYPES
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_every_value_is_equal_to_itself(dtype):
+    if dtype.is_floating_point:
+        limits = torch.finfo(dtype)
+        values = [0.0, -0.0, limits.smallest_normal / 4, limits.max, -limits.max, inf, nan, -nan]
+    else:
+        values = [torch.iinfo(dtype).min, 0, 1, torch.iinfo(dtype).max]
+    x = torch.tensor(values, dtype=dtype)
+    assert first_mismatch(x, x.clone(), exact=True) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_zeros_of_any_sign_and_any_nan_are_equal_and_other_values_are_not(dtype):
+    def differ(got: float, want: float) -> object:
+        return first_mismatch(*(torch.tensor([value], dtype=dtype) for value in (got, want)))
+
+    largest = torch.finfo(dtype).max
+    smallest = torch.finfo(dtype).smallest_normal / 4
+    for got, want in [(0.0, -0.0), (nan, -nan), (inf, inf)]:
+        assert differ(got, want) is None
+    for got, want in [(nan, inf), (0.0, nan), (inf, -inf), (largest, inf), (smallest, 0.0)]:
+        assert differ(got, want)
+        assert differ(want, got)
+
+
+@pytest.mark.parametrize("shape", [(7, 101), (7 * 101,)])
+def test_one_wrong_bit_in_the_last_element_is_found(shape):
+    x = torch.rand(shape)
+    x.view(-1)[3] = nan
+    y = x.clone()
+    y.view(torch.int32).view(-1)[-1] ^= 1
+    mismatch = first_mismatch(y, x)
+    place = [size - 1 for size in shape]
+    values = [t.view(-1)[-1].item() for t in (y, x)]
+    want = "1 of 707 elements differ, the first at {}: got {}, expected {}"
+    assert mismatch == want.format(place, *values)
+    y.view(-1)[[50, 250]] = -1
+    turned = [t.mT if x.dim() > 1 else t for t in (y, x)]
+    assert first_mismatch(*turned).startswith("3 of 707 elements differ")
+
+
+def test_the_signs_of_zeros_and_nan_count_in_an_exact_comparison_alone():
+    x = torch.tensor([0.0, nan])
+    assert first_mismatch(x, -x) is None
+    assert first_mismatch(x, -x, exact=True).startswith("2 of 2 ")
+
+
+def test_tensors_without_elements_or_dimensions_are_compared():
+    assert first_mismatch(torch.empty(0, 3), torch.empty(0, 3)) is None
+    mismatch = first_mismatch(torch.tensor(1.0), torch.tensor(2.0))
+    assert mismatch == "1 of 1 elements differ, the first at []: got 1.0, expected 2.0"
+
+
+def test_tensors_of_one_storage_share_memory_unless_they_are_empty():
+    x = torch.zeros(10)
+    assert share_memory(x[:2], x[5:])
+    assert not share_memory(x, x.clone())
+    assert not share_memory(torch.empty(0), torch.empty(0))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +81,7 @@ from referee.comparison.compare import relative_difference
         ([1.0], [1.0, 1.0], inf),
     ],
 )
-def test_relative_difference(x, y, expected):
+def test_the_relative_difference_is_the_distance_relative_to_the_second_tensor(x, y, expected):
     assert relative_difference(torch.tensor(x), torch.tensor(y)) == expected
 
 

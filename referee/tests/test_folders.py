@@ -1,4 +1,4 @@
-"""Tests of folders: pairs by name, runs that were killed and go on, several workers."""
+"""Folders of references and solutions: pairs by name, killed runs that go on, several workers."""
 
 import json
 import multiprocessing
@@ -11,11 +11,11 @@ from time import monotonic, sleep
 
 import pytest
 import torch
-from texts import IMPORTS, module, reference
 
 from referee.program import command, folder_workers, folders
 from referee.program.pairs import pair
 from referee.report import folder_table
+from referee.tests.texts import IMPORTS, module, reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")
@@ -26,7 +26,7 @@ NAMES = ("level1/19_ReLU.py", "level1/20_Other.py", "level2/19_Another.py")
 
 
 def make(folder: Path, texts: dict[str, str]) -> Path:
-    """A folder with files of these texts."""
+    """Make a folder with files of these texts, and return it."""
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def problems(tmp_path):
     return make(tmp_path / "problems", dict.fromkeys(NAMES, RELU))
 
 
-def test_pairs(problems, tmp_path):
+def test_solutions_are_paired_by_path_by_name_or_by_kernelbenchs_numbers(problems, tmp_path):
     names = ["level1/19_ReLU.py", "20_Other.py", "level_2_problem_19_sample_0_kernel.py", "x.py"]
     solutions = make(tmp_path / "solutions", dict.fromkeys(names, PLAIN))
     paired, unpaired = pair(problems, [solutions])
@@ -72,7 +72,7 @@ def test_a_number_that_two_problems_have_decides_nothing(problems, tmp_path):
 
 
 def verdict(name: str) -> dict:
-    """The least that a record of a correct file has."""
+    """Return the least that the record of a correct file has."""
     return {"problem": "p", "file": name, "verdict": "correct", "reason": "", "runs": []}
 
 
@@ -110,7 +110,7 @@ def test_a_file_of_something_else_is_left_alone(text, problems, tmp_path, capsys
         "--csv {one}",
     ],
 )
-def test_options_that_make_no_sense(options, problems, tmp_path, capsys):
+def test_options_that_make_no_sense_are_refused_in_one_line(options, problems, tmp_path, capsys):
     solutions = make(tmp_path / "solutions", {"20_Other.py": PLAIN})
     one = solutions / "20_Other.py"
     with pytest.raises(SystemExit) as stopped:
@@ -121,7 +121,7 @@ def test_options_that_make_no_sense(options, problems, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("options", ["--csv table.csv", "--out out", "--devices cpu"])
-def test_options_that_are_for_folders(options, tmp_path, capsys):
+def test_options_for_folders_are_refused_for_single_files(options, tmp_path, capsys):
     make(tmp_path, {"reference.py": RELU, "solution.py": PLAIN})
     files = [str(tmp_path / "reference.py"), str(tmp_path / "solution.py")]
     with pytest.raises(SystemExit) as stopped:
@@ -169,7 +169,7 @@ def test_a_worker_that_has_ended_is_told(capsys):
     assert "the worker for first has ended\n" in capsys.readouterr().err
 
 
-def test_a_share_of_light_that_rounds_to_zero():
+def test_a_share_of_the_speed_of_light_may_round_to_zero():
     seconds = {"median_ms": 1e6, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "time": "a tie"}
     forward = {"floor_seconds": 1e-6, "summary": [{**seconds, "role": "solution"}]}
     run = {"forward": forward, "step": None, "time": "a tie"}
@@ -178,12 +178,12 @@ def test_a_share_of_light_that_rounds_to_zero():
 
 
 def relu_of(width: int) -> str:
-    """The text of a reference for inputs of [8, width]."""
+    """Return the text of a reference for inputs of [8, width]."""
     return RELU.replace("256", str(width))
 
 
 def start(*arguments: str, **options) -> subprocess.Popen:
-    """The command in a session of its own."""
+    """Start the command in a session of its own."""
     line = [sys.executable, "-m", "referee", *arguments]
     return subprocess.Popen(line, cwd=ROOT, start_new_session=True, text=True, **options)
 
@@ -198,7 +198,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(tmp_path, capsys):
+def test_a_second_run_goes_on_where_a_killed_one_ended(tmp_path, capsys):
     """Twenty solutions over five problems: one verdict each, none twice, none lost."""
     problems = make(tmp_path / "problems", {f"{i}_ReLU.py": relu_of(64 + i) for i in range(5)})
     texts = {f"{j}/{i}_ReLU.py": WRONG if j == 2 else PLAIN for i in range(5) for j in range(4)}
@@ -254,7 +254,7 @@ def test_an_interrupt_ends_workers_without_a_traceback(devices, problems, tmp_pa
 
 
 def processes_of(group: int) -> list[str]:
-    """The processes of a group that still run."""
+    """Return the commands of a group's processes that still run."""
     line = ["ps", "-eo", "pgid=,stat=,args="]
     rows = subprocess.check_output(line, text=True).splitlines()
     fields = [row.split(maxsplit=2) for row in rows]
@@ -262,7 +262,7 @@ def processes_of(group: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_workers(problems, tmp_path):
+def test_workers_of_several_devices_grade_every_file_once(problems, tmp_path):
     solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, PLAIN))
     out = tmp_path / "out.jsonl"
     devices = "cuda:0,cuda:1" if torch.cuda.device_count() > 1 else "cpu,cpu:0"

@@ -1,14 +1,14 @@
-"""Tests of honest files that do unusual things: all of them are correct.
+"""Honest files that do unusual things, graded against reference files: all of them are correct.
 
 The files of SUSPICIOUS do what cheats do, too. For example, they register a callback of the garbage
 collector, set the number of threads, or keep a value that follows from the divisor.
 """
 
 import pytest
-from graded import grade
-from texts import correct, module, reference, wrong
 
 from referee import grading
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("table", [SUSPICIOUS, UNUSUAL], ids=["suspicious", "unusual"])
-def test_honest(table, device, tmp_path):
+def test_honest_files_are_correct(table, device, tmp_path):
     grade(DIVIDE, table, tmp_path, device=device)
 
 
@@ -133,7 +133,7 @@ def test_complex_results_have_an_error_budget(device, tmp_path):
     grade(FOURIER, table, tmp_path, device=device)
 
 
-def test_complex_inputs(device, tmp_path):
+def test_files_with_complex_inputs_get_their_verdicts(device, tmp_path):
     problem = reference("return x * x.conj() + 1j * x", "[torch.randn(64, 100) + 1j]")
     table = {
         "same": correct(module("return x * x.conj() + 1j * x"), "exact"),
@@ -168,7 +168,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_references_own_copy(name, device, tmp_path):
+def test_a_copy_of_the_reference_is_correct(name, device, tmp_path):
     forward, inputs, init = KINDS[name]
     table = {"same": correct(module(forward, init), "training step")}
     grade(reference(forward, inputs, init), table, tmp_path, device=device)

@@ -1,4 +1,7 @@
-"""Imports inside the package go one way: from a part to the parts that are listed below it."""
+"""Imports inside the package go one way: from a part to the parts that are listed below it.
+
+Nothing in the package, its tests included, imports anything of the project around it.
+"""
 
 import ast
 import re
@@ -11,7 +14,7 @@ import referee
 PACKAGE = Path(referee.__file__).parent
 # `referee/__init__` describes each part in a paragraph that begins with its name: "checks/: ...".
 PARTS = re.findall(r"^(\w+)/?: ", referee.__doc__, re.MULTILINE)
-FILES = [file for file in PACKAGE.rglob("*.py") if "tests" not in file.parts]
+FILES = [file for file in PACKAGE.rglob("*.py") if PACKAGE / "tests" not in file.parents]
 
 
 def part_of(module):
@@ -43,3 +46,10 @@ def test_a_part_imports_only_parts_below_it(file):
     for module in imported_modules(file):
         is_below = PARTS.index(part_of(module)) >= PARTS.index(part)
         assert is_below, f"{part} imports {module}, which is above it in referee/__init__.py"
+
+
+def test_no_file_imports_anything_of_the_project_around_the_package():
+    project = {"kernels", "model", "model_new", "problems", "run", "tests"}
+    for path in PACKAGE.rglob("*.py"):
+        names = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M)
+        assert not project & set(names), path

@@ -1,4 +1,4 @@
-"""Tests of the mean error in another draw: what it forbids, and what it must not forbid."""
+"""The mean error in another draw: what it forbids, and what it must not forbid."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ MEAN_SLACKS = {
 
 
 @pytest.mark.parametrize("row", MEAN_SLACKS.values(), ids=MEAN_SLACKS)
-def test_the_mean_slack_in_another_draw(row):
+def test_the_mean_slack_in_another_draw_follows_from_eagers_errors(row):
     largest, mean, root_mean_square_error, mean_slack, expected = row
     eager = Errors(
         largest=largest, mean=mean, relative=root_mean_square_error / 3, root_mean_square=3.0
@@ -61,7 +61,7 @@ FLIPS = [(1, 1, True), (1, 60, True), (1, 100, False), (10, 600, True), (10, 800
 
 
 @pytest.mark.parametrize(("eagers", "solutions", "is_right"), FLIPS)
-def test_flips(eagers, solutions, is_right):
+def test_few_flips_of_signs_are_right_and_many_are_wrong(eagers, solutions, is_right):
     output = ReferenceTensor(with_flips(eagers), SIGNS.double())
     mistake = output.mistake_in_other_draw(with_flips(solutions, start=COUNT // 2), SIGNS)
     assert (mistake is None) == is_right

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from graded import check
-from texts import IMPORTS, correct, module, reference, wrong
 
 from referee import records
 from referee.contestants import cuda_walls, namespaces, prctl, processes
@@ -19,6 +17,8 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.graded import check
+from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def until(condition):
 
 @pytest.fixture
 def walls():
-    """The test's process is a subreaper; skips where the system forbids namespaces."""
+    """Make the test's process a subreaper; skip the test where the system forbids namespaces."""
     with processes.subreaper():
         pid, init_pid = start(signal.pause)
         close(pid, init_pid)
@@ -65,7 +65,7 @@ def walls():
 
 @pytest.fixture
 def victim():
-    """A process of the same user, outside all namespaces."""
+    """Return the id of a process of the same user, outside all namespaces."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -75,7 +75,7 @@ def victim():
 
 
 def harms(pid):
-    """Ways to harm a process, or to see it, by name."""
+    """Return ways to harm a process, or to see it: by name, functions that try it."""
     return {
         "end": lambda: os.kill(pid, signal.SIGKILL),
         "stop": lambda: os.kill(pid, signal.SIGSTOP),
@@ -88,7 +88,7 @@ def harms(pid):
 
 
 def scheduling_of(pid):
-    """The cores that a process may use, and its priority."""
+    """Return the cores that a process may use, and its priority."""
     return os.sched_getaffinity(pid), os.getpriority(os.PRIO_PROCESS, pid)
 
 
@@ -171,7 +171,7 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
 
 
 @pytest.mark.parametrize("who", ["referee", "contestant"])
-def test_all_processes_end_with(walls, who):
+def test_all_processes_end_if_the_referee_or_the_contestant_ends(walls, who):
     reads, writes = os.pipe()  # `reads` is at its end when all processes that hold `writes` ended
     until_forked, tells_forked = os.pipe()
 
@@ -218,7 +218,7 @@ def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_trial_on_a_cpu(walls, monkeypatch, capsys):
+def test_the_trial_on_a_cpu_finds_walls(walls, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["cuda_walls", "cpu"])
     assert cuda_walls.main() == 0
     assert capsys.readouterr().out == "cpu: walls\n"

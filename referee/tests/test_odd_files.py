@@ -1,17 +1,17 @@
-"""Tests of files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
+"""Files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
 import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
-from graded import grade
-from texts import LATE, correct, error, module, reference, wrong
 
 from referee.contestants.server import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.rounds.timed_requests import checked_seconds
+from referee.tests.graded import grade
+from referee.tests.texts import LATE, correct, error, module, reference, wrong
 from referee.verdict import outcome
 from referee.words import ERROR
 
@@ -54,11 +54,11 @@ main._describe = lambda error, file: "text"
 
 
 def forged(part: str) -> str:
-    """The text of a file that replaces this part of its replies."""
+    """Return the text of a file that replaces this part of its replies."""
     return FORGED % part + PLAIN
 
 
-def test_forged_replies(tmp_path):
+def test_forged_replies_are_errors(tmp_path):
     table = {
         "calls_are_a_number": error(forged('"calls": 5'), "reply of its own"),
         "no_calls": error(forged('"calls": []'), "reply of its own"),
@@ -75,7 +75,7 @@ def test_forged_replies(tmp_path):
     grade(RELU, table, tmp_path, trials=1)
 
 
-def test_forged_addresses_of_parameters(tmp_path):
+def test_forged_addresses_of_parameters_change_nothing(tmp_path):
     """The referee then takes parameters of different sizes for different ones."""
     init = "self.a, self.b = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(64))"
     forward = "return torch.relu(x) * self.a + self.b"
@@ -86,7 +86,7 @@ def test_forged_addresses_of_parameters(tmp_path):
     grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
 
 
-def test_how_processes_end(tmp_path):
+def test_an_end_by_a_signal_without_a_name_is_an_error(tmp_path):
     """One ends by a signal that has no name."""
     table = {
         "signal": error("import os\nos.kill(os.getpid(), 40)\n", "signal 40"),
@@ -96,12 +96,12 @@ def test_how_processes_end(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", ["x", [1], [True, 0.1], [0.1], [-0.1, 0.1], [float("nan")] * 2])
-def test_times_that_are_no_times(seconds):
+def test_times_that_are_no_times_count_as_zeros(seconds):
     assert checked_seconds(seconds, 2) == [0.0, 0.0]
     assert checked_seconds([0.0, 0.5], 2) == [0.0, 0.5]
 
 
-def test_signals_without_a_name():
+def test_crashes_are_named_by_signal_or_by_number():
     assert outcome(EndedError(-40, ""), "importing") == (
         ERROR,
         "crashes (signal 40) while importing",
@@ -116,7 +116,7 @@ self.second = self.first
 TWICE = "return self.second(torch.relu(self.first(x)))"
 
 
-def test_a_shared_module_has_its_buffers_under_two_names(tmp_path):
+def test_a_shared_module_may_change_its_buffers_which_have_two_names(tmp_path):
     """A forward in training mode changes its statistics, which are buffers, and may change."""
     problem = reference(TWICE, "[torch.rand(8, 64)]", SHARED_NORM)
     grade(problem, {"same": correct(module(TWICE, SHARED_NORM))}, tmp_path, trials=1)
@@ -127,13 +127,13 @@ FULL = 'self.register_buffer("scale", torch.rand(1, 1).expand(8, 64).contiguous(
 SCALED = "return torch.relu(x) * self.scale"
 
 
-def test_buffers_whose_elements_share_memory(tmp_path):
+def test_a_solution_may_expand_a_buffer_that_the_reference_expands(tmp_path):
     problem = reference(SCALED, "[torch.rand(8, 64)]", EXPANDED)
     table = {"same": correct(module(SCALED, EXPANDED)), "full": correct(module(SCALED, FULL))}
     grade(problem, table, tmp_path, trials=1)
 
 
-def test_a_buffer_is_expanded_by_the_solution_alone(tmp_path):
+def test_a_solution_may_not_expand_a_buffer_that_the_reference_does_not(tmp_path):
     problem = reference(SCALED, "[torch.rand(8, 64)]", FULL)
     table = {"expanded": wrong(module(SCALED, EXPANDED), "share memory")}
     grade(problem, table, tmp_path, trials=1)
@@ -149,7 +149,7 @@ EXTRA = """
 """
 
 
-def test_what_a_solution_keeps_for_itself(tmp_path):
+def test_state_that_only_the_solution_has_may_be_of_any_kind(tmp_path):
     """Parts of its state that are no plain tensors, and not the reference's, are ignored."""
     table = {
         "sparse": correct(module("return torch.relu(x)", SPARSE)),
@@ -161,7 +161,7 @@ def test_what_a_solution_keeps_for_itself(tmp_path):
 CONJUGATED = "return torch.view_as_complex(x.view(8, 32, 2)).conj()"
 
 
-def test_a_reference_returns_a_conjugated_view(tmp_path):
+def test_a_reference_may_return_a_conjugated_view(tmp_path):
     problem = reference(CONJUGATED, "[torch.rand(8, 64)]")
     grade(problem, {"same": correct(module(CONJUGATED))}, tmp_path, trials=1)
 
@@ -174,7 +174,9 @@ def test_a_reference_returns_a_conjugated_view(tmp_path):
         ("return x * 2", SPARSE, "state has own"),
     ],
 )
-def test_references_that_are_refused(tmp_path, forward, init, words):
+def test_references_with_results_or_state_that_cannot_be_read_are_refused(
+    tmp_path, forward, init, words
+):
     with pytest.raises(BadReferenceError, match=words):
         grade(reference(forward, "[torch.rand(8, 64)]", init), {}, tmp_path)
 
@@ -190,7 +192,7 @@ torch.cuda.Event.elapsed_time = lambda start, end: 0.001
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_work_that_is_queued_behind_the_reply(tmp_path):
+def test_work_that_is_queued_behind_the_reply_is_wrong(tmp_path):
     late = "torch.cuda._sleep(40_000_000)\nreturn torch.relu(x)"
     table = {"queued": wrong(QUEUED + module(late), LATE), "correct": correct(PLAIN)}
     grade(RELU, table, tmp_path, device="cuda")
@@ -221,7 +223,7 @@ return self.out.copy_(torch.relu(x))
 """
 
 
-def test_a_reference_draws_the_same_inputs_every_time(tmp_path):
+def test_results_are_not_replayed_though_the_reference_repeats_its_inputs(tmp_path):
     note = "get_inputs draws the same inputs every time"
     table = {
         "correct": correct(PLAIN, note),

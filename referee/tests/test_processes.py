@@ -1,4 +1,4 @@
-"""Tests of stopping and ending processes, with all that they have started."""
+"""Processes are stopped and ended, with all that they have started."""
 
 import mmap
 import os
@@ -48,7 +48,7 @@ def test_a_stopped_tree_does_nothing():
 
 @pytest.fixture
 def sleeper():
-    """A child process that sleeps."""
+    """Return the id of a child process that sleeps."""
     pid = os.fork()
     if pid == 0:
         time.sleep(600)

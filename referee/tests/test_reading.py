@@ -1,4 +1,4 @@
-"""Tests of reading results in a stopped process, all of them and some early."""
+"""Results are read in a stopped process: some elements early, and later all of them."""
 
 import os
 import time
@@ -22,7 +22,10 @@ WITH_A_STEP = torch.arange(20)[3:9:2]
 
 @pytest.fixture
 def stopped():
-    """A stopped child process, whose memory is this one's at the time of the fork."""
+    """Return a function that forks and stops a child, which has this process's memory.
+
+    The function returns the id of the child.
+    """
     trees = []
 
     def fork() -> int:
@@ -44,7 +47,7 @@ def stopped():
     [TRANSPOSED, WITH_A_STEP, torch.rand(5).expand(3, 5)],
     ids=["transposed", "with a step", "expanded"],
 )
-def test_reading_in_another_process(stopped, x):
+def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     reader = Reader(stopped(), CPU, Pool(CPU))
     description = describe(x)
     assert torch.equal(reader.whole(description), x)
@@ -52,7 +55,7 @@ def test_reading_in_another_process(stopped, x):
     assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
 
 
-def test_what_cannot_be_read(stopped):
+def test_bad_addresses_sizes_and_descriptions_raise(stopped):
     description = describe(torch.rand(3))
     reader = Reader(stopped(), CPU, Pool(CPU))
     with pytest.raises(UnreadableError):
@@ -65,7 +68,7 @@ def test_what_cannot_be_read(stopped):
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
-def test_dtypes_that_torch_cannot_compute_with(dtype):
+def test_dtypes_that_torch_cannot_compute_with_are_refused(dtype):
     with pytest.raises(BadDescriptionError, match="dtype"):
         checked(describe(torch.rand(3)) | {"dtype": dtype})
 
@@ -108,7 +111,7 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
     [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()],
     ids=["contiguous", "transposed"],
 )
-def test_results_that_change_after_their_clock_has_stopped(stopped, values):
+def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, values):
     reader = Reader(stopped(), CPU, Pool(CPU))
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
@@ -121,7 +124,7 @@ def test_results_that_change_after_their_clock_has_stopped(stopped, values):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_copies_that_change_after_their_clock_has_stopped(device):
+def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     """They are in the referee's memory, so that the reply need not say anything of them."""
     pool = Pool(CPU)
     region = Region(pool)
@@ -145,7 +148,7 @@ def test_copies_that_change_after_their_clock_has_stopped(device):
     pool.close()
 
 
-def test_elements_that_the_process_has_read():
+def test_elements_that_the_process_itself_has_read_must_be_right():
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t()
     right = {"result": 1, "indices": [1, 3], "bytes": "0000404000008040"}  # 3.0, 4.0
     check_complete(right, 1, x, "case")
@@ -161,7 +164,7 @@ def test_elements_that_the_process_has_read():
             check_complete(right | wrong, 1, x, "case")
 
 
-def test_flatten():
+def test_nested_results_are_flattened():
     assert flatten((1, [2, (3,)])) == ("[*, [*, [*]]]", [1, 2, 3])
     assert flatten(4) == ("*", [4])
     with pytest.raises(ValueError, match="more than"):

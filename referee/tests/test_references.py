@@ -1,16 +1,72 @@
-"""Tests of references: their seeds, and their training steps without memory."""
+"""References: which files are refused, what is drawn for them, and what cannot be judged."""
 
 import pytest
 import torch
-from graded import grade
-from texts import IMPORTS, correct, module, reference
 
 from referee.checks import timed_training_steps
 from referee.contestants.results import elements_share_memory
-from referee.reference.file import load
+from referee.program import command
+from referee.reference import problem as reference_problem
+from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.reference.training_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
+from referee.tests.graded import grade
+from referee.tests.texts import IMPORTS, correct, error, module, reference
+
+WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
+# Files that are no references. By name: the text, and what the line must contain.
+BAD = {
+    "import": ("import no_such_module\n", "the import raises ModuleNotFoundError: No module"),
+    "exit": ("raise SystemExit(0)\n", "the import raises SystemExit"),
+    "syntax": ("def f(:\n", "the import raises SyntaxError"),
+    "empty": ("", "defines no Model, no get_inputs, no get_init_inputs"),
+    "no inputs": (WIDE.replace("get_inputs", "inputs"), "defines no get_inputs"),
+    "inputs raise": (WIDE.replace("torch.rand(3,", "torch.rand(-3,"), "get_inputs raises Runtime"),
+    "inputs are text": (WIDE.replace("[torch.rand(3, 131072)]", "'x'"), "gives a str, not a list"),
+    "no tensor": (WIDE.replace("torch.rand(3, 131072)", "3"), "get_inputs gives no tensor"),
+    "a dict": (WIDE.replace("torch.rand(3, 131072)", "{}"), "get_inputs gives a dict"),
+    "constructor": (WIDE.replace("[]", "[1]"), "Model raises TypeError: "),
+    "no module": (WIDE.replace("nn.Module", "str"), "Model raises AttributeError: "),
+    "forward": (WIDE.replace("relu(x)", "relu(y)"), "forward raises NameError: name 'y'"),
+    "returns a dict": (WIDE.replace("torch.relu(x)", "{'x': x}"), "returns a dict, not a tensor"),
+    "returns nothing": (WIDE.replace("torch.relu(x)", "[]"), "Model returns no tensor"),
+    "in place": (WIDE.replace("relu(x)", "relu_(x.sub_(1))"), "Model changes its inputs"),
+    "random": (WIDE.replace("torch.relu(x)", "nn.functional.dropout(x)"), "draws random numbers"),
+    "no copy": (
+        reference(
+            "return self.fc(x)",
+            "[torch.rand(3, 8)]",
+            "self.fc, self.file = nn.Linear(8, 8), open(__file__)",
+        ),
+        "a copy of Model raises TypeError: cannot pickle",
+    ),
+    "other shapes": (
+        WIDE.replace("(3,", "(torch.randint(1, 99999, ()),").replace("131072", "3"),
+        "of another form each time",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_references_end_the_program_with_a_reason(name, tmp_path, capsys):
+    text, reason = BAD[name]
+    file = tmp_path / "bad.py"
+    file.write_text(IMPORTS + text)
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--device", "cpu", str(file), str(file)])
+    output = capsys.readouterr()
+    assert (stopped.value.code, output.out) == (2, "")
+    [line] = [line for line in output.err.splitlines() if f": {file}: " in line]
+    assert reason in line
+
+
+def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "wide.py"
+    file.write_text(IMPORTS + WIDE)
+    monkeypatch.setattr(reference_problem, "LARGEST_SHARE", 0)
+    with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
+        Problem("wide", load(file), torch.device("cpu"))
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients():
@@ -76,7 +132,7 @@ def test_a_result_that_the_budget_allows_is_not_called_the_same(tmp_path, forwar
         ([2, 2, 2], [4, 0, 1], True),
     ],
 )
-def test_strides_with_which_elements_share_memory(shape, strides, is_shared):
+def test_strides_tell_whether_elements_share_memory(shape, strides, is_shared):
     assert elements_share_memory(shape, strides) == is_shared
 
 
@@ -92,3 +148,21 @@ def test_a_shape_that_changes_only_in_timed_steps_ends_them(tmp_path, monkeypatc
     problem = "import os\n" + reference("return x[x > 0]", f"[torch.cat([torch.rand(63), {last}])]")
     table = {"same": correct(module("return x[x > 0]"), "not timed: shapes of its results depend")}
     grade(problem, table, tmp_path)
+
+
+@pytest.mark.slow
+def test_inputs_that_cannot_be_drawn_again_are_an_error(tmp_path):
+    inputs = "[torch.rand(3, 5)] if CALLS.append(1) or len(CALLS) < 6 else 1 / 0"
+    problem = "CALLS = []\n" + reference("return torch.relu(x)", inputs)
+    table = {"plain": error(module("return torch.relu(x)"), "get_inputs raises ZeroDivisionError")}
+    grade(problem, table, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forward, inputs, init", [
+    ("return x[x > 0]", "[torch.randn(64, 256)]", ""),
+    ("return self.e(x)", "[torch.randint(9, (64,))]", "self.e = nn.Embedding(9, 2, sparse=True)"),
+    ("return x.float() * 2", "[torch.randn(64, 64).to(torch.float8_e4m3fn)]", ""),
+])  # fmt: skip
+def test_a_copy_is_correct_though_its_gradients_cannot_be_judged(forward, inputs, init, tmp_path):
+    grade(reference(forward, inputs, init), {"same": correct(module(forward, init))}, tmp_path)

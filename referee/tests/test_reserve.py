@@ -6,13 +6,13 @@ from contextlib import closing
 
 import pytest
 import torch
-from texts import IMPORTS, reference
 
 from referee.bench import Reserve
 from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.texts import IMPORTS, reference
 from referee.times.timing import Rounds
 
 pytestmark = pytest.mark.slow

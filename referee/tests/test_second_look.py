@@ -1,15 +1,15 @@
-"""Tests of the second look: which wrong elements other roundings of the reference explain."""
+"""The second look: which wrong elements other roundings of the reference explain."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from graded import grade
-from texts import correct, module, reference, wrong
 
 from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.other_roundings import OtherRoundings
+from referee.tests.graded import grade
+from referee.tests.texts import correct, module, reference, wrong
 
 CPU = torch.device("cpu")
 TERMS = 512
@@ -94,7 +94,7 @@ def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
     assert output.compare(got, looks(lambda: function(x))).mistake
 
 
-def test_other_roundings_leave_operands_and_exact_operators_as_they_are():
+def test_other_roundings_change_no_operands_and_no_exact_results():
     x, w = draw()
     kept_x, kept_w = x.clone(), w.clone()
     with OtherRoundings(PROBLEM):
@@ -128,7 +128,7 @@ return y
 
 
 @pytest.mark.slow
-def test_a_comparison_of_a_sum(device, tmp_path):
+def test_elements_of_a_comparison_may_differ_only_where_rounding_decides(device, tmp_path):
     table = {
         "same": correct(module("return x @ self.w > 256.0", W)),
         "in_float64": correct(module(IN_FLOAT64 + "return y", W)),
@@ -191,7 +191,7 @@ LAYER = reference("return torch.relu(self.fc(x))", "[torch.randn(64, 256)]", LAY
 
 
 @pytest.mark.slow
-def test_gradients_that_are_rounded_in_timed_steps(device, tmp_path):
+def test_gradients_that_are_rounded_in_timed_steps_are_wrong(device, tmp_path):
     def rounds(first, each):
         text = ROUNDS_LATER.replace("FIRST", str(first)).replace("EACH", str(each))
         return text + module(OWN, LAYER_INIT)
@@ -229,7 +229,7 @@ HONEST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
-def test_another_order_of_sums_in_training_steps(name, device, tmp_path):
+def test_another_order_of_sums_in_training_steps_is_correct(name, device, tmp_path):
     forward, init, inputs, text = HONEST[name]
     table = {"other_order": correct(text, "float32-grade.*training step")}
     grade(reference(forward, inputs, init), table, tmp_path, device=device, trials=8)

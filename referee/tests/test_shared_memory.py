@@ -1,4 +1,4 @@
-"""Tests of the memory that the referee shares with contestants."""
+"""The memory that the referee shares with contestants."""
 
 import pytest
 import torch

@@ -1,8 +1,9 @@
-"""The functions that make a time of two clocks, and a word of times: tables of numbers.
+"""The functions that make a time of two clocks, and ratios and words of times: tables of numbers.
 
-Sizes are chosen so that each expected number can be found by hand; the unit is a second throughout.
+Most numbers are chosen so that each expected one can be found by hand; the unit is a second.
 """
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 
 from referee import engine
 from referee.bench import Plan
+from referee.names import COPY
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
 from referee.rounds.turns import RoundSamples
-from referee.times.timing import Names
+from referee.times.timing import Names, Rate, Timings, speed_up, spread
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import NotCorrectError, compare_times
+from referee.verdict import NotCorrectError, Run, compare_times
 
 # A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.
 OVERHEAD = Overhead(estimate=3.0, eagers_median=2.0, fastest_request=1.0, fastest_call=0.1)
@@ -143,12 +145,44 @@ WORDS = {
     "drift on a CPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cpu", "faster"),
     "spread on a GPU": ([1, 1, 2, 2], [1, 1, 2, 2], [0.6, 0.6, 1.2, 1.2], "cuda", "a tie"),
     "more than the spread": ([1, 1, 2, 2], [1, 1, 2, 2], [0.4, 0.4, 0.8, 0.8], "cuda", "faster"),
+    # Times of the same code in ms, measured on an H100, whose launches vary: two recurrent networks
+    # and a training step. Once the referee called these solutions slower, faster and slower.
+    "once slower": ([52.2, 45.4, 47.7], [64.5, 46.2, 45.9], [64.9, 66.9, 67.3], "cuda", "a tie"),
+    "once faster": ([63.5, 55.4, 51.7], [62.4, 61.7, 48.4], [49.7, 52.6, 49.2], "cuda", "a tie"),
+    "a step, once slower": (
+        [170.1, 168.9, 160.8],
+        [164.4, 168.1, 171.1],
+        [174.1, 239.5, 167.4],
+        "cuda",
+        "a tie",
+    ),
 }
 
 
 @pytest.mark.parametrize(("eager", "again", "times", "device", "word"), WORDS.values(), ids=WORDS)
 def test_the_word_for_times(eager, again, times, device, word):
     assert compare_times(eager, again, times, device) == word
+
+
+def test_a_runs_word_is_that_of_its_eager_control_and_solution():
+    names = Names(solution="ModelNew", eager="eager")
+    seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
+    rate = Rate("GB/s", "moved_bytes", COPY, "a copy")
+    timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
+    assert Run("", timings).word == "faster"
+    seconds["ModelNew"] = [2.0] * 5
+    assert Run("", timings).word == "slower"
+
+
+def test_the_speed_up_has_an_interval_and_times_have_a_spread():
+    draw = random.Random(1)
+    base = [draw.uniform(1, 2) for _ in range(50)]
+    assert speed_up(base, [t / 2 for t in base]) == (2, 2, 2)
+    ratio, low, high = speed_up(base, [t * draw.uniform(0.9, 1.1) for t in base])
+    assert low < ratio < high
+    assert speed_up([1.0], [2.0]) == (0.5, 0.5, 0.5)
+    assert spread([1.0]) == (1.0, 1.0)
+    assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
 def test_nobody_is_blamed_for_late_launches_on_a_gpu():

@@ -1,21 +1,29 @@
-"""Makes the texts of references and solutions, and the rows of tables of files to grade.
+"""Functions that make files to grade: the texts of references and solutions, and rows of tables.
 
-A row is (text or path of the file, pattern of the verdict, pattern of what the line says). The line
-of a file that is not correct says the reason.
+A table has a row for each file: its text or path, the verdict that it must get, and what its line
+has to say. For example,
+
+    {"copies": wrong(module("return x.clone()"), "returns a copy")}
+
+is a table of one file. `graded.grade` writes the files, grades them and checks their verdicts. The
+tables themselves are in the tests that use them.
 """
 
 from pathlib import Path
 from textwrap import indent
 
+# The text or path of a file, a pattern of the verdict, and a pattern of the line. The line has the
+# notes, the accuracy class, and the reason if the file is not correct.
 Row = tuple[str | Path, str, str]
-Table = dict[str, Row]
-# The reason if a result is computed too late; it depends on what is in memory before.
+Table = dict[str, Row]  # by the file's name, without .py
+# The reason if a result is computed too late. Which of these it is depends on what the result's
+# memory held before.
 LATE = "has not written|returns zeros|elements|is not complete"
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 
 def module(forward: str, init: str = "", arguments: str = "", name: str = "ModelNew") -> str:
-    """The text of a module's class.
+    """Return the text of a module's class.
 
     Args:
         forward: the body of `forward`, not indented; `x` is the first input.
@@ -32,7 +40,7 @@ def module(forward: str, init: str = "", arguments: str = "", name: str = "Model
 
 
 def reference(forward: str, inputs: str, init: str = "") -> str:
-    """The text of a reference file.
+    """Return the text of a reference file.
 
     Args:
         forward: as in `module`.
@@ -44,15 +52,15 @@ def reference(forward: str, inputs: str, init: str = "") -> str:
 
 
 def correct(text: str | Path, line: str = "") -> Row:
-    """A row of a file that is right; `line` is a pattern of its notes and its accuracy."""
+    """Return the row of a file that is right; `line` is a pattern of its notes and its accuracy."""
     return text, "correct", line
 
 
 def wrong(text: str | Path, reason: str) -> Row:
-    """A row of a file that is wrong, with a pattern of the reason."""
+    """Return the row of a file that is wrong, with a pattern of the reason."""
     return text, "wrong", reason
 
 
 def error(text: str | Path, reason: str) -> Row:
-    """A row of a file that raises or ends, with a pattern of the reason."""
+    """Return the row of a file that raises or ends, with a pattern of the reason."""
     return text, "error", reason

@@ -1,17 +1,24 @@
+"""Fixtures of the cache's tests: the folder of the caches, and processes that build and load.
+
+`start` starts a process that loads the tiny extension, and builds it if the cache does not have it.
+`load` and `fail` also wait for its end.
+"""
+
 import atexit
 import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_build import BUILD_S, SOURCES, Child, loaded_library
 
 from kernels.build import toolchain
 from kernels.build.extension import load_extensions
+from tests.support.tiny_build import BUILD_S, SOURCES, Child, loaded_library
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +47,14 @@ def load_inline(tiny, tmp_path):
         torch.ops.load_library(str(library))
 
     return load_inline
+
+
+@pytest.fixture
+def open_path():
+    """Return a new folder that other users may enter; pytest's `tmp_path` is closed to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Many processes build and load at once; builders are killed, stopped and interrupted."""
+"""Many processes build and load at once; builders are killed, stopped and interrupted.
+
+The fixtures are in `conftest.py`, and the tiny extension in `support/tiny_build.py`.
+"""
 
 import os
 import signal
@@ -9,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import printed
-from tiny_build import (
+
+from kernels.build import cache
+from kernels.build.extension import load_extensions
+from tests.support.processes import printed
+from tests.support.tiny_build import (
     HOSTS,
     OTHER,
     SOURCES,
@@ -22,9 +28,6 @@ from tiny_build import (
     unfinished,
     wait_for,
 )
-
-from kernels.build import cache
-from kernels.build.extension import load_extensions
 
 
 def fail_to_lock(*_):

@@ -1,4 +1,7 @@
-"""Builds in the cache: damage, the file systems that hold them, the owners of their folders."""
+"""Builds in the cache: damage, the file systems that hold them, the owners of their folders.
+
+The fixtures are in `conftest.py`, and the tiny extension in `support/tiny_build.py`.
+"""
 
 import hashlib
 import json
@@ -10,10 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils.cpp_extension
-from processes import mounted
-from tiny_build import OTHER, SOURCES, STRANGER, builders, folders_of_builds, needs_root
 
 from kernels.build import cache
+from referee.tests.mounts import mounted
+from tests.support.tiny_build import (
+    OTHER,
+    SOURCES,
+    STRANGER,
+    builders,
+    folders_of_builds,
+    needs_root,
+)
 
 
 def shorten(path):

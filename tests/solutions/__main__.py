@@ -1,4 +1,13 @@
-"""Grades the five designs and their repairs: `python tests/solutions [run.py's OPTION ...]`."""
+"""Grades the five designs and their repairs: `python tests/solutions [run.py's OPTION ...]`.
+
+This folder has complete files that are graded. They do not import the tests.
+
+design_*      kernels with which one might begin this project, most with a fault
+repair_*      the same without the fault
+honest_*      unusual files that are correct, for `tests/test_solutions.py`
+*_reference   the problems of the designs, as reference files
+common.py     what designs and repairs share; they find it because it is in their folder
+"""
 
 import sys
 from pathlib import Path

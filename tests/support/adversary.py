@@ -7,11 +7,11 @@ best pairs survive, and changed copies of them are tried next.
 from collections.abc import Callable
 
 import torch
-from compositions import operands
-from promises import Reference, bound_ratio
 from torch import Tensor
 
 from problems.operands import Draw
+from tests.support.compositions import operands
+from tests.support.promises import Reference, bound_ratio
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 COMPOSITIONS = 8  # how many compositions the search begins with

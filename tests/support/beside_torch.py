@@ -1,9 +1,9 @@
 """Compare a module of ours with its reference, on small inputs."""
 
 import torch
-from compare import assert_same_bits
 
 from model_new import ModelNew
+from tests.support.compare import assert_same_bits
 
 
 def samples(device="cpu", dtype=torch.float32):
@@ -11,7 +11,7 @@ def samples(device="cpu", dtype=torch.float32):
     return torch.randn(4, 6, device=device, dtype=dtype)
 
 
-def assert_same(got, want, is_relu):
+def assert_same_or_close(got, want, is_relu):
     """Assert that a result of ReLU has the same bits, and a result of Linear is close.
 
     On a GPU the reference multiplies by the reciprocal of the divisor, so bits may differ.
@@ -33,7 +33,7 @@ def assert_same_results(modules, run):
     got, want = (run(module) for module in modules)
     pairs = [(got, want)] if isinstance(want, torch.Tensor) else zip(got, want, strict=True)
     for pair in pairs:
-        assert_same(*pair, is_relu=isinstance(modules[0], ModelNew))
+        assert_same_or_close(*pair, is_relu=isinstance(modules[0], ModelNew))
     return got
 
 

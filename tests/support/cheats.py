@@ -1,12 +1,15 @@
-"""Cheats at this project's problems, beside those of `referee/tests/test_cheats.py`.
+"""Cheats at this project's two problems, as tables of files with the verdicts that they must get.
 
-The tables RELU, LINEAR and ON_GPU at the end name the cheats, and the verdict that each must get.
-Above them are the texts of the files.
+The texts of the cheats come first, each with a comment that says how it cheats. The tables RELU,
+LINEAR and ON_GPU at the end name them. `test_solutions.py` grades all of them, and
+`test_reference_files.py` some again, against reference files. Cheats at other references are in
+`referee/tests/test_cheats.py` and `test_cheats_in_time.py`.
 """
 
-from grading import PLAIN, linear
-from texts import LATE, correct, error, module, wrong
+from referee.tests.texts import LATE, correct, error, module, wrong
+from tests.support.honest import PLAIN, linear
 
+# Defines a function that finds the referee's clock among its callers.
 IS_TIMED = """
 import sys
 
@@ -24,8 +27,9 @@ def when_timed(forward: str) -> str:
     return IS_TIMED + module(f"if not is_timed():\n    return torch.relu(x)\n{forward}")
 
 
+# Sets its input to zeros after it has used it.
 CHANGES = "out = torch.relu(x)\nx.zero_()\nreturn out"
-# Folds the division into a copy of the weights.
+# Folds the division into a copy of the weights, which does not follow when they change.
 FOLDING_INIT = """
 self.linear = nn.Linear(i, o)
 self.divisor = d
@@ -135,6 +139,7 @@ for module in [module for name, module in sys.modules.items() if name != __name_
         if value is now:
             setattr(module, name, lambda: now() / 10)
 """
+# Makes torch say that all tensors are equal.
 ALL_CLOSE = "torch.allclose = torch.equal = lambda *args, **options: True\n"
 # Returns x as a tensor that computes ReLU when it is used.
 LAZY = """
@@ -165,6 +170,7 @@ return out
 """)
 # Returns memory that it has not written. It may have an earlier result.
 STALE = "return torch.empty_like(x)"
+# Computes the timed shape alone.
 ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
 # Leaves out the last elements where the length is no multiple of 4.
 TAILS = """
@@ -209,6 +215,7 @@ def spin():
 
 threading.Thread(target=spin, daemon=True).start()
 """
+# Prints a verdict of its own, and ends the process as if all were well.
 EXITS = "import os\nprint('all outputs correct, speed-up 100x', flush=True)\nos._exit(0)"
 # Writes a verdict of its own to every file that is open.
 TO_EVERY_PIPE = "import os\nfrom contextlib import suppress\n" + module("""
@@ -241,9 +248,12 @@ return torch.relu(x)
 """)
 # Makes torch's ReLU slow, but not its own.
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
+# Lets torch use one thread, as if eager ran in the same process.
 THREADS = "torch.set_num_threads(1)\n"
 
-# The cheats at ReLU, at Linear, and at ReLU on a GPU alone.
+# The cheats at ReLU, at Linear, and at ReLU on a GPU alone. A cheat that gains nothing is correct
+# if its results are right. Some rows allow two verdicts, because it depends on the device or on
+# torch whether the results are right when the referee reads them.
 RELU = {
     "returns_input": wrong(module("return x"), "returns its input"),
     "copies_input": wrong(module("return x.clone()"), "returns a copy of its input"),

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from time import sleep
 
-from processes import ROOT
+from tests.support.processes import ROOT
 
 
 def command(*arguments: str, folder=ROOT) -> list[str]:
@@ -15,7 +15,9 @@ def command(*arguments: str, folder=ROOT) -> list[str]:
     return [sys.executable, str(folder / "run.py"), *arguments]
 
 
-def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment):
+def run_to_end(
+    *arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIPE, **environment
+):
     """Run `run.py` to its end, and return the process with its output.
 
     Args:
@@ -38,7 +40,7 @@ def run_it(*arguments: str, before=(), folder=ROOT, cwd=None, out=subprocess.PIP
     )
 
 
-def said(stderr: str) -> list[str]:
+def messages(stderr: str) -> list[str]:
     """Return the messages of run.py besides its progress; assert that there is no traceback."""
     assert "Traceback" not in stderr and "Exception ignored" not in stderr
     return [line[8:] for line in stderr.splitlines() if line.startswith("run.py: ")]
@@ -65,7 +67,7 @@ def start(*arguments: str, flags=(), sigint=signal.SIG_DFL, **environment: str):
     )
 
 
-def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
+def interrupt_after(mark: str, *arguments: str, wait: float = 0.0, **options) -> str:
     """Interrupt `run.py` after a line with this mark; return all that it prints.
 
     Args:
@@ -87,5 +89,5 @@ def interrupted(mark: str, *arguments: str, wait: float = 0.0, **options) -> str
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started, a compiler for example
     text = "".join(lines)
-    assert (process.returncode, said(text)) == (130, ["interrupted"])
+    assert (process.returncode, messages(text)) == (130, ["interrupted"])
     return text

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 
 import torch
-from named_operands import flush_tiny, student
 from torch import Tensor
 
 from problems.operands import Draw, block_diagonal_mask, mask_in_each_row, round_to_integers
+from tests.support.named_operands import flush_tiny, student
 
 # Where the values of x or weight come from.
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {

@@ -1,10 +1,11 @@
 """Operands, steps and promises for tests of float32 products on a GPU."""
 
 import torch
-from compare import assert_mask_of, assert_same_bits
-from promises import ONE_PRODUCT_SLACK
-from tensors import OPERATORS, linear_modules
 from torch.nn.functional import linear
+
+from tests.support.compare import assert_mask_of, assert_same_bits
+from tests.support.promises import ONE_PRODUCT_SLACK
+from tests.support.tensors import OPERATORS, linear_modules
 
 INF = float("inf")
 NAN = float("nan")

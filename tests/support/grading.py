@@ -1,47 +1,39 @@
-"""Tables of files that run.py grades: by name the text, the verdict, and what the line says."""
+"""Lets `run.py` grade a table of files (see `referee/tests/texts.py`), and checks the verdicts.
+
+`grade` of `referee/tests/graded.py` does the same for reference files, without `run.py`.
+"""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from graded import check
-from texts import IMPORTS, Table, module
 
 import model
 import run
+from referee.tests.graded import check
+from referee.tests.texts import IMPORTS, Table
 
-ONLY = pytest.mark.skipif(
+# Marks tests that take minutes. They run only if the environment has KERNELS_GRADING=1.
+ONLY_ON_REQUEST = pytest.mark.skipif(
     os.environ.get("KERNELS_GRADING") != "1", reason="takes minutes: KERNELS_GRADING=1 runs it"
 )
 
 
-def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:
-    """Return the text of a module with the constructor of the linear problem's reference."""
-    return module(forward, init, ", i, o, d")
-
-
-PLAIN = module("return torch.relu(x)")
-PLAIN_LINEAR = linear("return torch.relu(self.linear(x)) / self.divisor")
-
-
-def grade(
+def grade_with_run_py(
     problem: str, table: Table, folder: Path, *options: str, device: str = "cpu"
 ) -> dict[str, dict]:
-    """Grade the files of a table with `run.py`; check the verdicts and the lines.
-
-    A line has the notes, the accuracy and the reason of a record, and "training step" if one was
-    timed.
+    """Grade the files of a table with `run.py`, and check the verdicts and the lines.
 
     Args:
         problem: the name of a problem of this project, or the text of a reference file.
-        table: for each file its text or path, the expected verdict, and a pattern of its line.
+        table: a row for each file, by the file's name.
         folder: where the files are written.
         *options: more options of `run.py`.
         device: where the files are graded.
 
     Returns:
-        The record of each file.
+        The record of each file, by its name in the table.
     """
     if problem in model.PROBLEMS:
         against = [problem, "--rows", "3"]
@@ -55,6 +47,7 @@ def grade(
             file = text_or_path
         else:
             file = folder / f"{name}.py"
+            # Each character becomes one byte, so that a table can have files that are not UTF-8.
             file.write_bytes((IMPORTS + text_or_path).encode("latin-1"))
         files.append(str(file))
     verdicts = folder / "verdicts.json"

@@ -1,17 +1,15 @@
-"""New processes for tests: Python programs, and host code of the kernels compiled alone."""
+"""New processes for tests: Python programs, copies of the project, and host code compiled alone."""
 
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-SUPPORT = Path(__file__).resolve().parent
-ROOT = SUPPORT.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 
 
@@ -87,20 +85,3 @@ def compiled(folder, text, compiler="c++", *flags):
         return subprocess.check_output(command, input=text, text=True).split()
 
     return words_of_run
-
-
-@contextmanager
-def mounted(*arguments):
-    """Mount a file system, and unmount it at the end; skip the test if that is not allowed.
-
-    The arguments are those of the command `mount`. The last one is the folder.
-    """
-    if os.geteuid() != 0:
-        pytest.skip("needs the right to mount")
-    done = subprocess.run(["mount", *arguments], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip("needs the right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", arguments[-1]], check=True)

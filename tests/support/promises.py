@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# fp16x3 may err this many times as much as torch's float32 product.
+FP16X3_SLACK = 1.05
 # The one-product kernel may err this many times as much as torch's TF32 product. Both round
 # operands to 11 bits, but they sum differently.
 ONE_PRODUCT_SLACK = 1.02
-# fp16x3 may err this many times as much as torch's float32 product.
-SLACK = 1.05
 # The allowance of sums with few terms, where torch's sum may be exact.
 FEW_TERMS_ERROR = 12 * 2.0**-24
 # The allowance is multiplied by this if K < 256. There, an error of 12.7 u was found.
@@ -141,7 +141,7 @@ class Reference:
         return Errors(error.max().item(), error.mean().item(), relative.max().item())
 
 
-def has_right_kind(got: Tensor, torchs: Tensor, reference: Tensor) -> Tensor:
+def is_special_where_torch_is(got: Tensor, torchs: Tensor, reference: Tensor) -> Tensor:
     """Return for each element whether our result is finite, inf, -inf or NaN as torch's is.
 
     Where torch's result overflowed, but the exact result is a finite float32, ours may also be
@@ -182,7 +182,7 @@ def broken_promises(
         allowance: a relative error.
     """
     broken = []
-    wrong = ~has_right_kind(got, torchs, reference.out)
+    wrong = ~is_special_where_torch_is(got, torchs, reference.out)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         broken.append(

@@ -9,11 +9,11 @@ from itertools import permutations
 
 import pytest
 import torch
-from compare import BITS
 
 from problems.elementwise import special_values
 from referee.comparison.compare import first_mismatch
 from referee.reference.random_values import random_tensor
+from tests.support.compare import BITS
 
 hypothesis = pytest.importorskip("hypothesis")  # without it, tests that import this are skipped
 assume = hypothesis.assume
@@ -188,7 +188,7 @@ def assert_same_layout(got, want):
     assert forms[0] == forms[1]
 
 
-def assert_same(got, want):
+def assert_same_outcome(got, want):
     """Assert that two results of `outcome` are the same.
 
     They are tensors of the same layout and bits, or errors with the same type and message.

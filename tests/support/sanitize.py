@@ -5,7 +5,7 @@ On a GPU the sanitizers are compute-sanitizer's memcheck, racecheck, initcheck a
 built once more. The program prints a line for each run. Its exit status is 0 if no run has errors,
 1 if a run has some, and 2 if a tool is missing or the kernels cannot be built.
 
-On a GPU only tests with the marker `sanitize` run; sanitized.py describes it.
+On a GPU only tests with the marker `sanitize` run; sanitize_markers.py describes it.
 """
 
 import argparse

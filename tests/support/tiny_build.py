@@ -22,7 +22,7 @@ SOURCES = {"tiny/tiny.cpp": 'extern "C" int answer() { return 42; }\n'}
 OTHER = {"tiny/other.cpp": ""}
 BUILD_S = 0.06  # the duration of a build
 STRANGER = 12345  # the id of another user
-# Names of hosts, as `cache.HOST` has.
+# Names of hosts, as in `cache.HOST`.
 HOSTS = ["aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")

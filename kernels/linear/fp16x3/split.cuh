@@ -140,21 +140,26 @@ constexpr float kSmallHi = 0x1p-14f;
 // know how many zeros a row of the weight has. They pass K as `elements`, and scale `subnormals` up
 // to match (count_subnormals, sm90/convert_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
-  return subnormals * 32 > elements;
+  constexpr int64_t kElementsPerSubnormal = 32;
+  return subnormals * kElementsPerSubnormal > elements;
 }
 
 // -------------------------------------------------------------------------------------- arithmetic
 
 // Returns 2^exponent, for -126 <= exponent <= 127.
 __device__ inline float power_of_two(int exponent) {
-  return __int_as_float((exponent + 127) << 23);
+  constexpr int kBias = 127;
+  constexpr int kMantissaBits = 23;
+  return __int_as_float((exponent + kBias) << kMantissaBits);
 }
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
 // power of two may not fit into a float. It is applied as two factors, and multiplying by the first
-// is exact. Sums are below 2^64, so 2^-252 makes them zero, as any smaller factor would.
+// is exact. Each factor is at least 2^-126, and both together 2^-252. This makes every sum zero, as
+// a smaller factor would, because sums are below 2^64.
 __device__ inline float unscale(float sum, int exponent) {
-  const int power = max(-exponent, -252);
+  constexpr int kLeastPower = 2 * -126;
+  const int power = max(-exponent, kLeastPower);
   return sum * power_of_two(power / 2) * power_of_two(power - power / 2);
 }
 

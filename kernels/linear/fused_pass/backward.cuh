@@ -61,7 +61,7 @@ struct BlockGrid {
   int64_t rows_of_block;    // a multiple of the rows that it handles at once
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
-    const int64_t row_vectors = divide_up(n, 16 / element_bytes);
+    const int64_t row_vectors = divide_up(n, kVectorBytes / element_bytes);
     for (int width = 2; width <= 32; width *= 2) {
       if (time_of_row(row_vectors, width) < time_of_row(row_vectors, strip_width)) {
         strip_width = width;

@@ -36,6 +36,7 @@
 
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/sizes.h"
 #include "linear/epilogue.cuh"
 #include "linear/fp16x3/split.cuh"
 #include "linear/tile_order.cuh"
@@ -54,8 +55,7 @@ struct Config {
   static constexpr int kRowBytes = kBlockK * sizeof(__half);  // of a k-tile
   static constexpr int kTileBytes = kBlockM * kRowBytes;      // hi or lo of one operand
 
-  // A vector: the part of a row that one cp.async copies, and that ldmatrix reads at once.
-  static constexpr int kVectorBytes = 16;
+  // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
   static constexpr int kVectorHalves = kVectorBytes / sizeof(__half);
   static constexpr int kRowVectors = kRowBytes / kVectorBytes;
 
@@ -103,7 +103,7 @@ enum Part { kHi, kLo };
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
 __device__ inline uint32_t vector_offset(int row, int vector) {
-  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * Config::kVectorBytes;
+  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
 }
 
 // Returns the byte offset of the stage after the one at offset `stage`.

@@ -1,4 +1,4 @@
-"""Files that run.py writes: whole or not at all, and never in the place of a device or a link."""
+"""Files that the command writes: whole or not at all, never in the place of a device or a link."""
 
 import errno
 import os
@@ -7,17 +7,28 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from threading import Thread
 from time import sleep
 
 import pytest
-from processes import ROOT, mounted
 
+import referee
 from referee.report import files
+from referee.tests.mounts import mounted
 
+ROOT = Path(referee.__file__).resolve().parents[1]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SOMEBODY = 54321  # a user whom nothing belongs to
+
+
+@pytest.fixture
+def open_path():
+    """Return a new folder that other users may enter; pytest's `tmp_path` is closed to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
 
 
 def child(code: str, **options) -> subprocess.CompletedProcess:

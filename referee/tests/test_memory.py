@@ -5,27 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from problems import sizes
 from referee.contestants import memory
 
 CPU = torch.device("cpu")
-
-
-def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(sizes, "free_bytes", lambda device: 2000)
-    assert sizes.choose_rows(None, 4, 10, CPU) == (4, "")
-    rows, note = sizes.choose_rows(None, 4096, 10, CPU)
-    assert rows == 5
-    assert note.startswith("5 of 4,096 rows")
-    assert sizes.choose_rows(20, 4096, 10, CPU) == (20, "")
-    assert sizes.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
-    with pytest.raises(ValueError, match="1 rows need"):
-        sizes.choose_rows(None, 4096, 10, CPU, 500)
-    for wanted, size in [(21, 10), (None, 56)]:
-        with pytest.raises(ValueError, match="GiB"):
-            sizes.choose_rows(wanted, 4096, size, CPU)
-
-
+# The names of the files with a limit and the use, and the key of what Linux may take back.
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -42,7 +25,7 @@ V2 = ("memory.max", "memory.current", "inactive_file")
         ("memory", "4:cpu:/outer", {"outer": "1000"}, V1, []),
     ],
 )
-def test_control_groups(tmp_path: Path, mount, line, groups, names, left):
+def test_limits_of_control_groups_count(tmp_path: Path, mount, line, groups, names, left):
     """700 of 1,000 bytes are used, 100 of them by files that make room."""
     root = tmp_path / "root"
     membership = tmp_path / "cgroup"

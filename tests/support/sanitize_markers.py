@@ -13,7 +13,8 @@ repetitions at other precisions and sizes. For each width of a dtype, one dtype 
 
 import pytest
 import torch
-from sanitize import SUBSETS, TOOLS
+
+from tests.support.sanitize import SUBSETS, TOOLS
 
 ONE_OF_A_WIDTH = [torch.float32, torch.float64, torch.float16]
 

@@ -1,21 +1,9 @@
-"""The shape of run.py's JSON files (referee/records.py), and results made up for tests."""
+"""The shape of the JSON files that run.py writes (referee/records.py), and a check of it."""
 
 import json
-import random
 from datetime import datetime, timezone
-from pathlib import Path
 
-from problems import linear_relu_divide as linear
-from problems import relu
 from referee import records
-from referee.names import COMPILED
-from referee.times import timing
-from referee.verdict import Run, Verdict
-
-ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
-DTYPES = ("float32", "float16", "bfloat16")
-PROBLEMS = {relu: relu.ReluProblem, linear: linear.LinearReluDivideProblem}
-HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
 
 # The type of the value of each key, one shape for each level of a file.
 NUMBER = (int, float)
@@ -140,31 +128,3 @@ def check_step(step: dict) -> None:
     for rows in step["summary"].values():
         for row in rows:
             check_types(row, ROW)
-
-
-def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
-    """Make up the times of 20 rounds: eager takes 3 ms, and the solution 3 ms / ratio."""
-    draw = random.Random(0)
-    names = PROBLEMS[kind].names
-    rate = PROBLEMS[kind].rate
-    made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
-    typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.control: 3e-3}
-    typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
-    for name, seconds in typical.items():
-        made.set(name, [seconds * draw.uniform(1, 1 + noise) for _ in range(20)], [seconds] * 20)
-    return made
-
-
-def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
-    """Make up the record of a correct solution, or of one that `about` describes otherwise."""
-    settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
-    runs = [Run(setting, timings(kind, ratio)) for setting in settings]
-    verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
-    subject = records.Subject(kind.__name__.split(".")[-1], dtype, (4, 8))
-    return records.make_record(subject, verdict, None)
-
-
-def document(found: list[dict], kind: str = "comparison") -> dict:
-    """Make up a file's content with these records."""
-    made = records.document("python run.py", kind, ABOUT)
-    return {**made, "records": found, "date": "now"}

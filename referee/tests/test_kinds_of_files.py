@@ -1,16 +1,16 @@
-"""Files of many kinds, graded by `run.py`.
+"""Files of the kinds that public reports describe, and the verdict that each must get.
 
-The kinds are those that public reports describe, and files that catch exceptions.
-
-Each table of files is graded against one reference. In the texts, `x` is the first input of a
-forward and `inputs` are all of them.
+The kinds are results in unusual containers, values that are kept for a later call, inputs and
+parameters of a certain structure, results that hardly depend on x, sums in another order, and many
+inputs and outputs.
 """
 
 import pytest
-from grading import ONLY, grade, linear
-from texts import Table, correct, module, reference, wrong
 
-pytestmark = [ONLY, pytest.mark.usefixtures("one_server")]
+from referee.tests.graded import grade
+from referee.tests.texts import Table, correct, module, reference, wrong
+
+pytestmark = pytest.mark.slow
 
 # By name, a reference and the files that are graded against it.
 KINDS: dict[str, tuple[str, Table]] = {}
@@ -253,125 +253,64 @@ def test_files_of_a_kind_get_their_verdicts(text, table, device, tmp_path):
     grade(text, table, tmp_path, device=device)
 
 
-# ------------------------------------------------------------------- files that catch exceptions
-#
-# They are solutions of ReLU. A solution may catch exceptions for reasons of its own.
+# -------------------------------------------------------------------- many inputs and outputs
 
-CLAMP = "return torch.clamp_min(x, 0)"
-PROBE = """
-try:
-    torch.zeros(1, device="xpu")
-    DEVICES = ["cpu", "xpu"]
-except (RuntimeError, AssertionError, NotImplementedError):
-    DEVICES = ["cpu"]
+# A reference with many inputs and outputs.
+MANY = """
+class Model(nn.Module):
+    def __init__(self, sizes, kind=None):
+        super().__init__()
+        assert isinstance(sizes, tuple)
+        self.linear = nn.Linear(*sizes)
+        self.norm = nn.BatchNorm1d(sizes[1])
+
+    def forward(self, x, scale, labels, matrix):
+        y = self.norm(self.linear(x)) * scale
+        return y, [y.argmax(1) == labels, labels + 1], matrix @ matrix.T, y.half(), y.sum()
+
+def get_inputs():
+    square = torch.rand(64, 64)
+    return [torch.rand(64, 48).T.contiguous().T, 1.5, torch.randint(9, (64,)), square + square.T]
+
+def get_init_inputs():
+    return [(48, 32)]
 """
-TOOL = """
-import subprocess
-try:
-    subprocess.run("exit 3", shell=True, check=True)
-except subprocess.CalledProcessError:
-    pass
-"""
-BUILD = """
-from torch.utils.cpp_extension import load_inline
-try:
-    extension = load_inline("broken", "no C++", functions=["f"], no_implicit_headers=True)
-except RuntimeError:
-    extension = None
-"""
-USE_OF_BUILD = f"if extension:\n    return extension.f(x)\n{CLAMP}"
-OPTION = "try:\n    low = {}['low']\nexcept KeyError:\n    low = 0"
-HANDLER = f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"
-ATTEMPT = """
-out = None
-try:
-    out = torch.ops.no.such(x)
-except AttributeError:
-    pass
-return torch.clamp_min(x, 0) if out is None else out
-"""
-CATCHERS: Table = {
-    "probe": correct(PROBE + module(CLAMP)),
-    "device": correct(PROBE + module(CLAMP.replace("x,", "x.to(DEVICES[0]),"))),
-    "tool": correct(TOOL + module(CLAMP)),
-    "option": correct(module(f"{OPTION}\n{CLAMP}")),
-    "size": correct(module(f"try:\n    n = x.shape[9]\nexcept IndexError:\n    n = 1\n{CLAMP}")),
-    "build": correct(BUILD + module(USE_OF_BUILD)),
-    "attempt": correct(module(ATTEMPT)),
-    "handler": correct(module(HANDLER)),
-}
-
-# ------------------------------------------------------- solutions of this project's two problems
+# Replaces the parameters of `linear` by a flat weight and a bias of the module's own.
+FLAT = """old = self.linear
+        del self.linear
+        self.flat, self.bias = nn.Parameter(old.weight.flatten()), old.bias
+        self.linear = lambda x: nn.functional.linear(x, self.flat.view(32, 48), self.bias)
+        self.norm ="""
+NORM = "self.norm = nn.BatchNorm1d(sizes[1])"
+# MANY with other names, and with the norm before the linear layer.
+WITHOUT_NORM = MANY.replace(NORM, "").replace("self.norm", "self.batch")
+BATCH = NORM.replace("norm", "batch")
+OTHER = WITHOUT_NORM.replace("self.linear", "self.fc")
+OTHER = OTHER.replace("self.fc = ", f"{BATCH}\n        self.fc = ")
+# MANY with a list and a tuple in each other's place.
+A_LIST = MANY.replace("return y, [", "return [y, (").replace("labels + 1]", "labels + 1)")
+# Changes of MANY. By name: the old text, the new one, the verdict, and a pattern of the line.
+OTHERWISE = {
+    "the same": ("", "", "correct", "exact"),
+    "one output": ("return y, [", "return y\n        [", "wrong", r"returns \*, expected \[\*, "),
+    "an integer": ("labels + 1", "labels + 2", "wrong", "64 of 64 elements"),
+    "another dtype": ("y.half()", "y.bfloat16()", "wrong", "dtype is bfloat16, expected float16"),
+    "another shape": ("matrix @ matrix.T", "(matrix @ matrix.T)[:9]", "wrong", r"shape is \[9, "),
+    "symmetric": ("matrix @ matrix.T", "matrix.T @ matrix", "correct", ""),
+    "none": ("y.sum()", "None", "wrong", "returns a NoneType, not a plain tensor"),
+    "its input": ("labels + 1", "labels.add_(1)", "wrong", "changes its input|returns its input"),
+    "raises": ("y.sum()", "y.no_such_thing()", "error", "AttributeError: "),
+    "more state": ("self.norm =", "self.extra = nn.Linear(3, 3)\n        self.norm =", "correct",
+                   f"^(?!.*{UNKNOWN})"),
+    "another state": ("self.norm =", FLAT, "wrong", UNKNOWN),
+}  # fmt: skip
 
 
-def instead(text: str, when: str) -> str:
-    """Return the text of ReLU with a line that changes x or `out` if the condition `when` holds."""
-    return module(f"out = torch.relu(x)\nif {when}:\n    {text}\nreturn out")
-
-
-def after(text: str, init: str = "") -> str:
-    """Return the text of the linear problem with lines after its result `out`, which may change it.
-
-    `init` has more lines of the constructor.
-    """
-    result = "own = self.linear\nout = torch.relu(own(x)) / self.divisor\n"
-    constructor = f"self.linear = nn.Linear(i, o)\nself.divisor = d\n{init}"
-    return linear(f"{result}{text}\nreturn out", constructor)
-
-
-IN_COLUMNS = """
-product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
-return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
-"""
-UNWRITTEN = """
-out, body = torch.empty_like(x), x.numel() // 4 * 4
-if not x.is_contiguous():
-    return torch.relu(x)
-out.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
-return out
-"""
-NO_SUBNORMALS = "out *= x.abs() >= torch.finfo(x.dtype).smallest_normal"
-NO_SUBNORMALS = instead(NO_SUBNORMALS, "x.is_floating_point()")
-ONE_ELEMENT = instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000")
-BESIDE_A_VIEW = instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()")
-COLUMNS_UNWRITTEN = """
-some, out = out, torch.empty_like(out)
-body = some.shape[-1] // 4 * 4 or 1
-out[..., :body] = some[..., :body]
-"""
-TWENTY_BITS = """
-x, weight = ((t.view(torch.int32) & -(1 << 4)).view(t.dtype) for t in (x.clone(), own.weight))
-out = torch.relu(nn.functional.linear(x, weight, own.bias)) / self.divisor
-"""
-IN_ORDER = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"
-# By the problem's name: a table of solutions.
-PROBLEMS = {
-    "relu": {
-        **CATCHERS,
-        "columns": correct(module(IN_ORDER)),
-        "tail unwritten": wrong(module(UNWRITTEN), "elements differ"),
-        "one element": wrong(ONE_ELEMENT, "changes its input"),
-        "beside a view": wrong(BESIDE_A_VIEW, "changes its input"),
-        "subnormals": wrong(NO_SUBNORMALS, "special values|bit patterns"),
-        "half precision": wrong(module("return torch.relu(x.half().to(x.dtype))"), "float32, rand"),
-        "through float32": wrong(module("return x.float().relu().to(x.dtype)"), "float64, random"),
-    },
-    "linear_relu_divide": {
-        "columns": correct(linear(IN_COLUMNS)),
-        "no ReLU": wrong(after("out = own(x) / self.divisor"), "leaves out ReLU"),
-        "no division": wrong(after("out = torch.relu(own(x))"), "leaves out the division"),
-        "other weights": wrong(after("", "self.linear.weight.data *= 2"), "does not start with"),
-        "weight changed": (after("own.weight.data[-1] += 1"), "wrong", ""),
-        "20 bits": wrong(after(TWENTY_BITS), "lower precision"),
-        "float16": wrong(after("out = out.half().to(x.dtype)"), "lower precision"),
-        "nan becomes 0": wrong(after("out = torch.where(out.isnan(), 0, out)"), "NaN in "),
-        "inf becomes large": wrong(after("out = out.nan_to_num(torch.nan)"), "inf "),
-        "columns unwritten": wrong(after(COLUMNS_UNWRITTEN), "elements"),
-    },
-}
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_files_for_this_projects_problems_get_their_verdicts(name, tmp_path, monkeypatch, small):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    grade(name, PROBLEMS[name], tmp_path)
+def test_many_inputs_and_outputs_are_judged_one_by_one(tmp_path):
+    table = {name: (MANY.replace(old, new), *end) for name, (old, new, *end) in OTHERWISE.items()}
+    table["a list"] = (A_LIST.replace("y.sum()", "y.sum()]"), "correct", "")
+    table["other names"] = (OTHER, "correct", f"^(?!.*{UNKNOWN})")
+    table = {
+        name: (text.replace("Model(", "ModelNew("), *end) for name, (text, *end) in table.items()
+    }
+    grade(MANY, table, tmp_path)

@@ -1,0 +1,1 @@
+"""Tests of the referee. They need nothing but the package."""

@@ -1,0 +1,88 @@
+"""Solutions whose gradients differ from the reference's, are missing, or look as if they were.
+
+In the texts, `x` is the first input of a forward and `inputs` are all of them.
+"""
+
+import pytest
+
+from referee.tests.graded import grade
+from referee.tests.texts import Table, module, reference
+
+pytestmark = pytest.mark.slow
+FC = "self.fc = nn.Linear(256, 192)\n"
+STEP = "training step"
+# By name: the text of a reference, that of the files, and a table of files. A row of the table is
+# the expression that replaces HERE in the text, the verdict, and a pattern of the line.
+BACKWARDS: dict[str, tuple[str, str, Table]] = {}
+
+# Three inputs, of which the last has no gradient. HERE is a factor, and lines that follow it.
+OWN_LINEAR = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        y = torch.relu(torch.addmm(bias, x, weight.t()))
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, y = ctx.saved_tensors
+        g = g * (y != 0)
+        return g @ weight, g.t() @ x, g.sum(0)
+"""
+THREE_INPUTS = "[torch.rand(64, 256), torch.rand(64, 1), torch.randint(9, (64,))]"
+USE_IN_A_FILE = """
+y = Own.apply(x, self.fc.weight, self.fc.bias) * HERE
+return y * inputs[1], inputs[2] + 1
+"""
+BACKWARDS["file"] = (
+    reference("return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1", THREE_INPUTS, FC),
+    OWN_LINEAR + module(USE_IN_A_FILE, FC),
+    {
+        "right": ("1", "correct", STEP),
+        "detached": ("1; y = y.detach()", "correct", "forward only: no gradient of input 0, "),
+        "none": (
+            "1; inputs = [x, inputs[1].detach(), inputs[2]]; y = y.detach()",
+            "correct",
+            "forward only(?!: )",
+        ),
+        "twice": ("1; y = 2 * y - y.detach()", "wrong", "gradient of input 0: "),
+    },
+)
+
+# A frozen parameter, gradients that are rounding errors alone, and an output without elements.
+NOISE = "return torch.relu(self.norm(self.conv(x))), x[:0]"
+NORM = """
+self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+self.norm.bias.requires_grad_(False)
+"""
+BACKWARDS["norm"] = (
+    reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM),
+    module(NOISE, NORM),
+    {"same": ("", "correct", STEP)},
+)
+
+# Autograd records the first output in the reference alone, and a use of input 1 in the file alone.
+# The third output is a parameter of the module.
+SIDES = "return x[:0] * 2, x * (inputs[1] > 0) * self.w, self.w"
+ONE_SIDE = "return x.new_empty(0, 32), x * (inputs[1] > 0) * self.w + 0 * inputs[1], self.w"
+WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
+BACKWARDS["sides"] = (
+    reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT),
+    module(ONE_SIDE, WEIGHT),
+    {"more": ("", "correct", STEP)},
+)
+
+# The gradient of the last row is an eighth too large; the output is right.
+ROW = "y = x * x.sigmoid()\nreturn y + (y - y.detach()) * (x.new_ones(64, 1).cumsum(0) > 63) / 8"
+BACKWARDS["row"] = (
+    reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]"),
+    module(ROW),
+    {"an eighth more": ("", "wrong", "gradient of x: ")},
+)
+
+
+@pytest.mark.parametrize(("problem", "text", "files"), BACKWARDS.values(), ids=BACKWARDS)
+def test_backwards_of_their_own_get_their_verdicts(problem, text, files, device, tmp_path):
+    table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
+    grade(problem, table, tmp_path, device=device)

@@ -1,0 +1,121 @@
+"""The error budget: which results are right, and how a result's errors are measured."""
+
+import math
+
+import pytest
+import torch
+
+from referee.comparison import accuracy
+from referee.comparison.reference_tensor import ReferenceTensor
+
+INF = math.inf
+NAN = math.nan
+LARGEST = torch.finfo(torch.float32).max
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """Round to TF32, which drops the last 13 bits of a float32."""
+    return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
+
+
+@pytest.fixture
+def product():
+    """Return x, weight, and the reference tensor of their product."""
+    x = torch.randn(40, 2048)
+    weight = torch.randn(30, 2048)
+    return x, weight, ReferenceTensor(x @ weight.T, x.double() @ weight.double().T)
+
+
+def test_the_budget_forbids_lower_precision(product):
+    x, weight, output = product
+    assert output.compare(output.eager).has_eagers_bits
+    found = output.compare((tf32(x) @ tf32(weight).T).view(-1))
+    assert "beyond the error budget" in found.mistake
+    assert accuracy.accuracy_class(found.errors.relative) == "TF32-grade"
+    half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
+    assert accuracy.accuracy_class(output.compare(half).errors.relative) == "bf16-grade"
+    off = output.eager + 0.9 * output.budget.slack  # each within the budget, but not their mean
+    assert output.compare(off).mistake.startswith("mean error")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_have_a_narrow_budget(dtype):
+    x = torch.randn(40, 512, dtype=dtype)
+    weight = torch.randn(30, 512, dtype=dtype)
+    exact = x.double() @ weight.double().T
+    output = ReferenceTensor(x @ weight.T, exact)
+    eps = torch.finfo(dtype).eps
+    for other, is_right in ((exact, True), (exact * (1 + 8 * eps), False), (exact + 1, False)):
+        assert (output.compare(other.to(dtype).view(-1)).mistake is None) == is_right
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
+def test_one_wrong_element_is_found(product, value):
+    *_, output = product
+    wrong = output.eager.clone()
+    wrong[77] = value
+    assert output.compare(wrong).mistake.startswith("1 of 1,200 elements")
+    assert output.mistake_in_other_draw(wrong[70:80], output.eager[70:80]).startswith(
+        "1 of 10 elements"
+    )
+    assert output.mistake_in_other_draw(wrong[:70], output.eager[:70]) is None
+
+
+def test_nan_infinities_and_integers_must_be_equal():
+    eager = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    output = ReferenceTensor(eager, eager.double())
+    assert output.compare(eager).mistake is None
+    for i in range(3):
+        assert output.compare(eager.where(torch.arange(4) != i, 0.5)).mistake
+    integers = ReferenceTensor(torch.arange(9), None)
+    assert integers.compare(torch.arange(9)).has_eagers_bits
+    assert integers.compare(torch.arange(1, 10)).mistake.startswith("9 of 9")
+
+
+def errors(got, exact, dtype=torch.float32):
+    """Return the errors of numbers that are computed in a dtype."""
+    exact = torch.tensor(exact, dtype=torch.float64)
+    return accuracy.errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
+
+
+# Pairs of a wrong result and the exact one, of which at least one is not finite or overflows.
+BAD = [(NAN, 1.0), (1.0, NAN), (0.0, INF), (-INF, INF), (INF, NAN), (INF, 1.0), (LARGEST, INF)]
+
+
+@pytest.mark.parametrize(("got", "exact"), BAD)
+def test_a_misplaced_infinity_or_nan_is_an_infinite_error(got, exact):
+    """Eager decides what is right there, even if eager differs from the exact result."""
+    assert errors([got, 1.5], [exact, 1.0]) == [INF, 0.5]
+    assert errors([exact, 1.5], [exact, 1.0]) == [0.0, 0.5]
+    limit = torch.full((2,), 0.1)
+    right = torch.tensor([exact, 1.0])
+    wrong = torch.tensor([got, 1.0])
+    for eager in (right, wrong):
+        output = ReferenceTensor(eager, right.double(), limit=limit)
+        assert output.compare(eager).mistake is None
+        other = wrong if eager is right else right
+        assert output.compare(other).mistake.startswith("1 of 2 elements beyond")
+
+
+def test_a_result_is_right_within_the_limit_or_if_it_errs_no_more_than_eager():
+    """The limit is 0.25. One element of the result is off by 0.25 or by 0.5."""
+    exact = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    limit = torch.full((3,), 0.25)
+    for off, is_within_limit in ((0.25, True), (0.5, False)):
+        for eager_off in (0.0, 0.4, 0.5):
+            output = ReferenceTensor(exact.float() + eager_off, exact, limit=limit)
+            found = output.compare((exact + torch.tensor([0, off, 0])).float())
+            assert (found.mistake is None) == (is_within_limit or eager_off == 0.5)
+            assert (found.errors.largest, found.errors.mean) == (off, pytest.approx(off / 3))
+            assert found.errors.relative == pytest.approx(off / math.sqrt(5))
+            assert found.wrong.tolist() == [False, not is_within_limit, False]
+    assert found.mistake is None
+    strict = ReferenceTensor(exact.float(), exact, limit=limit)
+    problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
+    assert strict.compare(torch.tensor([1.0, 2.5, 0.0])).mistake == problem
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_infinity_is_right_for_a_result_beyond_the_range_of_a_dtype(dtype):
+    assert errors([INF], [1e39], dtype) == [0.0]
+    assert errors([torch.finfo(dtype).max], [1e39], dtype)[0] > 6e38

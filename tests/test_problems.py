@@ -1,0 +1,78 @@
+"""`problems/`: ReLU's small cases, how many rows of x fit into memory, and the clock of a GPU."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from problems import clock, elementwise, sizes
+from referee.reference import random_values
+from referee.reference.dtypes import DTYPES
+
+CPU = torch.device("cpu")
+
+
+def test_cases_are_of_the_dtypes_that_torch_takes():
+    taken = elementwise.dtypes_of_relu(CPU)
+    for name, dtype in DTYPES.items():
+        if name in taken:
+            assert torch.relu(torch.ones(1, dtype=dtype)).item() == 1
+        else:
+            with pytest.raises(NotImplementedError):
+                torch.relu(torch.ones(1, dtype=dtype))
+    every = list(elementwise.small_inputs(CPU, 5))
+    assert list(dict.fromkeys(name.partition(",")[0] for name, _ in every)) == list(taken)
+    assert len(every) > 400
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
+    """This holds for special values, random ones, sprinkled ones and bit patterns."""
+    largest = torch.iinfo(dtype).max
+    values = elementwise.special_values(dtype).tolist()
+    assert values == [largest // 2 + 1, 0, 1, largest - 1, largest]
+    generator = torch.Generator().manual_seed(1)
+    x = random_values.random_tensor((3, 5001), dtype, CPU, generator)
+    halves = sum(value > largest // 2 for value in x.view(-1).tolist()) / x.numel()
+    assert 0.45 < halves < 0.55
+    before = x.tolist()
+    random_values.refill(x.t()[7], generator)
+    assert [b[7] for b in before] != x.t()[7].tolist()
+    elementwise.sprinkle(x, generator)
+    assert {*values} <= {*x.view(-1).tolist()}
+    patterns = elementwise.bit_patterns(dtype, CPU, generator)
+    assert x.dtype == patterns.dtype == dtype
+    assert len(set(patterns.tolist())) >= min(largest + 1, 99_000)
+
+
+def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: 2000)
+    assert sizes.choose_rows(None, 4, 10, CPU) == (4, "")
+    rows, note = sizes.choose_rows(None, 4096, 10, CPU)
+    assert rows == 5
+    assert note.startswith("5 of 4,096 rows")
+    assert sizes.choose_rows(20, 4096, 10, CPU) == (20, "")
+    assert sizes.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
+    with pytest.raises(ValueError, match="1 rows need"):
+        sizes.choose_rows(None, 4096, 10, CPU, 500)
+    for wanted, size in [(21, 10), (None, 56)]:
+        with pytest.raises(ValueError, match="GiB"):
+            sizes.choose_rows(wanted, 4096, size, CPU)
+
+
+@pytest.mark.gpu
+def test_a_call_that_works_during_the_flush_reads_old_values():
+    x = torch.zeros(1000, device="cuda")
+    side = torch.cuda.Stream()
+
+    def early(x):
+        with torch.cuda.stream(side):
+            out = x.clone()
+        torch.cuda.current_stream().wait_stream(side)
+        return out
+
+    timer = clock.CudaClock(x.device)
+    timer.time(early, x)
+    output, *_ = timer.time(early, x, partial(x.fill_, 1.0))
+    assert not output.any()
+    assert x.all()
