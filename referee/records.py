@@ -2,9 +2,9 @@
 
 A document is the content of a JSON file. Its records are nested like this:
 
-    document           a run of the command
+    document           a command's results
       records          a file on a problem, in one dtype and size
-        runs           a precision setting
+        runs           what was timed under one precision setting
           forward      "summary": a row for each timed call; "seconds": all samples
           step         the same of a training step, or None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from referee.comparison.accuracy import Errors
 from referee.contestants.errors import (
     EndedError,
     ForgedError,
@@ -139,6 +140,25 @@ class Verdict:
     runs: list[Run] = field(default_factory=list)
     details: str = ""
     has_traceback: bool = False
+
+    def note_errors(
+        self, name: str, setting: str, quantity: str, solution: Errors, eager: Errors
+    ) -> None:
+        """Add a row to `errors`.
+
+        Args:
+            name: the row's name.
+            setting: the precision of float32 products.
+            quantity: the result that has the errors: "output", or "gradient of x" for example.
+            solution: the errors of the solution's result against float64.
+            eager: the errors of eager's.
+        """
+        row: dict[str, object] = {"name": name, "setting": setting, "quantity": quantity}
+        for owner, errors in (("solution", solution), ("reference", eager)):
+            row[f"{owner}_max"] = errors.largest
+            row[f"{owner}_mean"] = errors.mean
+            row[f"{owner}_relative"] = errors.relative
+        self.errors.append(row)
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
 differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
 the outputs' gradients are zero there. Otherwise gradients are compared in several steps, whose
-inputs have these places elsewhere. "Gradients of timed steps" in README.md explains the rules by
+inputs have these places elsewhere. "Gradients of timed steps" in INTERNALS.md explains the rules by
 which a gradient is then wrong:
 
     far off in one step         its relative error is large

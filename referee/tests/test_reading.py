@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.checks.forward import check_complete
+from referee.checks.results import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.results import describe, flatten

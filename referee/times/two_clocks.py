@@ -1,7 +1,7 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
 A process can falsify its own clock. The referee's clock includes the overhead of a request. "Two
-clocks" in README.md has an example, and the rules by which a time follows from both.
+clocks" in INTERNALS.md has an example, and the rules by which a time follows from both.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        README's "Two clocks" has three cases, of which the first that applies decides:
+        INTERNALS.md, "Two clocks", has three cases, of which the first that applies decides:
 
         1. The process's clock is false. The seconds are the referee's, less the overhead of the
            fastest empty request, but at least `fastest_call`.

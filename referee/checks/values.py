@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from referee.checks.forward import check_case, check_intact, check_results, read_result
+from referee.checks.forward import check_case
+from referee.checks.intact import check_intact
+from referee.checks.results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.contestants.memory import free_bytes
@@ -44,7 +46,8 @@ def check_values(grading: Grading) -> None:
     eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        note_errors(grading, _label(grading), "output", compared.last_errors, eager)
+        setting = grading.problem.setting
+        grading.verdict.note_errors(_label(grading), setting, "output", compared.last_errors, eager)
     _check_results_stay(grading)
 
 
@@ -112,30 +115,6 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
         raise NotCorrectError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def note_errors(
-    grading: Grading, name: str, quantity: str, solution: Errors, eager: Errors
-) -> None:
-    """Add the solution's and eager's errors against float64 to the verdict's table.
-
-    Args:
-        grading: the file under grading.
-        name: the name of the row.
-        quantity: the result that has the errors: "output", or "gradient of x" for example.
-        solution: the errors of the solution's result.
-        eager: the errors of eager's result.
-    """
-    row: dict[str, object] = {
-        "name": name,
-        "setting": grading.problem.setting,
-        "quantity": quantity,
-    }
-    for owner, errors in (("solution", solution), ("reference", eager)):
-        row[f"{owner}_max"] = errors.largest
-        row[f"{owner}_mean"] = errors.mean
-        row[f"{owner}_relative"] = errors.relative
-    grading.verdict.errors.append(row)
-
-
 def _check_results_stay(grading: Grading) -> None:
     """Check that results stay the same when the module is called again for other inputs.
 
@@ -160,7 +139,7 @@ def _check_results_stay(grading: Grading) -> None:
     # A solution may compute another function of altered inputs: the first result alone is compared.
     compared_count = 1 if problem.input_source.repeats else held_count
     for call_index in range(compared_count):
-        _check_result_stays(grading, calls, inputs_of_calls, call_index)
+        _check_held_result(grading, calls, inputs_of_calls, call_index)
     bench.free_results(grading.solution)
 
 
@@ -175,7 +154,7 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MOST_HELD_RESULTS, room // bytes_of_call))
 
 
-def _check_result_stays(
+def _check_held_result(
     grading: Grading, calls: list[dict], inputs_of_calls: list[list], call_index: int
 ) -> None:
     """Check the result of one of several calls, after all of them.

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.checks.intact import check_eager_intact, check_intact
+from referee.checks.results import check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE

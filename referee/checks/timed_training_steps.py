@@ -12,11 +12,8 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.checks.forward import (
-    check_eager_intact,
-    check_intact,
-)
-from referee.comparison.quantity import Quantity
+from referee.checks.intact import check_eager_intact, check_intact
+from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
@@ -41,7 +38,6 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.times.timing import StepTimings, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
@@ -207,10 +203,65 @@ class _StepRounds:
         self._memory.begin_turn()
         timed = _time_steps(grading, timed_call, self._calls)
         if timed_call.contestant is grading.solution:
-            calls = timed.reply["calls"]
-            _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
+            self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
         return timed.times
+
+    def _compare_request(
+        self, calls: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
+    ) -> None:
+        """Compare all results and gradients of a timed request.
+
+        Args:
+            calls: the reply's descriptions of each step's results.
+            drawn_steps: the steps' arguments, and the reference's results and gradients.
+            early: the elements that were read before the clock stopped.
+
+        Raises:
+            NotCorrectError: something is wrong.
+            ChangingShapeError: the reference's results have other shapes than in other draws.
+        """
+        check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
+        check_eager_intact(self._grading)
+        for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
+            self._compare_step(call_index, call["results"], drawn, early)
+        for quantity in self.quantities:
+            if quantity.is_wrong_in_one_step:
+                raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
+
+    def _compare_step(
+        self, call_index: int, descriptions: list[dict], drawn: DrawnStep, early: EarlyElements
+    ) -> None:
+        """Compare all results and gradients of one step, which `quantities` record.
+
+        Args:
+            call_index: the index of the step in the request.
+            descriptions: the reply's, one for each quantity.
+            drawn: the step's arguments, and the reference's results and gradients.
+            early: as for `_compare_request`.
+        """
+        grading = self._grading
+        if len(descriptions) != len(self.quantities):
+            raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
+        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
+        for result_index, quantity in enumerate(self.quantities):
+            expected = drawn.expected[result_index]
+            if not quantity.expected or expected is None:
+                continue
+            if quantity.expected.shape != list(expected.shape):
+                raise ChangingShapeError
+            description = descriptions[result_index]
+            prefix = f"a timed step's {quantity.name}: "
+            indices = call_index, result_index
+            got = read_quantity(grading, quantity, description, prefix, indices)
+            if early.differs(call_index, result_index, got):
+                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
+            quantity.compare_timed(
+                got,
+                expected,
+                second_look=grading.second_look(drawn.arguments.inputs, result_index),
+                error_of_other_roundings=partial(other_roundings.error_of, result_index),
+            )
 
 
 def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
@@ -302,56 +353,6 @@ def _set_times(step: StepTimings, samples: RoundSamples, parts: dict[str, list[f
 def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
     """Return these parts of each step's seconds."""
     return [whole * part for whole, part in zip(seconds, parts, strict=True)]
-
-
-def _compare_steps(
-    grading: Grading,
-    quantities: list[Quantity],
-    calls: list[dict],
-    drawn_steps: list[DrawnStep],
-    early: EarlyElements,
-) -> None:
-    """Compare all results and gradients of a timed request.
-
-    Raises:
-        NotCorrectError: something is wrong.
-        ChangingShapeError: the reference's results have other shapes than in other draws.
-
-    Args:
-        grading: the file under grading.
-        quantities: results and gradients of a step; they take in how far off the solution's are.
-        calls: the reply's descriptions of each step's results.
-        drawn_steps: the steps' arguments, and the reference's results and gradients.
-        early: the elements that were read before the clock stopped.
-    """
-    check_intact(grading, "a timed step", len(calls), with_gradients=True)
-    check_eager_intact(grading)
-    for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
-        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
-        descriptions = call["results"]
-        if len(descriptions) != len(quantities):
-            raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
-        for result_index, quantity in enumerate(quantities):
-            expected = drawn.expected[result_index]
-            if not quantity.expected or expected is None:
-                continue
-            if quantity.expected.shape != list(expected.shape):
-                raise ChangingShapeError
-            description = descriptions[result_index]
-            prefix = f"a timed step's {quantity.name}: "
-            indices = call_index, result_index
-            got = read_quantity(grading, quantity, description, prefix, indices)
-            if early.differs(call_index, result_index, got):
-                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(
-                got,
-                expected,
-                second_look=grading.second_look(drawn.arguments.inputs, result_index),
-                error_of_other_roundings=partial(other_roundings.error_of, result_index),
-            )
-    for quantity in quantities:
-        if quantity.is_wrong_in_one_step:
-            raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
 class _ErrorsOfOtherRoundings:
