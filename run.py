@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-The referee has the command (referee/program/command.py). This file adds the project's problems and
-its solution to it.
+The referee has the command (referee/project/command.py). This file tells it which problems and
+which solution the project has.
 """
 
 import sys
@@ -31,7 +31,8 @@ import torch
 
 from model import PROBLEMS
 from problems import sizes
-from referee.program import command
+from referee.project import command
+from referee.project.project import Project
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.reference.problem import Problem
@@ -47,7 +48,7 @@ QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in on
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    project = command.Project(
+    project = Project(
         program="run.py",
         description=DESCRIPTION,
         problems=list(PROBLEMS),
@@ -69,25 +70,26 @@ def _bundle(problem: str) -> str:
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Return the problems, dtypes and shapes to measure: of one size, or of a sweep.
+    """Return the problems, dtypes and shapes to measure: of one size each, or of a sweep.
 
     Raises:
         ValueError: a size does not fit, or a problem does not take a dtype.
     """
     if args.sweep:
         names = list(sizes.PROBLEM_CLASSES)
-        dtypes = args.dtype or SWEEP_DTYPES[device.type]
+        dtypes = SWEEP_DTYPES[device.type]
     else:
         names = list(PROBLEMS)
-        dtypes = args.dtype or ["float32"]
+        dtypes = ["float32"]
     if args.problem:
         names = [args.problem]
+    if args.dtype:
+        dtypes = args.dtype
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
-            # A sweep has shapes of its own. For a sweep, this call only raises the ValueErrors.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
-            if args.sweep:
+            if args.sweep:  # it has shapes of its own; the call above has checked the dtype
                 subjects += _sweep_subjects(name, dtype, device)
             elif command.is_quick_check(args):
                 subjects.append(_quick_subject(name, dtype, device, shape, note))
@@ -99,7 +101,10 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
 def _quick_subject(
     name: str, dtype: str, device: torch.device, shape: tuple[int, ...], note: str
 ) -> Subject:
-    """Return a quick check's subject. Its note names the precision settings that it leaves out."""
+    """Return the subject of a quick check, which measures fewer precision settings.
+
+    Its note names those that it leaves out.
+    """
     settings = sizes.precision_settings(name, DTYPES[dtype], device)
     notes = [note] if note else []
     omitted = settings[QUICK_SETTINGS:]
@@ -109,7 +114,7 @@ def _quick_subject(
 
 
 def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject]:
-    """Return the subjects of one problem's sweep: all shapes at the first precision settings."""
+    """Return a sweep's subjects for a problem in one dtype: each shape at each setting."""
     subjects = []
     for setting in sizes.precision_settings(name, DTYPES[dtype], device)[:SWEEP_SETTINGS]:
         for shape, elements in sizes.sweep_shapes(name, device):

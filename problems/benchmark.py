@@ -47,7 +47,7 @@ from problems.benchmark_tables import TABLES
 from problems.clock import CpuClock, CudaClock
 from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
-from referee.comparison.accuracy import errors
+from referee.comparison.accuracy import element_errors
 from referee.records import as_json, environment
 from referee.report import files, machine_and_versions, tables
 
@@ -212,7 +212,7 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
     unit = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
     found = {}
     for name, module in modules.items():
-        error = errors(module(x), exact.to(x.dtype), exact)
+        error = element_errors(module(x), exact.to(x.dtype), exact)
         found[name] = (error / unit).max().item() / U32
     return found
 

@@ -42,11 +42,16 @@ class ReluProblem(Problem):
 
     def expected(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results; no other values are right."""
-        return [ReferenceTensor(eager, None, is_exact=True) for eager in self.run(module, inputs)]
+        return [
+            ReferenceTensor(eager, None, must_equal_eager=True)
+            for eager in self.run(module, inputs)
+        ]
 
-    def expected_in_step(self, eager: Tensor, exact: Tensor | None, terms: int) -> ReferenceTensor:
+    def expected_in_step(
+        self, eager: Tensor, exact: Tensor | None, terms: int, in_tf32: Tensor | None
+    ) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""
-        return ReferenceTensor(eager, None, is_exact=True)
+        return ReferenceTensor(eager, None, must_equal_eager=True)
 
     def where_gradients_pass(self, module: torch.nn.Module, inputs: list) -> Tensor | None:
         """Return where x is not zero. At zero, a solution's derivative may be 0 or 1."""

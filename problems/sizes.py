@@ -11,7 +11,7 @@ from problems.shapes import RowNeeds, SweepShape
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.reference.file import ReferenceFile
 from referee.reference.problem import Problem
-from referee.reference.random_values import refill
+from referee.reference.random_values import draw_into
 
 MODEL_FILE = Path(__file__).resolve().parent.parent / "model.py"
 # The problems that have cases and limits of their own. The others of `model.PROBLEMS` are graded as
@@ -45,7 +45,7 @@ def make_problem(
     model_problem = PROBLEMS[name]
 
     def get_inputs() -> list[torch.Tensor]:
-        return [refill(torch.zeros(tuple(shape), dtype=dtype))]
+        return [draw_into(torch.zeros(tuple(shape), dtype=dtype))]
 
     reference_file = ReferenceFile(
         MODEL_FILE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from referee.comparison.case import Case
-from referee.reference.random_values import refill
+from referee.reference.random_values import draw_into
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:
@@ -17,7 +17,7 @@ def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Cas
     """
     yield Case("an input", [x])
     x = x.clone()
-    refill(x[random.randrange(len(x))], generator)
+    draw_into(x[random.randrange(len(x))], generator)
     yield Case("another row at the same address", [x])
     x = x.clone()
     elements = x.view(-1)

@@ -5,18 +5,28 @@
     result = grade(Reference("problem.py"), "solution.py")
     print(result.verdict, result.speedup, result.reason)
 
-`README.md` says what a solution can see and touch, when its clock runs, and where to add a check.
-To read the code, begin with `engine` and `steps`. These are the parts of the package, from top to
-bottom. A part may import only the parts below it:
+`README.md` is for those who grade solutions. `INTERNALS.md` is for those who change the referee:
+it follows a command from function to function, explains the words, and says where to add a check.
+
+These are the parts of the package, from top to bottom. A part may import only the parts below it:
 
 __main__: `python -m referee`
 
-program/: the command line
-    command              the command line of `python -m referee` and of a project's own program
-    arguments, project   its options; what a project adds to it
-    session, folders     grade files on some problems; folders of files on folders of references
+project/: the command line of a project with problems of its own; `python -m referee` has no use for
+it
+    command              the command line; it chooses one of the kinds of work below
+    arguments            its arguments and options
+    project              `Project`: what a project tells the command
+    comparison           compares the project's own solution with eager
+    sweep, roofline      time that solution at many sizes; the least time of each size
+
+program/: the command line of `python -m referee`
+    command              the command line: grades files on a reference, or folders on folders
+    arguments            its arguments and options
+    grade_files          grades files on one problem and prints a line on each
+    session              grades files on one problem after the other, for `grade_files` and project/
+    folders              grades folders of solutions on folders of references
     folder_workers       a worker for each device, which grades the files of a folder
-    roofline             the least time of each size of a sweep
     pairs                which solution goes with which reference
     empty_call           a program that measures what an empty call costs
 
@@ -24,22 +34,28 @@ api: `Reference`, `grade`, `grade_all`, `Result` and `BadReferenceError` for Pyt
 
 records: results as JSON
 
-engine: runs the steps and makes a verdict of what they raise
+engine: makes the checks of a file, and a verdict of what they raise
 
-steps/: each asks the solution for something and checks the answer; `steps/__init__` has their order
-
-checks/: checks that several steps use
-    forward              a forward of the solution: form, values, inputs left intact
-    diagnosis            what a wrong result is: zeros, a copy, an earlier result
+checks/: what is asked of a solution; `checks/__init__` lists the checks in their order
+    import_file          the import
+    own_cases            the problem's own small inputs
+    values               whole results at the timed size
+    other_inputs         inputs that `get_inputs` would not draw
+    timed_forwards       forwards beside eager's
+    gradients            gradients of inputs and parameters
+    timed_training_steps a forward and its backward beside eager's
+    forward, training_step, results, intact, diagnosis
+                         functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
-    turns                all take turns in a round; their samples
+    turns                all take turns in a round
+    samples              the samples of all rounds; whether the solution's clock is false
     early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager
 
-grading: `Grading`, which has what the steps of a file share
+grading: `Grading`, which has what the checks of a file share
 
 bench: `Bench`, which has shared memory and eager's processes for all files of a problem
 
@@ -48,6 +64,7 @@ verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
+    input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
     training_step        the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32
@@ -60,10 +77,13 @@ reference/: the reference
 
 comparison/: whether results are right
     case                 the description of a forward that is compared
+    quantity             a result or gradient of training steps, over several draws
     reference_tensor     a result of the reference, with which a solution's is compared
+    other_draws          a result for other inputs than those that set its error budget
+    second_look          which wrong elements rounding explains
+    mistakes             mistakes of a result in words
     budget, accuracy     how far off a result may be and how far off it is
     compare              bits and distance of two tensors
-    quantity             a result or gradient of training steps, over several draws
 
 times/: how fast it is
     two_clocks           the seconds of a call, from the process's clock and the referee's
@@ -72,21 +92,26 @@ times/: how fast it is
 child/: the code that runs in a contestant's process
 
 contestants/: the processes of solutions and of eager, and their memory
+    cuda_walls           whether CUDA IPC works through the walls
+    state                a contestant's parameters and buffers in shared memory
     contestant           `Contestant`: such a process, as the referee sees it
     server               starts the process that forks contestants; child/ has its code
-    execute              executes a file's text as a module
-    autograd             a forward that autograd records, and its backward
-    results              says where in a contestant's memory its results are
-    reading              reads results in a process's memory
-    shared, state        inputs in shared memory; parameters and buffers there
-    cuda_ipc             GPU memory that two processes share
+    pipes, errors        requests, replies and output; how a contestant can fail to answer
+    reading, results     results in a contestant's memory, and where they are there
+    shared, cuda_ipc     inputs in shared memory; GPU memory that two processes share
     memory               how much memory is free
     processes            stops, continues and ends processes
-    namespaces           walls between processes
-    prctl                Linux's settings of a process
-    cuda_walls           whether CUDA IPC works through the walls
+    namespaces, prctl    walls between processes; Linux's settings of a process
+    execute              executes a file's text as a module
+    autograd             a forward that autograd records, and its backward
 
-report/: tables, Markdown and pictures of results
+report/: texts and pictures of results
+    tables               parts of all texts
+    graded_files         the line on a graded file; the ranking of several
+    folder_table         the table of graded folders
+    comparison, sweep    what project/ prints
+    markdown, plot       the file of --markdown; the picture of a sweep
+    files                writes files as a whole or not at all
 
 console: prints lines and progress; what Ctrl-C does
 

@@ -11,7 +11,9 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from referee.contestants import cuda_walls, processes
-from referee.contestants.contestant import Contestant, EndedError, ForgedError, RaisedError, Server
+from referee.contestants.contestant import Contestant
+from referee.contestants.errors import EndedError, ForgedError, RaisedError
+from referee.contestants.server import Server
 from referee.contestants.shared import Pool, Region
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
@@ -250,8 +252,8 @@ class Bench:
         while len(self.outputs) < count:
             self.outputs.append(Region(self.pool))
         for region in self.outputs[:count]:
-            region.place(templates)
-            region.fill()  # so that no contestant finds another's results there
+            region.make_room(templates)
+            region.fill_with_nan()  # so that no contestant finds another's results there
         return [region.form for region in self.outputs[:count]]
 
     def free_results(self, process: Contestant) -> None:
@@ -291,5 +293,5 @@ def write_all(regions: list[Region], pool: Pool, values: list[list]) -> None:
     while len(regions) < len(values):
         regions.append(Region(pool))
     for region, region_values in zip(regions, values, strict=False):
-        region.place(region_values)
+        region.make_room(region_values)
         region.write(region_values)

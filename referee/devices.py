@@ -32,7 +32,8 @@ def choose_device(name: str | None) -> tuple[torch.device, str]:
     device = torch.device("cuda", device.index or 0)
     if device.index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ValueError(f"device {device} is not there; torch sees {count} GPUs")
+        last = f"cuda:{count - 1}" if count else "cpu"
+        raise ValueError(f"device {device} is not there: torch sees {count} GPUs; try {last}")
     torch.cuda.set_device(device)
     return device, why_no_gpu
 

@@ -1,4 +1,4 @@
-"""Grades files on a problem: runs the steps and turns what they raise into verdicts.
+"""Grades files on a problem: makes the checks and turns what they raise into verdicts.
 
 Use it like this:
 
@@ -8,7 +8,7 @@ Use it like this:
         verdict = engine.grade(file)      # for each file
         engine.close()
 
-The steps themselves are functions in `referee/steps`.
+The checks themselves are functions in `referee/checks`.
 """
 
 import importlib
@@ -21,20 +21,20 @@ from pathlib import Path
 import torch
 
 from referee.bench import Bench, Reserve
+from referee.checks import (
+    CHECKS_ONCE,
+    CHECKS_PER_SETTING,
+    SWEEP_CHECKS_ONCE,
+    SWEEP_CHECKS_PER_SETTING,
+)
 from referee.contestants import processes
-from referee.contestants.contestant import ForgedError, LateError, RaisedError
-from referee.contestants.server import EndedError, Server
+from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
+from referee.contestants.server import Server
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.rounds.timed_requests import is_planned, plan
-from referee.steps import (
-    STEPS_OF_A_SWEEP,
-    STEPS_ONCE,
-    STEPS_ONCE_OF_A_SWEEP,
-    STEPS_PER_SETTING,
-)
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
 from referee.words import CORRECT, ERROR, INTERRUPTED, LATE
@@ -104,7 +104,7 @@ class Engine:
     def prepare(self) -> None:
         """Start eager and time it alone, before any solution has started.
 
-        For each precision setting, a `timed_requests.Plan` is made of these times. The steps that
+        For each precision setting, a `timed_requests.Plan` is made of these times. The checks that
         time a solution follow it. Later calls time nothing.
 
         Raises:
@@ -154,13 +154,13 @@ class Engine:
         self._bench.close()
 
     def _grade(self, file: GradedFile, verdict: Verdict) -> None:
-        """Grade a file; turn what a step raises into the verdict's word and reason."""
+        """Grade a file; turn what a check raises into the verdict's word and reason."""
         stage = _Stage(file.path.name, self._progress)
         grading = None
         try:
             self.prepare()
             grading = Grading(self._bench, file, self._options, verdict, stage.enter)
-            self._run_steps(grading)
+            self._make_checks(grading)
         except NotCorrectError as error:
             verdict.word, verdict.reason = error.verdict, error.reason
         except BadReferenceError as error:  # it fails for some inputs only
@@ -181,18 +181,18 @@ class Engine:
                 grading.close()
                 processes.end_orphans()
 
-    def _run_steps(self, grading: Grading) -> None:
-        """Run the steps of a grading or of a sweep, in order."""
-        if self._options.only_times:
-            steps_once, steps_per_setting = STEPS_ONCE_OF_A_SWEEP, STEPS_OF_A_SWEEP
+    def _make_checks(self, grading: Grading) -> None:
+        """Make the checks of a grading or of a sweep, in order."""
+        if self._options.is_sweep:
+            checks_once, checks_per_setting = SWEEP_CHECKS_ONCE, SWEEP_CHECKS_PER_SETTING
         else:
-            steps_once, steps_per_setting = STEPS_ONCE, STEPS_PER_SETTING
-        for step in steps_once:
-            step(grading)
+            checks_once, checks_per_setting = CHECKS_ONCE, CHECKS_PER_SETTING
+        for check in checks_once:
+            check(grading)
         for setting in self.problem.settings:
             grading.set_precision(setting)
-            for step in steps_per_setting:
-                step(grading)
+            for check in checks_per_setting:
+                check(grading)
 
 
 class _Stage:

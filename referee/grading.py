@@ -1,8 +1,8 @@
-"""One file under grading: everything that the steps share.
+"""One file under grading: everything that the checks share.
 
-The steps are functions in the files of `referee/steps`. They take a `Grading` and raise
-`NotCorrectError` as soon as something is wrong. `STEPS_ONCE` and `STEPS_PER_SETTING` in
-`referee/steps/__init__` say what is checked, in which order.
+The checks are functions in the files of `referee/checks`. They take a `Grading` and raise
+`NotCorrectError` as soon as something is wrong. `CHECKS_ONCE` and `CHECKS_PER_SETTING` in
+`referee/checks/__init__` list them in their order.
 """
 
 import base64
@@ -21,14 +21,15 @@ from referee.bench import Bench, write_all
 from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import flat_reals
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor, SecondLook
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.second_look import SecondLook
 from referee.contestants.contestant import Contestant
 from referee.contestants.reading import can_read
 from referee.contestants.shared import without_repeats
 from referee.contestants.state import State, StateError
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
-from referee.reference.random_values import changing_names, new_seed, redraw
+from referee.reference.random_values import changing_names, new_seed, vary
 from referee.reference.training_step import StepArguments, step_or_none
 from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Run, Verdict
@@ -62,7 +63,7 @@ class Options:
     Attributes:
         rounds: how many rounds are timed.
         timeout: the seconds that a solution's process may run, for one file.
-        only_times: whether only the steps of a sweep are done.
+        is_sweep: whether only the checks of a sweep are made.
         compiled: whether torch.compile's program is timed beside eager.
         is_quick: whether yardsticks that take long to prepare are left out.
         largest_gradients: bytes. If a problem's parameters take more, gradients are compared for
@@ -71,7 +72,7 @@ class Options:
 
     rounds: Rounds
     timeout: float
-    only_times: bool = False
+    is_sweep: bool = False
     compiled: bool = False
     is_quick: bool = False
     largest_gradients: float = math.inf
@@ -82,13 +83,14 @@ class Grading:
 
     Some attributes only help to describe a wrong result, which may be the right result of another
     call: `previous_...` belong to the call directly before, `earlier_...` to several calls before.
-    The arguments, and the bench's problem, are attributes, too.
+    Other attributes are set by one check for those after it; their descriptions name the check. The
+    arguments, and the bench's problem, are attributes, too.
 
     Args:
         bench: the shared memory and eager's processes for the problem.
         file: the solution's file.
         options: how it is graded.
-        verdict: takes in what the steps find.
+        verdict: takes in what the checks find.
         progress: is called with what is done now and how far it is.
 
     Attributes:
@@ -103,16 +105,18 @@ class Grading:
         previous_inputs: the arguments of the call before; empty if they are not kept.
         earlier_results: small results of the reference for some earlier inputs, on the CPU.
         reference_tensors: for each result, the reference's in the latest comparison of
-            `steps/values.py`. Their values are freed. Their error budgets hold for timed calls.
+            `check_values`. Their values are freed. Their error budgets hold for timed calls.
         result_templates: tensors with the shapes and dtypes of one call's results. If results are
             copied within the clock, room is made for such tensors.
-        quantities: results and gradients of a training step, with their error budgets; empty if
-            the file is forward only or gradients were not compared.
-        has_differed: whether the solution differed from the reference for some unusual inputs.
+        quantities: results and gradients of a training step, with their error budgets. Set by
+            `check_gradients`; empty if the file is forward only or gradients were not compared.
+        has_differed: whether the solution differed from the reference for some unusual inputs. Set
+            by `check_case`.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
-            for other inputs or could not be tried with them.
-        is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        run: the times under the current setting; None before they are taken.
+            for other inputs or could not be tried with them. Set by `check_other_inputs`.
+        is_forward_only: whether the solution lacks gradients of the problem's own small inputs. Set
+            by `check_own_gradients`.
+        run: the times under the current setting; None before `time_forwards` takes them.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class Grading:
         self._keep_previous_module()
         state = self.module.state_dict()
         for name in self._changing_names:
-            without_repeats(state[name]).copy_(redraw(self._first_values[name], new_seed()))
+            without_repeats(state[name]).copy_(vary(self._first_values[name], new_seed()))
 
     def write_state(self) -> None:
         """Write the reference's parameters and buffers where the solution reads them."""
@@ -260,11 +264,11 @@ class Grading:
     def are_eager_parameters_intact(self) -> bool:
         """Return whether eager's parameters still are what was written."""
         buffers = self._buffer_names()
-        return not any(eager.state.changed(buffers) for eager in self.bench.eager)
+        return not any(eager.state.changed_parameters(buffers) for eager in self.bench.eager)
 
     def changed_parameters(self) -> list[str]:
         """Return the parameters that the solution changed, by the reference's names."""
-        return self.state.changed(self._buffer_names())
+        return self.state.changed_parameters(self._buffer_names())
 
     def parameter_names(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""
@@ -282,7 +286,7 @@ class Grading:
         with restored_buffers(self.module):
             return self.problem.run(self.module, inputs)
 
-    def second_look(self, inputs: list, result_index: int) -> SecondLook:
+    def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
         """Return a function that computes one of the reference's results with other roundings.
 
         It yields several results; fewer or none if memory is short. There is no second look, but

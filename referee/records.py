@@ -2,9 +2,9 @@
 
 A document is the content of a JSON file. Its records are nested like this:
 
-    document           a run of the command
+    document           a command's results
       records          a file on a problem, in one dtype and size
-        runs           a precision setting
+        runs           what was timed under one precision setting
           forward      "summary": a row for each timed call; "seconds": all samples
           step         the same of a training step, or None
 
@@ -23,7 +23,7 @@ import torch
 
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
-from referee.times.timing import Names, TrainingStep, speed_up, spread
+from referee.times.timing import Names, StepTimings, speed_up, spread
 from referee.verdict import Run, Verdict, compare_times
 
 
@@ -148,7 +148,7 @@ def make_run_record(run: Run) -> dict:
     return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
 
 
-def make_step_record(step: TrainingStep) -> dict:
+def make_step_record(step: StepTimings) -> dict:
     """Return the "step" of a run: the times of a training step and its two halves."""
     forward, backward = step.forward, step.backward
     seconds = {"forward": forward.seconds, "backward": backward.seconds}

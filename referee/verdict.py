@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from referee.contestants.contestant import (
+from referee.comparison.accuracy import Errors
+from referee.contestants.errors import (
     EndedError,
     ForgedError,
     RaisedError,
@@ -13,7 +14,7 @@ from referee.contestants.contestant import (
     was_killed,
 )
 from referee.messages import first_error_line
-from referee.times.timing import LEAST_JUDGED, Timings, TrainingStep, speed_up, spread
+from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, speed_up, spread
 from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
@@ -52,7 +53,7 @@ class Run:
 
     setting: str
     timings: Timings
-    training_step: TrainingStep | None = None
+    training_step: StepTimings | None = None
 
     @property
     def word(self) -> str:
@@ -139,6 +140,25 @@ class Verdict:
     runs: list[Run] = field(default_factory=list)
     details: str = ""
     has_traceback: bool = False
+
+    def note_errors(
+        self, name: str, setting: str, quantity: str, solution: Errors, eager: Errors
+    ) -> None:
+        """Add a row to `errors`.
+
+        Args:
+            name: the row's name.
+            setting: the precision of float32 products.
+            quantity: the result that has the errors: "output", or "gradient of x" for example.
+            solution: the errors of the solution's result against float64.
+            eager: the errors of eager's.
+        """
+        row: dict[str, object] = {"name": name, "setting": setting, "quantity": quantity}
+        for owner, errors in (("solution", solution), ("reference", eager)):
+            row[f"{owner}_max"] = errors.largest
+            row[f"{owner}_mean"] = errors.mean
+            row[f"{owner}_relative"] = errors.relative
+        self.errors.append(row)
 
 
 def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[str, str]:

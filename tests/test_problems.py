@@ -36,7 +36,7 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
     halves = sum(value > largest // 2 for value in x.view(-1).tolist()) / x.numel()
     assert 0.45 < halves < 0.55
     before = x.tolist()
-    random_values.refill(x.t()[7], generator)
+    random_values.draw_into(x.t()[7], generator)
     assert [b[7] for b in before] != x.t()[7].tolist()
     elementwise.sprinkle(x, generator)
     assert {*values} <= {*x.view(-1).tolist()}

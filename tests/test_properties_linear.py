@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from problems.linear_relu_divide import U32, U_TF32, exact_sums
-from referee.comparison.accuracy import errors
+from referee.comparison.accuracy import element_errors
 from tests.support import properties
 from tests.support.compare import checked_call, exact_gradients, outcome
 from tests.support.properties import (
@@ -114,7 +114,7 @@ def measure(got, exact, sizes, terms, setting="highest", is_product=True):
     rounded = exact.to(dtype)
     exact = torch.where(rounded.isinf(), rounded.double(), exact)
     sizes = sizes.nan_to_num(0, 0)
-    error = errors(got, rounded, exact)
+    error = element_errors(got, rounded, exact)
     relative = (4 + math.sqrt(terms)) * U32
     if dtype == torch.float64:  # `exact` itself has this error
         relative = (terms + 4) * limits.eps

@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 DESIGN = (ROOT / "docs" / "DESIGN.md").read_text()
 CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "referee").glob("*.md")),
+]
 
 LINK = re.compile(r"\]\(([^):]+)\)")
 # How the code reads an environment variable or a macro.
@@ -87,7 +91,7 @@ def test_the_variables_and_macros_that_the_code_reads_are_in_contributings_list(
     assert [name for name in listed if not any(name in text for text in texts)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_a_file_and_a_heading_that_exist(page):
     for link in LINK.findall(page.read_text()):
         path, _, anchor = link.partition("#")

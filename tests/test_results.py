@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import referee
 import run
 from problems import linear_relu_divide as linear
 from problems import relu
-from referee import records
+from referee import engine, records
 from referee.console import Progress
 from referee.names import COMPILED
-from referee.program import roofline, session
+from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
-from referee.report import graded_files, markdown, tables
+from referee.report import comparison, graded_files, markdown, tables
 from referee.times import timing
 from referee.verdict import NotCorrectError, Run
 from referee.words import CORRECT, ERROR, LEFT_OUT
@@ -111,7 +112,7 @@ def test_verbose_shows_what_graded_files_print(quick, tmp_path, capsys):
     for section in sections:
         assert "\n    printed by the import\n    printed by the forward\n" in section
     last = sections[2].index("    AttributeError: 'ModelNew' object has no attribute 'no_such'\n")
-    assert f'"{Path(session.__file__).parent}' not in output.out  # frames of the referee's own
+    assert f'"{Path(referee.__file__).parent}' not in output.out  # frames of the referee's own
     assert sections[2].index("Traceback") < last < sections[2].index("printed by the import")
 
 
@@ -146,7 +147,7 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch,
 
 def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
-    step = timing.TrainingStep(
+    step = timing.StepTimings(
         timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
     )
     found[0]["runs"][0]["step"] = records.make_step_record(step)
@@ -168,7 +169,7 @@ def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result()
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second measurement is always a tie. The solution is one if it is as fast as eager."""
-    text = tables.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
+    text = comparison.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
     assert [rows[n] for n in (names.control, names.solution, names.eager)] == [True, is_tie, False]
@@ -186,7 +187,7 @@ def test_one_round_has_no_interval():
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     found = record(relu)
-    step = timing.TrainingStep(
+    step = timing.StepTimings(
         timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
     )
     found["runs"][0]["step"] = records.make_step_record(step)
@@ -211,11 +212,11 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     def need_more(self: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore is said of it.")
 
-    monkeypatch.setattr(session.Engine, "prepare", need_more)
+    monkeypatch.setattr(engine.Engine, "prepare", need_more)
     assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
     assert "\nERROR  CUDA out of memory.\n" in capsys.readouterr().out
 
-    monkeypatch.setattr(session.Engine, "prepare", fail)
+    monkeypatch.setattr(engine.Engine, "prepare", fail)
     assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
     output = capsys.readouterr()
     assert "0 cases compared with the reference, none wrong\n" in output.out
@@ -234,24 +235,26 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
 
 def test_noise_is_explained_once():
     noisy = timings(relu, noise=9.0)
-    run_record = records.make_run_record(Run("", noisy, timing.TrainingStep(noisy, noisy)))
-    assert tables.results(run_record).count("  too noisy\n") >= 2
+    run_record = records.make_run_record(Run("", noisy, timing.StepTimings(noisy, noisy)))
+    assert comparison.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
-    assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 1
+    last_lines = comparison.last_lines([graded], 1.0, is_full=False, documents="a")
+    assert last_lines.count(tables.NOISY) == 1
     words = tables.words_of_lines([graded, graded])
     assert len(words) == 8  # of two forwards and two training steps in each record
     assert tables.explain_noise(words) == [tables.NOISY]
     quiet = timings(relu)
-    graded["runs"] = [records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))]
-    assert tables.closing([graded], 1.0, is_full=False, documents="a").count(tables.NOISY) == 0
+    graded["runs"] = [records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))]
+    last_lines = comparison.last_lines([graded], 1.0, is_full=False, documents="a")
+    assert tables.NOISY not in last_lines
     assert tables.explain_noise(tables.words_of_lines([graded])) == []
 
 
 def test_noise_is_not_explained_where_only_other_rows_are_noisy():
     """The line of a graded file has no word on yardsticks, forwards and backwards."""
     quiet = timings(relu)
-    run_record = records.make_run_record(Run("", quiet, timing.TrainingStep(quiet, quiet)))
+    run_record = records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))
     for rows in (run_record["forward"]["summary"], run_record["step"]["summary"]["forward"]):
         for row in rows:
             if row["role"] != "solution":
@@ -264,8 +267,8 @@ def test_noise_is_not_explained_where_only_other_rows_are_noisy():
 def test_a_solution_that_is_faster_than_a_copy_is_explained():
     """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
     for ratio, is_faster in ((1.2, False), (2.0, True)):
-        text = tables.results(records.make_run_record(Run("", timings(relu, ratio))))
-        assert (tables.NO_LIMIT in text) == is_faster
+        text = comparison.results(records.make_run_record(Run("", timings(relu, ratio))))
+        assert (comparison.NO_LIMIT in text) == is_faster
 
 
 def test_an_interrupted_file_has_no_reason():
@@ -307,15 +310,15 @@ def test_sizes_of_a_sweep_may_be_left_out_or_wrong(
     """They do not fit into memory, their result is wrong, or the time of the sweep is over."""
     path = tmp_path / "sweep.json"
     options = ["relu", "--sweep", *OPTIONS, "--dtype", "float32", "--json", str(path)]
-    monkeypatch.setattr(session, "free_bytes", lambda device: 40960)  # ten times the first size
+    monkeypatch.setattr(sweep, "free_bytes", lambda device: 40960)  # ten times the first size
     assert run.main(options) == 0
     assert [r["verdict"] for r in check_shape(path.read_text())] == [CORRECT, LEFT_OUT, LEFT_OUT]
     assert "[4, 1024] float32               left out: needs 0.0 GiB" in capsys.readouterr().out
-    monkeypatch.setattr(session, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(sweep, "free_bytes", lambda device: 1 << 40)
     place_solution("class ModelNew(model.Model):\n    def forward(self, x):\n        return 0 * x")
     assert run.main(options) == 1
     assert "[1, 1024] float32               wrong: returns zeros: [1" in capsys.readouterr().out
-    monkeypatch.setattr(session, "SWEEP_SECONDS", {"cpu": 0.0})
+    monkeypatch.setattr(sweep, "SWEEP_SECONDS", {"cpu": 0.0})
     assert run.main(options) == 1  # a sweep without any size is no success
     output = capsys.readouterr().out
     assert output.count("left out: the 0 s of a sweep are over\n") == 3

@@ -16,6 +16,7 @@ import torch
 import run
 from problems import elementwise
 from referee.program import command as grading_command
+from referee.project import command as project_command
 from tests.support.command_line import interrupt_after, messages, run_to_end, start
 from tests.support.processes import ROOT, copy_project, python
 from tests.support.result_files import check_shape
@@ -333,7 +334,7 @@ def test_the_quick_check_says_what_it_leaves_out(
     place_solution("LinearReluDivideNew = model.LinearReluDivide")
     monkeypatch.setattr(grading_command, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(grading_command, "FULL_CPU_SECONDS", 0.1)
-    monkeypatch.setattr(grading_command, "QUICK_PARAMETERS", 0)
+    monkeypatch.setattr(project_command, "QUICK_PARAMETERS", 0)
     path = tmp_path / "result.json"
     options = ["linear_relu_divide", "--device", "cpu", "--rows", "2", "--json", str(path)]
     left = "gradients were compared at small sizes; --full compares and times them at this one"

@@ -1,1 +1,43 @@
-"""Checks that several steps use: of one forward of the solution, and of what is wrong with it."""
+"""The checks of a grading, in order.
+
+A check is a function that takes a `Grading`. It has the solution's process do something, compares
+the answer with the reference's, and raises `NotCorrectError` as soon as something is wrong. Each of
+the tuples below lists checks in the order in which they are made.
+
+To add a check, write such a function in a new file of this folder and name it in a tuple. A check
+that calls the module comes after `check_values`, which constructs it.
+
+The other files of this folder have the functions that several checks use:
+
+    forward          one forward beside the reference's
+    training_step    gradients for a training step; its results and gradients
+    results          the form, the memory and the values of results
+    intact           whether inputs, parameters and gradients of outputs are what was written
+    diagnosis        what a wrong result is: zeros, a copy, an earlier result
+"""
+
+from referee.checks.gradients import check_gradients, check_own_gradients
+from referee.checks.import_file import import_file
+from referee.checks.other_inputs import check_other_inputs
+from referee.checks.own_cases import check_own_cases
+from referee.checks.timed_forwards import time_forwards
+from referee.checks.timed_training_steps import time_training_steps
+from referee.checks.values import check_values
+
+# Made once for each file.
+CHECKS_ONCE = (
+    import_file,  # the file is executed and must define the solution's class
+    check_own_cases,  # small inputs of the problem's own: shapes, layouts, special values
+    check_own_gradients,  # gradients for other small inputs of the problem's own
+)
+# Made for each precision setting of the problem; most problems have one.
+CHECKS_PER_SETTING = (
+    check_values,  # whole results at the timed size, for several inputs and parameters
+    check_other_inputs,  # inputs that get_inputs would not draw
+    time_forwards,  # beside eager; inputs and parameters are new, and all results compared
+    check_gradients,  # gradients of inputs and parameters
+    time_training_steps,  # a forward and its backward, likewise, if the gradients were right
+)
+# A sweep makes these instead, at each size.
+SWEEP_CHECKS_ONCE = (import_file,)
+SWEEP_CHECKS_PER_SETTING = (check_values, time_forwards)

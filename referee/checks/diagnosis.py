@@ -81,7 +81,7 @@ def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor
     """Return tensors that a wrong result may be, by words for the message."""
     problem, inputs = grading.problem, grading.inputs
     guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}
-    for i in problem.tensor_indices:
+    for i in problem.input_source.tensor_indices:
         guesses[f"returns a copy of its input {i}"] = inputs[i]
     if result.index == 0:
         guesses |= problem.guesses(grading.module, inputs)

@@ -1,9 +1,11 @@
 """The code of a contestant's process: it answers the referee's requests and judges nothing.
 
-    main         forks contestants' processes; receives requests and sends replies
-    worker       the methods that requests name
-    clock        times calls
-    yardsticks   other calls that eager's process times, to show what the device can do
+    main               forks contestants' processes; receives requests and sends replies
+    request_handler    answers requests: a method for each
+    clock              times calls
+    kept_results       keeps results while the referee reads them, and describes them
+    nan_memory         fills memory with NaN
+    yardsticks         other calls that eager's process times, to show what the device can do
 
 The referee's process and this one both use modules of `contestants/`, and `names`. This process
 holds no expected result and no object of the referee's.

@@ -3,7 +3,7 @@
     start                   server: forks a contestant for each request on a socket
       _become_contestant    contestant: sets up its output
         _set_limits         contestant: sets its rights and limits
-        _answer_all         contestant: reads requests, calls the worker, writes replies
+        _answer_all         contestant: reads requests, has them handled, writes replies
 
 The server has imported torch but never computes. So it has no OpenMP threads, which a fork would
 lose, and no data of any problem in its memory.
@@ -20,7 +20,7 @@ from typing import NoReturn
 import torch
 import torch.fx.experimental.symbolic_shapes  # else each contestant's first backward imports it
 
-from referee.child.worker import Worker
+from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
 from referee.contestants.shared import Mapping
 
@@ -98,9 +98,10 @@ def _set_limits(most_bytes: int) -> None:
 def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
     """Answer requests, one JSON line each, until the pipe of requests ends.
 
-    A request is {"op": a method of `Worker`, "arguments": {...}, "token": "..."}. The reply is the
-    dictionary that the method returns (an empty one for None), or {"raised": ...}, with the same
-    token. A first reply, before all requests, says where the shared memory is mapped.
+    A request is {"method": ..., "arguments": {...}, "token": "..."}, where the method is one of
+    `RequestHandler`. The reply is the dictionary that the method returns (an empty one for None),
+    or {"raised": ...}, with the same token. A first reply, before all requests, says where the
+    shared memory is mapped.
 
     Args:
         requests: the descriptor of the pipe of requests.
@@ -110,18 +111,18 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
     """
     mapping = Mapping(memory, device)
     os.close(memory)
-    worker = Worker(mapping, device)
+    handler = RequestHandler(mapping, device)
     _reply(replies, {"token": "", "span": mapping.span})
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
         for line in lines:
             request = json.loads(line)
             try:
-                method = getattr(worker, request["op"])
+                method = getattr(handler, request["method"])
                 reply = method(**request["arguments"])
                 if reply is None:
                     reply = {}
             except BaseException as error:  # from the solution's code; SystemExit too
-                reply = {"raised": _describe(error, worker.file)}
+                reply = {"raised": _describe(error, handler.file)}
             _reply(replies, reply | {"token": request["token"]})
     os._exit(0)
 

@@ -97,7 +97,7 @@ class ErrorSums:
         )
 
 
-def errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def element_errors(got: torch.Tensor, eager: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the error of each element, in float64.
 
     The error is |got - expected|. Where that is not finite, it is 0 if `got` has eager's value, and
@@ -136,9 +136,9 @@ def typical_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     if len(size) == 0:
         return 0.0
     error = (got[sampled].double()[is_compared] - expected[is_compared]).abs_()
+    error.nan_to_num_(math.inf)
     rank = math.ceil(TYPICAL_QUANTILE * len(size))
-    error_there = error.nan_to_num_(math.inf).kthvalue(rank).values.item()
-    return error_there / size.kthvalue(rank).values.item()
+    return error.kthvalue(rank).values.item() / size.kthvalue(rank).values.item()
 
 
 def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:
@@ -158,6 +158,6 @@ def mean_and_root_mean_square(x: torch.Tensor) -> tuple[float, float]:
 def count_true(mask: torch.Tensor) -> int:
     """Return how many elements of a flat mask are true.
 
-    They are counted in blocks: on a GPU the sum of a mask needs eight times its memory.
+    The elements are counted in blocks: on a GPU the sum of a mask needs eight times its memory.
     """
     return sum(int(mask[block].sum()) for block in blocks(len(mask)))

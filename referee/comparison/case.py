@@ -14,7 +14,7 @@ class Case:
             which the report lists the inputs that a solution refuses.
         inputs: the arguments of the forward.
         arguments: the constructor's arguments of a new module; None for the previous case's module.
-        state: values for the module's parameters and buffers; None to leave them as they are,
+        state: values for the module's parameters and buffers; None to keep the present ones,
             "other" to draw new ones.
         setting: the precision of float32 products, as in `Problem.settings`.
         required: whether the solution must take the inputs; otherwise it may raise.

@@ -22,12 +22,15 @@ def flat_reals(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
 
 
-def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = False) -> str | None:
+def first_mismatch(
+    actual: torch.Tensor, expected: torch.Tensor, bitwise: bool = False
+) -> str | None:
     """Return in words how many elements differ, and the first of them; None if all are equal.
 
-    Elements are equal if their bits are. Unless `exact` is true, two more kinds are equal: any two
-    NaNs, because vectorised half-type code rewrites their payloads, and +0 and -0, because torch's
-    versions differ in the sign that relu returns.
+    Elements are equal if their bits are. Unless `bitwise` is true, two more kinds are equal:
+
+    - any two NaNs, because vectorised half-type code rewrites their payloads;
+    - +0 and -0, because torch's versions differ in the sign that relu returns.
 
     The bits are compared as integers. So no NaN slips through an inequality, and a processor that
     flushes subnormals to zero hides none.
@@ -35,12 +38,12 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
     Args:
         actual: the tensor that is checked.
         expected: the right values, of the same shape, dtype and device.
-        exact: whether every bit counts.
+        bitwise: whether every bit counts.
     """
     a, b = actual.reshape(-1), expected.reshape(-1)
     count = first = 0
     for block in blocks(len(a)):
-        differs = _differs(a[block], b[block], exact)
+        differs = _differs(a[block], b[block], bitwise)
         count_here = int(differs.sum())
         if count_here and not count:
             first = block.start + int(differs.view(torch.uint8).argmax())
@@ -52,14 +55,14 @@ def first_mismatch(actual: torch.Tensor, expected: torch.Tensor, exact: bool = F
     return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
 
 
-def _differs(a: torch.Tensor, b: torch.Tensor, exact: bool) -> torch.Tensor:
+def _differs(a: torch.Tensor, b: torch.Tensor, bitwise: bool) -> torch.Tensor:
     """Return a mask of the elements that differ; an empty mask if two flat tensors are equal."""
     integer = INTEGERS[a.element_size()]
     x, y = a.view(integer), b.view(integer)
     if torch.equal(x, y):
         return torch.zeros(0, dtype=torch.bool)
     differs = x != y
-    if a.is_floating_point() and not exact:
+    if a.is_floating_point() and not bitwise:
         infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
         magnitude_bits = torch.iinfo(integer).max  # all bits but the sign
         x, y = x & magnitude_bits, y & magnitude_bits

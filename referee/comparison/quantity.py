@@ -3,8 +3,8 @@
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
 differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
 the outputs' gradients are zero there. Otherwise gradients are compared in several steps, whose
-inputs have these places elsewhere. "Gradients of timed steps" in README.md explains the rules by
-which a gradient is then wrong; the methods of `Quantity` have the rules' names:
+inputs have these places elsewhere. "Gradients of timed steps" in INTERNALS.md explains the rules by
+which a gradient is then wrong:
 
     far off in one step         its relative error is large
     far off in most steps       its relative error is larger than ReLU near zero makes it
@@ -22,12 +22,9 @@ import torch
 
 from referee.comparison.accuracy import GROSS, count_true, typical_error
 from referee.comparison.compare import flat_reals, relative_difference
-from referee.comparison.reference_tensor import (
-    Comparison,
-    ReferenceTensor,
-    SecondLook,
-    describe_wrong,
-)
+from referee.comparison.mistakes import describe_wrong
+from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.comparison.second_look import SecondLook
 from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
@@ -38,8 +35,8 @@ LARGEST_RELATIVE_ERROR = 0.25
 MOST_TIMES_EAGERS_ERROR = 4
 LEAST_FAR_OFF = 0.02
 # Wrong in every step: rounding explains these elements only if the number that it predicts is at
-# least this share of their number (see the example of `Quantity`), and if it made at most the
-# second share of the elements wrong in at least one step.
+# least this share of their number; `_WrongInEveryStep` has an example. Also, in at least one step,
+# at most the second share of the elements may be wrong.
 LEAST_PREDICTED_SHARE = 0.01
 LARGEST_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it exceeds this multiple of what
@@ -52,17 +49,58 @@ class Kind(Enum):
     """The kinds of quantities."""
 
     RESULT = "result"
-    OF_INPUT = "gradient of an input"
-    OF_PARAMETER = "gradient of a parameter"
+    INPUT_GRADIENT = "gradient of an input"
+    PARAMETER_GRADIENT = "gradient of a parameter"
 
 
-class Quantity:
-    """A result or a gradient of a training step, and how far off it was in the steps so far.
+class _WrongInEveryStep:
+    """The rule "wrong in every step", whose question is: can rounding have chosen the elements?
 
     An example: of 1,000 elements, 3 are wrong in each of two steps, and 2 of them are the same. If
     rounding had chosen them, an element would be wrong in both steps with a probability of
     0.003 * 0.003, which predicts 0.009 such elements. That is less than 1% of 2 (the share is
     LEAST_PREDICTED_SHARE): the gradient is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._had_a_right_step = False
+        self._least_relative_error = math.inf  # of a step
+        self._least_wrong_share = math.inf  # of the elements of a step
+        self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every step
+        # The probability that rounding alone makes an element wrong in every step.
+        self._chance = 1.0
+
+    def add(self, wrong: torch.Tensor, relative_error: float) -> None:
+        """Add a step.
+
+        Args:
+            wrong: a flat mask of the elements that are off by too much.
+            relative_error: the relative error of the whole tensor.
+        """
+        wrong_count = count_true(wrong)
+        if wrong_count == 0:
+            self._had_a_right_step = True
+            return
+        share = wrong_count / len(wrong)
+        self._least_relative_error = min(self._least_relative_error, relative_error)
+        self._least_wrong_share = min(self._least_wrong_share, share)
+        self._chance *= share
+        self._always_wrong = wrong if self._always_wrong is None else self._always_wrong & wrong
+
+    def is_mistake(self) -> bool:
+        """Return whether all steps together show a mistake that rounding does not explain."""
+        if self._always_wrong is None or self._had_a_right_step:
+            return False
+        if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
+            return True
+        if self._least_relative_error > GROSS:
+            return True
+        count_by_rounding = self._chance * len(self._always_wrong)
+        return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
+
+
+class Quantity:
+    """A result or a gradient of a training step, and how far off it was in the steps so far.
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
@@ -71,6 +109,7 @@ class Quantity:
     Attributes:
         expected: the reference's in this step, with its budget; None where the reference has none.
         comparison: the comparison of the last step; None before the first.
+        is_wrong_in_one_step: true once a single step has shown that the quantity is wrong.
     """
 
     def __init__(self, name: str, kind: Kind) -> None:
@@ -78,17 +117,12 @@ class Quantity:
         self.kind = kind
         self.expected: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
+        self.is_wrong_in_one_step = False
         self._first_mistake = ""
-        self._is_wrong_in_one_step = False  # true once a single step has shown it
-        self._had_a_right_step = False
         self._timed_steps = 0
         self._steps_far_off = 0  # of the timed ones
         self._inaccurate_steps = 0  # likewise
-        self._least_relative_error = math.inf  # of a step
-        self._least_wrong_share = math.inf  # of the elements of a step
-        self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every step
-        # The probability that rounding alone makes an element wrong in every step.
-        self._chance = 1.0
+        self._wrong_in_every_step = _WrongInEveryStep()
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
         """Compare the solution's tensor of one untimed step.
@@ -107,7 +141,7 @@ class Quantity:
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
-        second_look: SecondLook = None,
+        second_look: SecondLook | None = None,
         error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Compare the solution's tensor of a timed step with eager's.
@@ -115,22 +149,23 @@ class Quantity:
         Args:
             got: the solution's tensor.
             eager: eager's.
-            second_look: of a result; see `ReferenceTensor`.
+            second_look: for a result, yields the reference's results, rounded otherwise.
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
-        # Rounding does not decide whether a result is right, only whether a gradient is.
-        if self.expected.is_exact or self.kind is Kind.RESULT:
-            if mistake := self.expected.mistake_in_other_draw(got, eager, second_look):
-                self._is_wrong_in_one_step = True
+        # The rules of several steps are for gradients that rounding can change. Anything else is
+        # right or wrong in each step.
+        if self.expected.must_equal_eager or self.kind is Kind.RESULT:
+            if mistake := self.expected.other_draws.find_mistake(got, eager, second_look):
+                self.is_wrong_in_one_step = True
                 self._keep_first(mistake)
             return
-        wrong = self.expected.wrong_in_other_draw(got, eager)
+        wrong = self.expected.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
         relative_error = relative_difference(got, eager) if mistake else 0.0
         self._timed_steps += 1
         if relative_error > LARGEST_RELATIVE_ERROR:
-            self._is_wrong_in_one_step = True
+            self.is_wrong_in_one_step = True
             self._keep_first(mistake)
         if relative_error > self._least_far_off():
             self._steps_far_off += 1
@@ -141,17 +176,12 @@ class Quantity:
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
         is_wrong = (
-            self._is_wrong_in_one_step
+            self.is_wrong_in_one_step
             or self._is_far_off_in_most_steps()
-            or self._is_wrong_in_every_step()
+            or self._wrong_in_every_step.is_mistake()
             or self._is_inaccurate_in_many_steps()
         )
         return f"{self.name}: {self._first_mistake}" if is_wrong else None
-
-    @property
-    def is_wrong_in_one_step(self) -> bool:
-        """True once a single step has shown that the quantity is wrong."""
-        return self._is_wrong_in_one_step
 
     def without_steps(self) -> "Quantity":
         """Return a quantity with the same name and budget, for which no step was compared."""
@@ -165,26 +195,19 @@ class Quantity:
         """Record the comparison of one step.
 
         Args:
-            wrong: a mask of the elements that are off by too much.
+            wrong: a flat mask of the elements that are off by too much.
             relative_error: the relative error of the whole tensor.
-            mistake: what is wrong, in words.
+            mistake: what is wrong, in words; it counts only if an element is wrong.
             is_strict: whether a single wrong element is a mistake.
         """
-        wrong_count = count_true(wrong)
-        if wrong_count:
+        any_is_wrong = bool(wrong.any())
+        if any_is_wrong:
             self._keep_first(mistake)
-        if self.expected.is_exact or is_strict:
-            if wrong_count:
-                self._is_wrong_in_one_step = True
-            return
-        if wrong_count == 0:
-            self._had_a_right_step = True
-            return
-        share = wrong_count / len(wrong)
-        self._least_relative_error = min(self._least_relative_error, relative_error)
-        self._least_wrong_share = min(self._least_wrong_share, share)
-        self._chance *= share
-        self._always_wrong = wrong if self._always_wrong is None else self._always_wrong & wrong
+        if self.expected.must_equal_eager or is_strict:
+            if any_is_wrong:
+                self.is_wrong_in_one_step = True
+        else:
+            self._wrong_in_every_step.add(wrong, relative_error)
 
     def _is_inaccurate(
         self, got: torch.Tensor, eager: torch.Tensor, error_of_other_roundings: Callable[[], float]
@@ -208,7 +231,8 @@ class Quantity:
 
     def _keep_first(self, mistake: str) -> None:
         """Keep the words for the first mistake, which the message quotes."""
-        self._first_mistake = self._first_mistake or mistake
+        if not self._first_mistake:
+            self._first_mistake = mistake
 
     def _is_far_off_in_most_steps(self) -> bool:
         """Return whether the relative error was too large in more than half of the timed steps."""
@@ -217,17 +241,6 @@ class Quantity:
     def _is_inaccurate_in_many_steps(self) -> bool:
         """Return whether the typical error was too large in more timed steps than it may be."""
         return self._inaccurate_steps > LARGEST_INACCURATE_SHARE * self._timed_steps
-
-    def _is_wrong_in_every_step(self) -> bool:
-        """Return whether all steps together show a mistake that rounding does not explain."""
-        if self._always_wrong is None or self._had_a_right_step:
-            return False
-        if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
-            return True
-        if self._least_relative_error > GROSS:
-            return True
-        count_by_rounding = self._chance * len(self._always_wrong)
-        return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
 def make_quantities(inputs: list, parameters: list[str], output_count: int) -> list[Quantity]:
@@ -239,6 +252,8 @@ def make_quantities(inputs: list, parameters: list[str], output_count: int) -> l
     results = [Quantity(f"result {i}", Kind.RESULT) for i in range(output_count)]
     indices = [i for i, x in enumerate(inputs) if is_differentiable(x)]
     names = ["x"] if len(indices) == 1 else [f"input {i}" for i in indices]
-    of_inputs = [Quantity(f"gradient of {name}", Kind.OF_INPUT) for name in names]
-    of_parameters = [Quantity(f"gradient of {name}", Kind.OF_PARAMETER) for name in parameters]
+    of_inputs = [Quantity(f"gradient of {name}", Kind.INPUT_GRADIENT) for name in names]
+    of_parameters = [
+        Quantity(f"gradient of {name}", Kind.PARAMETER_GRADIENT) for name in parameters
+    ]
     return results + of_inputs + of_parameters

@@ -1,1 +1,21 @@
-"""Contestants: the processes in which solutions and eager run, their memory and their walls."""
+"""Contestants: the processes in which solutions and eager run, their memory and their walls.
+
+From top to bottom; a module imports only modules below it:
+
+    cuda_walls    whether CUDA IPC works through the walls: a trial with a contestant
+    state         a contestant's parameters and buffers, moved into shared memory by requests to it
+    contestant    `Contestant`: such a process, as the referee sees it
+    server        starts the process that forks contestants; child/ has its code
+    pipes         requests, replies and output of a contestant
+    errors        how a contestant can fail to answer
+    reading       reads results in a contestant's memory
+    results       describes results: their nesting, and where they are in memory
+    shared        inputs and other tensors in shared memory
+    cuda_ipc      GPU memory that two processes share
+    memory        how much memory is free
+    processes     stops, continues and ends processes
+    namespaces    walls between processes
+    prctl         Linux's settings of a process
+    execute       executes a file's text as a module
+    autograd      a forward that autograd records, and its backward
+"""

@@ -10,11 +10,9 @@ stops its clock earlier: the referee compares what the process's memory holds.
 import json
 import os
 import secrets
-import selectors
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from time import monotonic, perf_counter
 from typing import NoReturn
@@ -22,69 +20,28 @@ from typing import NoReturn
 import torch
 
 from referee.contestants import namespaces, processes
+from referee.contestants.errors import (
+    EndedError,
+    ForgedError,
+    LateError,
+    RaisedError,
+    UnstoppableError,
+)
 from referee.contestants.memory import free_bytes, give_back_unused
+from referee.contestants.pipes import open_pipes
 from referee.contestants.reading import Reader
-from referee.contestants.server import EndedError, Server
+from referee.contestants.server import Server
 from referee.contestants.shared import Pool
 
-MAX_REPLY_BYTES = 1 << 22
-KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
-MAX_READ_BYTES = 1 << 16  # of one read from a pipe
 MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
 
 
-class ForgedError(Exception):
-    """The reply cannot be the worker's: the solution has sent or changed it."""
-
-
-class LateError(Exception):
-    """The deadline has passed."""
-
-
-class UnstoppableError(EndedError):
-    """The process was killed because something in its tree did not stop."""
-
-
-class RaisedError(Exception):
-    """The solution has raised an exception; the argument is the child's description of it."""
-
-
 class Reply(dict):
-    """A contestant's reply. The worker always sends all keys: a missing one means forgery."""
+    """A contestant's reply. `RequestHandler` always sends all keys: a missing one means forgery."""
 
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
         raise ForgedError
-
-
-@dataclass(frozen=True)
-class _Pipes:
-    """The referee's ends of the three pipes to a contestant: file descriptors.
-
-    Attributes:
-        requests: the referee writes requests here, without blocking.
-        replies: the referee reads replies here.
-        output: the referee reads here what the process prints.
-    """
-
-    requests: int
-    replies: int
-    output: int
-
-    @classmethod
-    def open(cls) -> tuple["_Pipes", tuple[int, int, int]]:
-        """Return the referee's ends and the contestant's ends in the same order."""
-        contestants_requests, requests = os.pipe()
-        replies, contestants_replies = os.pipe()
-        output, contestants_output = os.pipe()
-        os.set_blocking(requests, False)
-        contestants_ends = contestants_requests, contestants_replies, contestants_output
-        return cls(requests, replies, output), contestants_ends
-
-    def close(self) -> None:
-        """Close the referee's ends."""
-        for descriptor in (self.requests, self.replies, self.output):
-            os.close(descriptor)
 
 
 class Contestant:
@@ -101,10 +58,11 @@ class Contestant:
     Attributes:
         pid: the process's id.
         has_walls: whether it is in a PID namespace of its own.
-        seconds: the wall time of the last request: from SIGCONT until the whole tree had stopped,
-            and `read_early` had returned.
+        seconds: the wall time of the last request. It begins with SIGCONT, and ends when the whole
+            tree has stopped and `read_early` has returned.
         reader: reads results in the process's memory.
-        span: the addresses at which the process maps the pool, see `shared.Mapping`.
+        span: the addresses at which the process maps the shared memory: the first, and one past the
+            last. A result between them is in the referee's memory.
     """
 
     def __init__(
@@ -114,12 +72,9 @@ class Contestant:
         self.deadline = deadline if is_solution else inf
         self.seconds = 0.0
         self._device = device
-        self._unparsed = b""  # what was read from the pipe of replies and is no whole line yet
-        self._printed = b""
         self._has_ended = False  # the process was waited for
         self._is_closed = False
-        self._stopped_at = monotonic()
-        self._pipes, contestants_ends = _Pipes.open()
+        self._pipes, contestants_ends = open_pipes()
         try:
             self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
         finally:
@@ -131,9 +86,6 @@ class Contestant:
         if self.has_walls:
             processes.own_pids.add(self._init_pid)
         self._tree = processes.Tree(self.pid, is_solution, self._init_pid)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._pipes.replies, selectors.EVENT_READ)
-        self._selector.register(self._pipes.output, selectors.EVENT_READ)
         self.reader = Reader(self.pid, device, pool)
         try:
             first_reply = self._receive(token="")  # not forged: no solution's code has run yet
@@ -145,12 +97,12 @@ class Contestant:
         self._stopped_at = monotonic()
 
     def ask(
-        self, op: str, read_early: Callable[[dict], object] | None = None, **arguments: object
+        self, method: str, read_early: Callable[[dict], object] | None = None, **arguments: object
     ) -> dict:
-        """Have the process call a method of its `child.worker.Worker`; return the method's reply.
+        """Have the process call a method of its `RequestHandler`; return the method's reply.
 
         Args:
-            op: the method's name.
+            method: the method's name.
             read_early: is called with the reply after the process has stopped and before the clock
                 stops.
             arguments: the method's arguments; JSON must be able to hold them.
@@ -158,13 +110,13 @@ class Contestant:
         Raises:
             EndedError: the process has ended.
             UnstoppableError: the process does not stop.
-            ForgedError: the reply is not the worker's.
+            ForgedError: the solution has sent or changed the reply.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
         """
         token = secrets.token_hex(8)
-        request = {"op": op, "arguments": arguments, "token": token}
-        rest = self._write(json.dumps(request).encode() + b"\n")
+        request = {"method": method, "arguments": arguments, "token": token}
+        rest = self._pipes.write(json.dumps(request).encode() + b"\n")
         if self._device.type == "cuda":
             # The GPU must have done the referee's own work: inputs are written, results are read.
             torch.cuda.synchronize(self._device)
@@ -174,7 +126,7 @@ class Contestant:
         self._tree.go_on()
         try:
             if rest:
-                self._write_all(rest)
+                self._pipes.write_all(rest, self.deadline)
             reply = self._receive(token)
             if "calls" in reply:
                 requested_calls = len(arguments.get("inputs", []))
@@ -191,7 +143,7 @@ class Contestant:
 
     def printed(self) -> str:
         """Return the end of what the process has printed."""
-        return self._printed.decode(errors="replace")
+        return self._pipes.printed()
 
     def close(self) -> None:
         """End the process and everything that it started; a second call does nothing."""
@@ -207,7 +159,6 @@ class Contestant:
             processes.own_pids.discard(self._init_pid)
         processes.own_pids.discard(self.pid)
         self.reader.close()
-        self._selector.close()
         self._pipes.close()
 
     def _stop(self) -> None:
@@ -215,69 +166,26 @@ class Contestant:
         if not self._tree.stop():
             raise UnstoppableError(-signal.SIGKILL, self.printed())
 
-    def _write(self, data: bytes) -> bytes:
-        """Write as much of a request as the pipe can hold; return the rest."""
-        while data:
-            try:
-                data = data[os.write(self._pipes.requests, data) :]
-            except BlockingIOError:  # the pipe is full
-                return data
-            except BrokenPipeError:  # the process has ended; `_receive` will raise EndedError
-                return b""
-        return data
-
-    def _write_all(self, data: bytes) -> None:
-        """Write the rest of a long request while the process reads it."""
-        while data:
-            if monotonic() > self.deadline:
-                raise LateError
-            rest = self._write(data)
-            if rest == data:
-                self._read(max_seconds=0.001)
-            data = rest
-
     def _receive(self, token: str) -> Reply:
         """Wait for the reply to the request with this token and return it.
 
         Raises:
             EndedError, ForgedError, LateError, RaisedError: as `ask` does.
         """
-        while b"\n" not in self._unparsed:
-            if self._pipes.replies not in self._selector.get_map():  # the pipe has ended
-                raise EndedError(self._wait_for_status(), self.printed())
-            self._read(max_seconds=3600.0)  # a selector accepts no inf
-            if len(self._unparsed) > MAX_REPLY_BYTES:
-                raise ForgedError
-        text, _, self._unparsed = self._unparsed.partition(b"\n")
+        line = self._pipes.read_line(self.deadline)
+        if line is None:
+            raise EndedError(self._wait_for_status(), self.printed())
         try:
-            reply = json.loads(text)
+            reply = json.loads(line)
             is_answer = reply.pop("token") == token
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ForgedError from None
-        has_more = bool(self._unparsed)  # the worker writes one line for each request
+        has_more = self._pipes.has_unread_replies  # one line answers a request
         if not is_answer or has_more or not _has_right_types(reply):
             raise ForgedError
         if "raised" in reply:
             raise RaisedError(reply["raised"])
         return Reply(reply)
-
-    def _read(self, max_seconds: float) -> None:
-        """Read the next part of a reply or of the output; wait for it at most so many seconds.
-
-        Raises:
-            LateError: the deadline has passed.
-        """
-        seconds_left = self.deadline - monotonic()
-        if seconds_left <= 0:
-            raise LateError
-        for key, _ in self._selector.select(min(seconds_left, max_seconds)):
-            data = os.read(key.fd, MAX_READ_BYTES)
-            if not data:
-                self._selector.unregister(key.fd)
-            elif key.fd == self._pipes.output:
-                self._printed = (self._printed + data)[-KEPT_OUTPUT_BYTES:]
-            else:
-                self._unparsed += data
 
     def _wait_for_status(self) -> int:
         """Wait for the process's end and return its exit status.
@@ -290,13 +198,13 @@ class Contestant:
         """
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         while not pid:
-            self._read(max_seconds=0.01)
+            self._pipes.read(self.deadline, max_seconds=0.01)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         self._has_ended = True
         # Reads the last output. It does not wait for the end of the pipe, which the process's
         # children may hold open.
         with suppress(LateError):
-            self._read(max_seconds=0)
+            self._pipes.read(self.deadline, max_seconds=0)
         return os.waitstatus_to_exitcode(status)
 
 
@@ -340,8 +248,3 @@ def _has_right_types(reply: dict) -> bool:
 def _is_list_of_dicts(value: object) -> bool:
     """Return whether a value is a list and all its parts are dictionaries."""
     return isinstance(value, list) and all(isinstance(part, dict) for part in value)
-
-
-def was_killed(status: int) -> bool:
-    """Return whether an exit status means SIGKILL, which the kernel sends if memory is short."""
-    return status == -signal.SIGKILL

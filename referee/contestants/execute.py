@@ -15,9 +15,9 @@ def execute(name: str, path: str, text: bytes) -> ModuleType:
     The file itself is not read: it may have changed since `text` was read.
 
     Args:
-        name: of the module, in sys.modules.
-        path: of the file, for tracebacks and `__file__`.
-        text: of the file.
+        name: the module's name in sys.modules.
+        path: the file's path, for tracebacks and `__file__`.
+        text: the file's text.
     """
     code = compile(text, path, "exec")
     # Triton and TorchScript look up a function's source in this cache. Its entries are (size,

@@ -215,7 +215,7 @@ def _map_users(pid: int) -> bool:
     Root may map all users and groups, other users only themselves.
 
     Returns:
-        Whether the system allows it.
+        False if the system forbids it.
     """
     process = Path("/proc", str(pid))
     try:

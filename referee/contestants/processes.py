@@ -106,8 +106,8 @@ class Tree:
         it finds are stopped.
 
         A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
-        has started the program. If the child was stopped before that, it is woken and stopped
-        again when the thread has stopped.
+        has started the program. So if a process does not stop soon, the processes below it are
+        woken, and stopped again after it.
 
         Returns:
             False if some process does not stop; all processes of the tree are then killed.
@@ -118,18 +118,19 @@ class Tree:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             for pid in new:
-                woken: list[int] = []
-                if not _stops_until(pid, monotonic() + SECONDS_ALONE):
-                    woken = _below([pid])
-                    for child in woken:
-                        _send(child, signal.SIGCONT)
-                    if not _stops_until(pid, deadline):
-                        self._kill()
-                        return False
+                if _stops_until(pid, monotonic() + SECONDS_ALONE):
+                    stopped.add(pid)
+                    continue
+                woken = _below([pid])
+                for child in woken:
+                    _send(child, signal.SIGCONT)
+                if not _stops_until(pid, deadline):
+                    self._kill()
+                    return False
                 stopped.add(pid)
+                stopped.difference_update(woken)
                 if woken:
-                    stopped.difference_update(woken)
-                    break  # the next search finds them
+                    break  # the next search finds them and stops them again
             if monotonic() > deadline:  # there are always new ones
                 self._kill()
                 return False

@@ -156,8 +156,8 @@ class Reader:
         if self._device.type == "cuda":
             data = self._map_gpu_bytes(description, size, dtype.itemsize)
         else:
-            own_bytes = math.prod(description["shape"]) * dtype.itemsize
-            data = self._copy_bytes(description["address"], size, own_bytes)
+            element_bytes = math.prod(description["shape"]) * dtype.itemsize
+            data = self._copy_bytes(description["address"], size, element_bytes)
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
@@ -198,7 +198,7 @@ class Reader:
         self.forget()
         self._thread.shutdown(wait=False)
 
-    def _copy_bytes(self, address: int, size: int, own_bytes: int) -> torch.Tensor:
+    def _copy_bytes(self, address: int, size: int, element_bytes: int) -> torch.Tensor:
         """Return a copy of the process's memory.
 
         False strides may span far more bytes than the elements have. Such a copy may not take all
@@ -207,12 +207,12 @@ class Reader:
         Args:
             address: the address of the first byte in the process.
             size: how many bytes.
-            own_bytes: how many bytes the elements have, without the gaps between them.
+            element_bytes: how many bytes the elements have, without the gaps between them.
         """
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
             free = free_bytes(CPU)
-            most_bytes = min(free, max(2 * own_bytes, SHARE_FOR_GAPS * free))
+            most_bytes = min(free, max(2 * element_bytes, SHARE_FOR_GAPS * free))
             if size > most_bytes:
                 raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
             self._buffer = torch.empty(size, dtype=torch.uint8)
@@ -239,21 +239,30 @@ class Reader:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
-        own_allocation = self._pool.allocation(handle)  # a process cannot open a handle of its own
-        try:
-            if own_allocation:
-                allocation_size = own_allocation.size
-            else:
-                if handle not in self._address_of:
-                    self._address_of[handle] = cuda_ipc.open_handle(handle)
-                allocation_size = cuda_ipc.size_of(self._address_of[handle])
-        except (cuda_ipc.CudaError, ValueError) as error:
-            raise UnreadableError(str(error)) from None
+        referees_allocation = self._pool.allocation(handle)
+        if referees_allocation:  # the referee cannot open a handle of its own
+            allocation_size = referees_allocation.size
+        else:
+            start, allocation_size = self._open(handle)
         if distance < 0 or distance + size > allocation_size:
             raise BadDescriptionError("it reaches beyond its allocation")
-        if own_allocation:
-            return own_allocation.bytes(distance, size)
-        return cuda_ipc.bytes_at(self._address_of[handle] + distance, size, self._device)
+        if referees_allocation:
+            return referees_allocation.bytes(distance, size)
+        return cuda_ipc.bytes_at(start + distance, size, self._device)
+
+    def _open(self, handle: str) -> tuple[int, int]:
+        """Open a GPU allocation of the process if it is not open; return its address and size.
+
+        Raises:
+            UnreadableError: the handle cannot be opened.
+        """
+        try:
+            if handle not in self._address_of:
+                self._address_of[handle] = cuda_ipc.open_handle(handle)
+            address = self._address_of[handle]
+            return address, cuda_ipc.size_of(address)
+        except (cuda_ipc.CudaError, ValueError) as error:
+            raise UnreadableError(str(error)) from None
 
 
 def as_indexable(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from referee.contestants import processes
+from referee.contestants.errors import EndedError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The program of the server. Its arguments are the folder of the package `referee` and the
@@ -29,13 +30,6 @@ start(int(sys.argv[2]))
 # So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
 # would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-
-
-class EndedError(Exception):
-    """A contestant's process has ended, or the server has.
-
-    The arguments are its exit status, negative for a signal, and the end of what it printed.
-    """
 
 
 class Server:
@@ -98,10 +92,10 @@ class Server:
         processes.own_pids.discard(self._process.pid)
 
     def count_as_own(self) -> None:
-        """Count the server's process among the referee's own, see `processes.own_pids`.
+        """Count the server's process among the referee's own again, see `processes.own_pids`.
 
-        It is counted from its start. A server that outlives the end of a `processes.subreaper()`
-        block, as between tests, must be counted again.
+        The constructor has counted it. But the end of a `processes.subreaper()` block forgets the
+        children that were there before it, such as a server that several tests share.
         """
         processes.own_pids.add(self._process.pid)
 

@@ -3,11 +3,13 @@
 The referee's process and the contestant's process both use this module:
 
     referee                                       contestant's process
-    region.place(values), region.write(values)
+    region.make_room(values)
+    region.write(values)
     sends region.form in a request           ->   Mapping.tensors(form): the same memory as tensors
 
-On a CPU all regions are parts of one file in memory (a memfd), which both processes map. On a GPU
-each region is an allocation of its own, which the contestant's process opens by CUDA IPC.
+The referee's `Pool` gives each `Region` a block of memory. On a CPU all blocks are parts of one
+file in memory (a memfd), which both processes map. On a GPU each block is an allocation of its own,
+which the contestant's process opens by CUDA IPC.
 
 A form says where a region's values are. It is a dictionary that JSON can hold:
 
@@ -152,18 +154,22 @@ class Region:
         """The size of all storages in bytes, without the gaps of the alignment."""
         return sum(size for _, size in self.form.get("storages", []))
 
-    def place(self, values: list) -> None:
-        """Make room for values of these forms, see `forms_of`; `write` then copies values there."""
+    def make_room(self, values: list) -> None:
+        """Make room for values with the forms of these values; copy nothing, which `write` does."""
         sizes, forms = forms_of(values)
-        self.arrange(sizes, forms)
+        self.make_room_for(sizes, forms)
 
-    def arrange(self, sizes: list[int], forms: list[dict]) -> None:
-        """Make room as `place` does, for sizes of storages and forms that `forms_of` returns.
+    def make_room_for(self, sizes: list[int], forms: list[dict]) -> None:
+        """Make room for values of these forms.
 
         Storages follow each other, each at a multiple of ALIGNMENT. For the sizes [24, 5000, 12]:
 
             byte     0      4096       12288
                      |24 .. |5000 .... |12 ..
+
+        Args:
+            sizes: the size of each storage in bytes, as `forms_of` returns them.
+            forms: the forms of the values, likewise.
         """
         starts_and_sizes = []
         end = 0
@@ -205,7 +211,7 @@ class Region:
                 distinct = without_repeats(copy)
                 distinct.copy_(_leading_part(original, distinct.shape))
 
-    def fill(self) -> None:
+    def fill_with_nan(self) -> None:
         """Fill the tensors with bytes 0xff, a NaN in every float dtype."""
         for tensor in self.tensors:
             if isinstance(tensor, torch.Tensor):

@@ -1,9 +1,15 @@
 """Parameters and buffers of one contestant, in memory that the referee writes.
 
+    the referee                                      the contestant
+    asks it to "construct" its module           ->   describes each tensor of its state_dict
+    matches them with the reference's tensors
+    makes room in shared memory, writes values
+    asks it to "adopt" the matched tensors      ->   moves their data there
+    writes new values before each round
+
 Each tensor of the reference's state is matched with one of the contestant's: by its name, or else
-by its shape and by the values that both constructors drew under one seed. The contestant's matched
-tensors move into a region of shared memory, and get new values there before every call. Other
-tensors of a solution, such as a reciprocal or a packed table, are its own.
+by its shape and by the values that both constructors drew under one seed. Other tensors of a
+solution, such as a reciprocal or a packed table, are its own.
 
 A description is what the contestant tells of one of its tensors: name, shape, strides, dtype, and
 where it is. It may be false.
@@ -52,7 +58,7 @@ class State:
         args: list,
         compare: bool = False,
     ) -> None:
-        """Have the contestant construct its module, and move its matched tensors into the region.
+        """Have the contestant construct its module and move its state into shared memory.
 
         Args:
             dtype: the dtype to which floating point modules are converted; None for none.
@@ -74,17 +80,12 @@ class State:
         by_name = {str(description.get("name")): description for description in reply["state"]}
         reference_state = module.state_dict()
         self.names = self._match(by_name, reference_state)
-        if not reference_state:
-            return
         descriptions = [by_name[self.names[name]] for name in reference_state]
         _check_repeats(descriptions, reference_state)
         if compare:
             self._check_first_values(descriptions, reference_state)
-        reference_bytes = sum(x.nbytes for x in reference_state.values())
-        largest = MOST_TIMES_STATE * reference_bytes + MORE_STATE
-        self._region.arrange(*_arrangement(descriptions, largest))
-        self.write(list(reference_state.values()))
-        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
+        if reference_state:
+            self._move(descriptions, list(reference_state.values()))
 
     def write(self, values: list[torch.Tensor]) -> None:
         """Write new values, in the order of the reference's state."""
@@ -96,11 +97,11 @@ class State:
         if self.names:
             self._region.rewrite()
 
-    def changed(self, buffers: set[str]) -> list[str]:
-        """Return the reference's names of the parameters that are not what was written.
+    def changed_parameters(self, buffers: set[str]) -> list[str]:
+        """Return the reference's names of the tensors that are not what was written, but buffers.
 
         Args:
-            buffers: the names of the state that a forward may change.
+            buffers: the reference's names of its buffers, which a forward may change.
         """
         if not self.names:
             return []
@@ -112,6 +113,15 @@ class State:
         """Give the memory back to the pool; the contestant has ended."""
         self._region.close()
         self.names = {}
+
+    def _move(self, descriptions: list[dict], values: list[torch.Tensor]) -> None:
+        """Move the contestant's matched tensors into the region, with the reference's values."""
+        reference_bytes = sum(x.nbytes for x in values)
+        most_bytes = MOST_TIMES_STATE * reference_bytes + MORE_STATE
+        sizes, forms = _forms_in_region(descriptions, most_bytes)
+        self._region.make_room_for(sizes, forms)
+        self.write(values)
+        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
 
     def _check_first_values(
         self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]
@@ -195,18 +205,21 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
                 )
 
 
-def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], list[dict]]:
-    """Return where a region holds the contestant's tensors.
+def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[int], list[dict]]:
+    """Return the storages and forms that the contestant's tensors get in a region.
 
     Tensors that share memory, as tied weights and the flat weights of a recurrent network do, share
     it in the region, too.
 
     Args:
         descriptions: checked descriptions of the tensors.
-        largest: how many bytes all storages may take together.
+        most_bytes: how many bytes all storages may take together.
 
     Returns:
-        The storages' sizes in bytes and the tensors' forms, as `Region.arrange` takes them.
+        The storages' sizes in bytes and the tensors' forms, as `Region.make_room_for` takes them.
+
+    Raises:
+        StateError: a description does not fit its storage, or the storages are too large.
     """
     sizes: list[int] = []
     indices: dict[tuple[int, int], int] = {}  # of storages in `sizes`, by their address and size
@@ -224,9 +237,9 @@ def _arrangement(descriptions: list[dict], largest: int) -> tuple[list[int], lis
         if storage not in indices:
             indices[storage] = len(sizes)
             sizes.append(size)
-        if sum(sizes) > largest:
+        if sum(sizes) > most_bytes:
             raise StateError(
-                f"the memory behind its state exceeds {largest:,} bytes; keep no views of large "
+                f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
                 "tensors there"
             )
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}

@@ -1,1 +1,1 @@
-"""The command line: its options, sessions and folders."""
+"""The command line of `python -m referee`: its options, and the grading of files and folders."""

@@ -5,8 +5,8 @@
 
 `report.folder_table` makes the table and the scores at the end.
 
-With `--out FILE` each verdict is appended as a line of JSON when it comes, and a second run grades
-only the files that have no line yet.
+With `--out FILE` each verdict is appended as a line of JSON when it comes, and the same command,
+given again, grades only the files that have no line yet.
 """
 
 import argparse
@@ -34,11 +34,11 @@ OTHER_OUT = "--out is for another file, a new one or one that it wrote"
 
 @dataclass(frozen=True)
 class Job:
-    """All the work of one run of the command.
+    """All the work of a command.
 
     Attributes:
         args: the command's options.
-        earlier_records: the records that an earlier run has left in `--out`.
+        earlier_records: the records that an earlier command has left in `--out`.
         tasks: the problems that have solutions without a verdict.
         unpaired: solutions without a reference.
     """
@@ -162,10 +162,10 @@ def _append(path: Path, record: dict) -> None:
 
 
 def read_out(path: Path) -> list[dict]:
-    """Return the records that an earlier run has appended to a file.
+    """Return the records that an earlier command has appended to a file.
 
-    If that run was killed while it wrote, the file ends with a part of a line. This function then
-    cuts that part off the file.
+    If that command was killed while it wrote, the file ends with a part of a line. This function
+    then cuts that part off the file.
 
     Raises:
         ValueError: the file holds something else; it is not changed.

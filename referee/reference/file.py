@@ -42,7 +42,7 @@ class ReferenceFile:
         text: the file's content, from which eager's processes import it.
         solutions: names that a solution's class may have. The first one that the solution's file
             defines is graded.
-        dtype: the dtype to which modules are converted; None to leave them as they are.
+        dtype: the dtype to which modules are converted; None to convert none.
         covers_all_values: whether `get_inputs` draws values of all kinds and of both signs. A
             solution must then be right for any inputs. The problem's own small cases cover these,
             so fewer draws are needed at the timed size.

@@ -35,7 +35,7 @@ def inputs_in_float64(inputs: list) -> list:
 
 
 def _widened(x: object) -> object:
-    """Return an input in float64 or complex128; other inputs as they are."""
+    """Return an input in float64 or complex128; return any other input unchanged."""
     if is_differentiable(x):
         return x.double()
     is_complex = isinstance(x, torch.Tensor) and x.is_complex()
@@ -78,11 +78,10 @@ def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
     except BadReferenceError:
         return NO_FLOAT64
     for eager, exact in zip(eager_results, exact_results, strict=True):
-        wide_dtype = torch.complex128 if eager.is_complex() else torch.float64
-        is_alike = exact.dtype == wide_dtype and eager.shape == exact.shape
-        has_wide_dtype = eager.is_floating_point() or eager.is_complex()
-        if has_wide_dtype and not is_alike:
-            return NO_FLOAT64_RESULT
+        if eager.is_floating_point() or eager.is_complex():
+            wide_dtype = torch.complex128 if eager.is_complex() else torch.float64
+            if exact.dtype != wide_dtype or exact.shape != eager.shape:
+                return NO_FLOAT64_RESULT
         # Eager may overflow where float64 does not.
         if relative_difference(exact, eager, where_finite=True) > LARGEST_ROUNDING:
             return ANOTHER_FLOAT64_RESULT

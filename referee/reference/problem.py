@@ -2,12 +2,11 @@
 
 `Problem` grades by any reference file. A project that has more to say about its problem, such as
 small cases, error limits or yardsticks, writes a subclass that overrides the methods in the part
-"what a problem may know better".
+"for a subclass to override".
 """
 
 import copy
 from collections.abc import Iterable
-from contextlib import suppress
 
 import torch
 from torch import nn
@@ -17,11 +16,12 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.memory import LARGEST_SHARE, free_bytes
 from referee.contestants.results import flatten, plain
-from referee.contestants.shared import flat_bytes, forms_of, pack
+from referee.contestants.shared import pack
 from referee.names import COPY
-from referee.reference.file import BadReferenceError, ReferenceFile
+from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
 from referee.reference.float64 import run_in_float64, run_in_tf32, why_no_float64
+from referee.reference.input_source import InputSource, draw_first
 from referee.reference.random_values import new_seed
 from referee.reference.tf32 import operators_in_tf32
 from referee.times.timing import Names, Rate, Timings
@@ -43,21 +43,9 @@ class Problem:
         device: the device on which solutions compute.
 
     Attributes:
-        names: the timed calls' names in reports.
-        rate: the speed that limits the problem.
-        yardsticks: names of the calls that are timed beside eager, by the device's type.
-        slow_yardsticks: those that take seconds to prepare; a quick check leaves them out.
-        yardstick_file: path of a file with the problem's own yardsticks, or None.
-        settings: the precision settings of float32 products under which solutions are graded.
-        some_settings: the settings that a sweep measures; empty for all of `settings`.
-        needs_float64: whether gradients are compared with float64's; False if they must have
-            eager's bits.
         setting: the one of `settings` that is graded now.
         args: the constructor's arguments.
-        form: the form of the inputs, as `shared.forms_of` gives it.
-        tensor_indices: the indices of those inputs that are tensors with elements.
-        float_indices: the indices of those tensors that hold floats; float8 does not count.
-        repeats_inputs: whether `get_inputs` draws equal inputs each time, as under a fixed seed.
+        input_source: draws inputs; also has the indices of those that are tensors.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
@@ -67,22 +55,32 @@ class Problem:
         why_no_float64_in_steps: the same for training steps; the first comparison of gradients
             sets it.
 
+    The arguments are attributes, too. So are the class's attributes, which a subclass may replace.
+
     Raises:
         BadReferenceError: the reference cannot be graded.
     """
 
+    # The timed calls' names in reports.
     names = Names(solution="ModelNew", eager="eager")
-    yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
-    slow_yardsticks: tuple[str, ...] = ()
-    yardstick_file = None
+    # The speed that limits the problem.
     rate = Rate(
         unit="GB/s",
         work="moved_bytes",
         yardstick=COPY,
         floor="writing its outputs as fast as a copy",
     )
+    # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
+    # out the slow ones, which take seconds to prepare.
+    yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
+    slow_yardsticks: tuple[str, ...] = ()
+    # The path of a file with the problem's own yardsticks, or None.
+    yardstick_file = None
+    # The precision settings of float32 products under which solutions are graded. A sweep measures
+    # only `some_settings`, unless that is empty.
     settings: tuple[str, ...] = ("",)
     some_settings: tuple[str, ...] = ()
+    # True if gradients are compared with float64's; False if they must have eager's bits.
     needs_float64 = True
 
     def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:
@@ -94,22 +92,14 @@ class Problem:
         self.args = file.arguments()
         file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
         module = self.construct(new_seed())
-        inputs, self._draws_on_device = self._draw_first()
-        self.form = forms_of(inputs)
-        self.repeats_inputs = False
-        if not file.covers_all_values:
-            second_inputs = self.draw()  # raises if they have another form
-            self.repeats_inputs = _are_equal(inputs, second_inputs)
-            del second_inputs
-        self.tensor_indices = [i for i, x in enumerate(inputs) if _is_tensor(x) and x.numel()]
-        if not self.tensor_indices:
-            raise file.bad("get_inputs gives no tensor with elements; at least one is needed")
-        self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(inputs[i])]
-        shapes = [tuple(inputs[i].shape) for i in self.tensor_indices]
+        inputs, draws_on_device = draw_first(file, self.device)
+        self.input_source = InputSource(file, self.device, inputs, draws_on_device)
+        tensors = [inputs[i] for i in self.input_source.tensor_indices]
+        shapes = [tuple(x.shape) for x in tensors]
         self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
-        self.dtype = inputs[self.tensor_indices[0]].dtype
+        self.dtype = tensors[0].dtype
+        self.input_bytes = sum(x.nbytes for x in tensors)
         check_state(file, module)
-        self.input_bytes = sum(inputs[i].nbytes for i in self.tensor_indices)
         self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
         forward = run_first_forward(file, self.device, module, inputs)
         self.structure = forward.structure
@@ -124,7 +114,7 @@ class Problem:
         if not file.covers_all_values:
             self.why_no_float64 = why_no_float64(file, module, inputs)
 
-    # ------------------------------------------------------------ what the reference file gives
+    # ----------------------------------------------------------------- the reference and its inputs
 
     def construct(self, seed: int, args: list | None = None) -> nn.Module:
         """Return a new module of the reference, whose parameters are drawn under the seed.
@@ -147,12 +137,7 @@ class Problem:
         Raises:
             BadReferenceError: `get_inputs` raises, or gives another form than before.
         """
-        inputs = self.file.draw(self.device) if self._draws_on_device else self._draw_on_cpu()
-        if forms_of(inputs) != self.form:
-            raise self.file.bad(
-                "get_inputs draws inputs of another form each time; shapes and dtypes must stay"
-            )
-        return inputs
+        return self.input_source.draw()
 
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return eager's results of a forward that autograd does not record."""
@@ -184,7 +169,7 @@ class Problem:
             gradients = differentiate(outputs, sources, output_gradients)
         return [*map(plain, outputs), *gradients]
 
-    # ------------------------------------------------------------ what a problem may know better
+    # ------------------------------------------------------------------- for a subclass to override
 
     def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, each with its error budget."""
@@ -198,14 +183,18 @@ class Problem:
             tf32_results = run_in_tf32(self.file, module, inputs, operators)
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
-            tensors.append(ReferenceTensor(eager, exact, self.terms, allowed=tf32))
+            tensors.append(ReferenceTensor(eager, exact, self.terms, in_tf32=tf32))
         if self.gives_memory_back:  # float64 results take much memory
             for tensor in tensors:
                 tensor.forget_exact()
         return tensors
 
     def expected_in_step(
-        self, eager: torch.Tensor, exact: torch.Tensor | None, terms: int
+        self,
+        eager: torch.Tensor,
+        exact: torch.Tensor | None,
+        terms: int,
+        in_tf32: torch.Tensor | None,
     ) -> ReferenceTensor:
         """Return a result or gradient of a training step with its error budget.
 
@@ -213,8 +202,9 @@ class Problem:
             eager: the result or gradient.
             exact: the same in float64; None where there is none.
             terms: the number of terms of the longest sum.
+            in_tf32: the same in float64 from operands rounded to TF32; None where there is none.
         """
-        return ReferenceTensor(eager, exact, terms)
+        return ReferenceTensor(eager, exact, terms, in_tf32=in_tf32)
 
     def where_gradients_pass(self, module: nn.Module, inputs: list) -> torch.Tensor | None:
         """Return a mask of the output, true where rounding cannot change the gradient.
@@ -263,25 +253,14 @@ class Problem:
         return ""
 
     @property
-    def gives_memory_back(self) -> bool:
-        """True if contestants give unused memory back to the GPU, so that others can take it.
-
-        On a CPU nobody has to: the system takes freed memory back.
-        """
-        if self.device.type == "cpu":
-            return False
-        _, memory = torch.cuda.mem_get_info(self.device)
-        return self.all_bytes > LARGE_SHARE * memory
+    def moved(self) -> int:
+        """Bytes that a call reads and writes, if it reads all of its inputs."""
+        return self.input_bytes + self.output_bytes
 
     @property
     def work(self) -> int:
         """The work of one call, in units of the rate."""
         return self.moved
-
-    @property
-    def moved(self) -> int:
-        """Bytes that a call reads and writes, if it reads all of its inputs."""
-        return self.input_bytes + self.output_bytes
 
     def floor_seconds(self, timings: Timings) -> float:
         """Return a lower bound on the seconds of a call; 0 if none is known.
@@ -290,6 +269,8 @@ class Problem:
         """
         copies = timings.seconds.get(COPY)
         return min(copies) * self.output_bytes / self.moved if copies else 0.0
+
+    # ------------------------------------------------------------------------ not to be overridden
 
     @property
     def precision(self) -> str:
@@ -301,26 +282,20 @@ class Problem:
         """Bytes of inputs, outputs and parameters together."""
         return self.input_bytes + self.output_bytes + self.parameter_bytes
 
-    # ------------------------------------------------------------ for this package alone
+    @property
+    def gives_memory_back(self) -> bool:
+        """True if contestants give unused memory back to the GPU, so that others can take it.
+
+        On a CPU nobody has to: the system takes freed memory back.
+        """
+        if self.device.type == "cpu":
+            return False
+        _, memory = torch.cuda.mem_get_info(self.device)
+        return self.all_bytes > LARGE_SHARE * memory
 
     def operators_in_tf32(self) -> tuple[str, ...]:
         """Return parts of the names of the reference's operators that torch may compute in TF32."""
         return operators_in_tf32(self.operators, self.device, self.dtype)
-
-    def _draw_first(self) -> tuple[list, bool]:
-        """Return the first inputs, and whether `get_inputs` draws on the device.
-
-        Some files draw on the CPU only, and their inputs are moved to the GPU.
-        """
-        if self.device.type == "cpu":
-            return self.file.draw(), True
-        with suppress(BadReferenceError):
-            return self.file.draw(self.device), True
-        return self._draw_on_cpu(), False
-
-    def _draw_on_cpu(self) -> list:
-        """Draw inputs on the CPU, and move them to the device."""
-        return [x.to(self.device) if _is_tensor(x) else x for x in self.file.draw()]
 
     def _check_room(self) -> None:
         """Raise BadReferenceError if the grading does not fit into the device's memory."""
@@ -333,22 +308,6 @@ class Problem:
                 f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "
                 f"{usable / 2**30:,.1f} GiB can be used"
             )
-
-
-def _is_tensor(x: object) -> bool:
-    """Return whether an argument of a forward is a tensor."""
-    return isinstance(x, torch.Tensor)
-
-
-def _are_equal(first: list, second: list) -> bool:
-    """Return whether all tensors of two lists of inputs of one form have equal values."""
-    pairs = zip(first, second, strict=True)
-    return all(torch.equal(flat_bytes(x), flat_bytes(y)) for x, y in pairs if _is_tensor(x))
-
-
-def _is_drawable_float(x: torch.Tensor) -> bool:
-    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
-    return x.is_floating_point() and x.itemsize > 1
 
 
 def _with_index(device: torch.device) -> torch.device:

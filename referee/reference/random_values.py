@@ -1,4 +1,8 @@
-"""Random values for inputs, parameters and gradients, under seeds that no solution can foresee."""
+"""Random values for inputs, parameters and gradients, under seeds that no solution can foresee.
+
+`draw_into` and `random_tensor` draw values that depend on no earlier ones. `vary` and `vary_module`
+change earlier values, because the sizes and signs of parameters matter.
+"""
 
 import secrets
 
@@ -18,7 +22,7 @@ def new_seed() -> int:
     return secrets.randbelow(SEEDS)
 
 
-def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Overwrite x with random values, and return it.
 
     Floats are uniform in -1..1; for floats in 0..1, as KernelBench draws them, ReLU would be the
@@ -28,8 +32,9 @@ def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.T
         return x.uniform_(-1, 1, generator=generator)
     bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
     limits = torch.iinfo(bits.dtype)
-    # The end is exclusive. That of int64, 2**63, is no int64; None stands for it.
-    end = None if bits.dtype == torch.int64 else limits.max + 1
+    end = limits.max + 1  # exclusive
+    if bits.dtype == torch.int64:
+        end = None  # stands for 2**63, which is no int64
     bits.random_(limits.min, end, generator=generator)
     return x
 
@@ -37,14 +42,14 @@ def refill(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.T
 def random_tensor(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a dense tensor of random values, as `refill` draws them."""
+    """Return a dense tensor of random values, as `draw_into` draws them."""
     # `zeros` touches the pages of new memory with all threads. Values are drawn by a single thread,
     # which takes much longer if it also has to touch the pages.
-    return refill(torch.zeros(shape, dtype=dtype, device=device), generator)
+    return draw_into(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
-def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return other values, each 0.5 to 1.5 times as large, with random signs if signs differ.
+def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return a tensor of other values: each is 0.5 to 1.5 times as large, with a random sign.
 
     If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
     and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
@@ -53,29 +58,29 @@ def redraw(values: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
-    redrawn = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
+    varied = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
     are_positive = (values > 0) & (values < LARGEST_WITH_NEW_SIGN)
     are_negative = (values < 0) & (values > -LARGEST_WITH_NEW_SIGN)
     if are_positive.any() and are_negative.any():
         flips = torch.empty_like(values, dtype=torch.int8).random_(0, 2, generator=generator)
         flips.mul_(are_positive.logical_or_(are_negative))
-        redrawn.mul_(flips.mul_(-2).add_(1))
-    return redrawn
+        varied.mul_(flips.mul_(-2).add_(1))
+    return varied
 
 
-def redraw_module(module: nn.Module) -> None:
-    """Overwrite a module's parameters and buffers with other values."""
+def vary_module(module: nn.Module) -> None:
+    """Overwrite the floats among a module's parameters and buffers; see `vary`."""
     state = module.state_dict()
     for name in changing_names(module):
         x = without_repeats(state[name])
-        x.copy_(redraw(x, new_seed()))
+        x.copy_(vary(x, new_seed()))
 
 
 def changing_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers that get new values for every call.
+    """Return the names of the parameters and buffers that get new values before every round.
 
-    They hold floats. Where several names share memory, as those of tied weights do, only the first
-    is returned.
+    These are the tensors of floats. Where several names share memory, as those of tied weights do,
+    only the first is returned.
     """
     known = set()
     names = []

@@ -14,7 +14,7 @@ from referee.reference.float64 import (
     module_in_float64,
 )
 from referee.reference.problem import Problem
-from referee.reference.random_values import refill
+from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
 
 # The exceptions that torch raises where a module has no backward.
@@ -73,7 +73,7 @@ class Float64Step(NamedTuple):
 def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return new gradients for those outputs that hold floats."""
     floats = [y for y in outputs if y.is_floating_point()]
-    return [refill(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
+    return [draw_into(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
 
 
 def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:
@@ -94,10 +94,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
         if x is None:
             tensors.append(None)
             continue
-        if tf32_x is None:
-            tensor = problem.expected_in_step(x, exact_x, terms)
-        else:
-            tensor = ReferenceTensor(x, exact_x, terms, allowed=tf32_x)
+        tensor = problem.expected_in_step(x, exact_x, terms, tf32_x)
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)

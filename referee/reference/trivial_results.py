@@ -1,6 +1,6 @@
 """Finds results of the reference that a solution would get right without computing them."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -8,24 +8,30 @@ from torch import nn
 from referee.comparison.compare import first_mismatch, flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.problem import Problem
-from referee.reference.random_values import new_seed, redraw_module
+from referee.reference.random_values import new_seed, vary_module
 from referee.reference.unusual_inputs import unusual_inputs
 
 USUAL_DRAWS = 2  # after the first draw, with whose results theirs are compared
 
 
-class TrivialResults(NamedTuple):
-    """Which results were trivial for all inputs that were tried.
+@dataclass
+class _Findings:
+    """How one of the reference's results depends on the inputs, as far as they were tried.
 
     Attributes:
-        constant: the indices of the results that the error budget could not tell from the first.
-        equal: those of the results that were always equal.
-        copied: for each result, the indices of the inputs that it always was a copy of.
+        copied_inputs: the indices of the inputs of which every result is a copy.
+        is_constant: the error budget cannot tell any result from the first one.
+        is_equal: all results are equal to the first one.
     """
 
-    constant: set[int]
-    equal: set[int]
-    copied: list[set[int]]
+    copied_inputs: set[int]
+    is_constant: bool = True
+    is_equal: bool = True
+
+    @property
+    def is_trivial(self) -> bool:
+        """True if a constant or a copy of an input is right."""
+        return self.is_constant or bool(self.copied_inputs)
 
 
 def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
@@ -43,34 +49,45 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
     first_results = [tensor.eager for tensor in expected]
     for tensor in expected:
         tensor.forget()  # only the budgets are needed
-    trivial = _find_trivial_results(problem, module, kinds, expected, first_results)
-    if not trivial.constant and not any(trivial.copied):
+    findings = _try_inputs(problem, module, kinds, expected, first_results)
+    if not any(found.is_trivial for found in findings):
         return []
     depends_on_parameters = _which_depend_on_parameters(problem, module, expected, first_results)
     lines = []
-    for i, tensor in enumerate(expected):
-        number = f" {i}" if len(expected) > 1 else ""
-        subject = f"the reference's result{number} is"
-        if i in trivial.constant and tensor.numel:
-            ignored = "inputs" if depends_on_parameters[i] else "inputs and parameters"
-            if i in trivial.equal:
-                lines.append(f"{subject} the same for all {ignored} that were tried")
-            else:
-                result = f"the reference's result{number}"
-                lines.append(f"the error budget cannot tell {result} for other {ignored} apart")
-        elif trivial.copied[i] and tensor.numel:
-            lines.append(f"{subject} its input {min(trivial.copied[i])}")
+    for i, (tensor, found) in enumerate(zip(expected, findings, strict=True)):
+        if found.is_trivial and tensor.numel:
+            number = f" {i}" if len(expected) > 1 else ""
+            result = f"the reference's result{number}"
+            lines.append(_describe(result, found, depends_on_parameters[i]))
     return lines
 
 
-def _find_trivial_results(
+def _describe(result: str, found: _Findings, depends_on_parameters: bool) -> str:
+    """Return the line about a trivial result.
+
+    Args:
+        result: the result in words.
+        found: how it depends on the inputs.
+        depends_on_parameters: whether it changes with the module's parameters.
+    """
+    if not found.is_constant:
+        return f"{result} is its input {min(found.copied_inputs)}"
+    ignored = "inputs" if depends_on_parameters else "inputs and parameters"
+    if found.is_equal:
+        return f"{result} is the same for all {ignored} that were tried"
+    return f"the error budget cannot tell {result} for other {ignored} apart"
+
+
+def _try_inputs(
     problem: Problem,
     module: nn.Module,
     kinds: list[str],
     expected: list[ReferenceTensor],
     first_results: list[torch.Tensor],
-) -> TrivialResults:
-    """Run the reference for some inputs, and return which results are trivial for all of them.
+) -> list[_Findings]:
+    """Run the reference for some inputs; return the findings about each of its results.
+
+    It ends early if no result is trivial.
 
     Args:
         problem: its reference is run.
@@ -79,22 +96,21 @@ def _find_trivial_results(
         expected: the error budgets of the results.
         first_results: the results for the first inputs.
     """
-    constant = set(range(len(expected)))
-    equal = set(range(len(expected)))
-    copied = [set(problem.tensor_indices) for _ in expected]
+    findings = [_Findings(set(problem.input_source.tensor_indices)) for _ in expected]
     usual_kinds = [""] * USUAL_DRAWS
     for kind in (*usual_kinds, *kinds):
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
         results = problem.run(module, inputs)
         for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
-            if i in constant and not tensor.allows(result, first_results[i]):
-                constant.discard(i)
-            if i in equal and not _are_equal(result, first_results[i]):
-                equal.discard(i)
-            copied[i] = {j for j in copied[i] if tensor.allows(inputs[j], result)}
-        if not constant and not any(copied):
+            found, budget = findings[i], tensor.other_draws
+            found.is_constant = found.is_constant and budget.allows(result, first_results[i])
+            found.is_equal = found.is_equal and _are_equal(result, first_results[i])
+            found.copied_inputs = {
+                j for j in found.copied_inputs if budget.allows(inputs[j], result)
+            }
+        if not any(found.is_trivial for found in findings):
             break
-    return TrivialResults(constant, equal, copied)
+    return findings
 
 
 def _are_equal(result: torch.Tensor, first: torch.Tensor) -> bool:
@@ -110,7 +126,7 @@ def _which_depend_on_parameters(
     first_results: list[torch.Tensor],
 ) -> list[bool]:
     """Return whether each result changes with the module's parameters, which are overwritten."""
-    redraw_module(module)
+    vary_module(module)
     results = problem.run(module, problem.draw())
     triples = zip(expected, results, first_results, strict=True)
-    return [not tensor.allows(result, first) for tensor, result, first in triples]
+    return [not tensor.other_draws.allows(result, first) for tensor, result, first in triples]

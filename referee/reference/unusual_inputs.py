@@ -11,7 +11,7 @@ import torch
 
 from referee.contestants.shared import flat_bytes
 from referee.reference.problem import Problem
-from referee.reference.random_values import new_seed, redraw
+from referee.reference.random_values import new_seed, vary
 
 # The kinds of unusual inputs; the words are for messages.
 BOTH_SIGNS = "inputs of both signs"
@@ -32,15 +32,15 @@ def unusual_inputs(problem: Problem, kind: str, inputs: list) -> list:
     """
     unusual = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     if kind == BOTH_SIGNS:
-        for i in problem.float_indices:
+        for i in problem.input_source.float_indices:
             _draw_signs(_elements(unusual[i]))
         return unusual
-    if problem.repeats_inputs:
-        for i in problem.float_indices:
+    if problem.input_source.repeats:
+        for i in problem.input_source.float_indices:
             _shuffle_a_part(_elements(unusual[i]))
         return unusual
     fresh = problem.draw()
-    for i in problem.float_indices:
+    for i in problem.input_source.float_indices:
         _copy_a_part(_elements(unusual[i]), _elements(fresh[i]))
     return unusual
 
@@ -67,7 +67,7 @@ def _shuffle_a_part(x: torch.Tensor) -> None:
     """Overwrite a random range of a flat tensor with elements of random places in the tensor.
 
     The new values are thus values that `get_inputs` draws, and the sum of all elements changes. If
-    the range stays the same, as where all elements are equal, `redraw` alters it.
+    the range stays the same, as where all elements are equal, `vary` alters it.
     """
     part = _random_range(x)
     old = x[part].clone()
@@ -75,7 +75,7 @@ def _shuffle_a_part(x: torch.Tensor) -> None:
     places = torch.randint(len(x), (len(old),), device=x.device, generator=generator)
     x[part] = x[places]
     if torch.equal(x[part], old):
-        x[part] = redraw(old, new_seed())
+        x[part] = vary(old, new_seed())
 
 
 def _random_range(x: torch.Tensor) -> slice:

@@ -1,4 +1,4 @@
-"""Makes what the command prints on graded files: verdicts, a ranking, KernelBench's scores."""
+"""Makes the text on graded files: verdicts, a ranking, KernelBench's scores."""
 
 from statistics import geometric_mean
 

@@ -18,6 +18,10 @@ from referee.contestants.reading import (
 )
 
 READ_ELEMENTS = 32  # of a request's results, in all
+# The reason of a verdict if an element differs.
+CHANGES_LATE = (
+    "result is not complete when its clock stops; finish all streams and threads before returning"
+)
 
 
 class EarlyElements:
@@ -35,13 +39,13 @@ class EarlyElements:
 
     Args:
         bench: the bench of the problem that is timed.
-        process: the process whose results are read.
+        contestant: the process whose results are read.
     """
 
-    def __init__(self, bench: Bench, process: Contestant) -> None:
+    def __init__(self, bench: Bench, contestant: Contestant) -> None:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
-        self._reader = process.reader
+        self._reader = contestant.reader
         # By the index of the call and of the result: flat indices and the elements there.
         self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 

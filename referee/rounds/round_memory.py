@@ -22,38 +22,39 @@ class RoundMemory:
 
     Args:
         bench: the bench of the problem that is timed.
-        processes: the processes that take turns.
+        contestants: the processes that take turns.
     """
 
-    def __init__(self, bench: Bench, processes: Iterable[Contestant]) -> None:
+    def __init__(self, bench: Bench, contestants: Iterable[Contestant]) -> None:
         self._bench = bench
         self._device = bench.problem.device
         self._all_keep = not bench.problem.gives_memory_back
-        self._is_decided = self._all_keep
+        self._is_decided = self._all_keep  # otherwise the first round decides
         self._free_before_turn = 0
-        self._processes = list(processes)
+        self._contestants = list(contestants)
         self._taken: dict[int, int] = {}  # the most bytes in a turn, by the process's id
 
     def begin(self) -> None:
         """Have all processes give their unused memory back before the first round."""
         if not self._is_decided:
-            for process in self._processes:
-                self._bench.free_all_unused(process)
+            for contestant in self._contestants:
+                self._bench.free_all_unused(contestant)
 
     def begin_turn(self) -> None:
         """Note how much memory is free before a process is asked."""
         if not self._is_decided:
             self._free_before_turn = free_bytes(self._device)
 
-    def end_turn(self, process: Contestant) -> None:
+    def end_turn(self, contestant: Contestant) -> None:
         """Have a process free its results, and its unused memory unless all keep theirs."""
-        process.ask("release")
+        contestant.ask("release")
         if self._all_keep:
             return
         if not self._is_decided:
             taken = self._free_before_turn - free_bytes(self._device)
-            self._taken[process.pid] = max(taken, self._taken.get(process.pid, 0))
-        self._bench.free_all_unused(process)
+            pid = contestant.pid
+            self._taken[pid] = max(taken, self._taken.get(pid, 0))
+        self._bench.free_all_unused(contestant)
         sleep(SECONDS_TO_CLEAR)
 
     def end_round(self) -> None:

@@ -14,8 +14,8 @@ from statistics import median
 from referee.bench import Bench, Eager, Plan
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
-from referee.rounds.turns import RoundSamples
 from referee.times import timing
 from referee.verdict import NotCorrectError
 from referee.words import ERROR
@@ -101,10 +101,10 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
 
 
 def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
-    """Return whether eager on a GPU is faster once the solution's process has ended.
+    """End the solution's process on a GPU; return whether eager is faster without it.
 
-    This ends the process. Work that it has queued on a GPU would run on while it is stopped, and
-    slow eager.
+    Work that the process has queued on a GPU runs on while the process is stopped, and slows eager.
+    On a CPU this does nothing and returns False.
 
     Args:
         grading: the file under grading.

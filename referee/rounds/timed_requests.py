@@ -26,16 +26,16 @@ REQUESTS_ALONE = 5  # of eager, before any solution starts
 class TimedCall(NamedTuple):
     """A call that is timed in each round: the solution's, eager's, a yardstick or the empty call.
 
-    Several timed calls may share a process, as those of eager and the yardsticks do.
+    Several timed calls may share a contestant, as those of eager and the yardsticks do.
 
     Attributes:
         name: its name in reports.
-        process: the process that is asked.
+        contestant: the process that is asked.
         call: the name of the call that it is asked for; see `names`.
     """
 
     name: str
-    process: Contestant
+    contestant: Contestant
     call: str
 
 
@@ -44,7 +44,7 @@ class TimedRequest(NamedTuple):
 
     Attributes:
         sample: its times.
-        reply: the process's reply.
+        reply: the contestant's reply.
         early: the elements that were read before the clock stopped.
     """
 
@@ -75,16 +75,17 @@ def _make_plan(bench: Bench) -> Plan:
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])
     bench.prepare_yardsticks(())
-    process = bench.eager[0].contestant
-    eager = TimedCall("eager", process, MODULE)
+    contestant = bench.eager[0].contestant
+    eager = TimedCall("eager", contestant, MODULE)
     flush = make_flush(bench)
     overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
     first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
-    calls = _calls_of_a_request(bench, overhead.seconds_of_calls(first_samples)[-1])
+    _, warm_seconds = overhead.seconds_of_calls(first_samples)
+    calls = _calls_of_a_request(bench, warm_seconds)
     write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(calls)])
     overhead = measure_overhead(time_empty(bench, calls, flush), [])
     samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
-    bench.free_results(process)
+    bench.free_results(contestant)
     return Plan(calls, overhead.seconds_of_calls(samples))
 
 
@@ -102,7 +103,7 @@ def time_and_free(
 ) -> Sample:
     """Time one request, whose results are freed without a comparison."""
     timed = time_request(bench, timed_call, calls, flush)
-    timed_call.process.ask("release")
+    timed_call.contestant.ask("release")
     return timed.sample
 
 
@@ -147,23 +148,24 @@ def time_request(
 
     Args:
         bench: the bench of the problem that is timed.
-        timed_call: the call, with the process that is asked for it.
+        timed_call: the call, with the contestant that is asked for it.
         calls: the number of calls of the request.
         flush: empties the caches before it.
-        templates: tensors with the shapes and dtypes of one call's results, for which room is made
-            if results are copied within the clock; None where none is needed.
+        templates: tensors with the shapes and dtypes of one call's results; None if the call has no
+            results of its own. If results are copied within the clock, they are copied to memory of
+            these forms.
     """
     room = None
     if bench.are_results_copied and templates:
         room = bench.room_for(templates, calls)
     flush()
-    process = timed_call.process
-    early = EarlyElements(bench, process)
-    reply = process.ask(
-        "call", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
+    contestant = timed_call.contestant
+    early = EarlyElements(bench, contestant)
+    reply = contestant.ask(
+        "run_forwards", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
-    return TimedRequest(Sample(call_seconds, process.seconds), reply, early)
+    return TimedRequest(Sample(call_seconds, contestant.seconds), reply, early)
 
 
 def checked_seconds(seconds: object, calls: int) -> list[float]:

@@ -6,58 +6,18 @@ empty call. The order is random so that nobody profits from who was timed before
 
 import random
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import TypeVar
 
 from referee.grading import Grading
 from referee.names import COMPILED, MODULE
 from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
-from referee.times.timing import Names
-from referee.times.two_clocks import Overhead, Sample, measure_overhead
-from referee.verdict import compare_times
-from referee.words import FASTER
 
 Round = TypeVar("Round")  # what a function that runs one round returns
 # Inputs of at most so many bytes are written before every request, so that all processes find the
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
 CACHED_BYTES = 1 << 26
-CHANGES_LATE = (
-    "result is not complete when its clock stops; finish all streams and threads before returning"
-)
-FALSE_CLOCK = "its clock is false: the referee's counts"
-# A clock that can hide less than this part of a call's time is not mentioned.
-HIDDEN_PART = 0.1
-UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
-
-
-class RoundSamples:
-    """The samples that all timed calls have in the rounds so far.
-
-    Args:
-        names: the names of the solution, of eager and of eager again.
-        timed_calls: all but the empty call.
-
-    Attributes:
-        by_name: each timed call's samples in the timed rounds.
-        empties: samples of empty requests; those before the timed rounds count, too.
-    """
-
-    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
-        self._names = names
-        self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
-        self.empties: list[Sample] = []
-
-    def add(self, samples: dict[str, Sample]) -> None:
-        """Add the samples of a timed round, by the timed calls' names."""
-        for name, sample in samples.items():
-            self.by_name[name].append(sample)
-
-    def overhead(self) -> Overhead:
-        """Return the overhead of a request, as eager's and the empty requests tell it."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
-        return measure_overhead(self.empties, eagers)
 
 
 def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
@@ -111,7 +71,7 @@ def write_state_for_all(grading: Grading) -> None:
 def rewrite_small_memory(grading: Grading) -> None:
     """Write small inputs and parameters again so that all processes find them in the caches.
 
-    That also restores the buffers that the forward before has changed.
+    Buffers that the previous forward has changed are thereby restored, too.
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:
@@ -121,39 +81,3 @@ def rewrite_small_memory(grading: Grading) -> None:
         grading.state.rewrite()
         for eager in grading.bench.eager:
             eager.state.rewrite()
-
-
-def note_clock(grading: Grading, samples: RoundSamples) -> None:
-    """Add a note if the solution's clock is false or if that clock alone says "faster"."""
-    note = _clock_note(grading.problem.names, grading.device.type, samples)
-    if note and note not in grading.verdict.notes:
-        grading.verdict.notes.append(note)
-
-
-def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
-    """Return FALSE_CLOCK, UNCONFIRMED or "".
-
-    A false clock can hide a large part of a short call. So all that it can hide is added to the
-    solution's times. If the solution is no longer faster then, its gain is UNCONFIRMED.
-
-    Args:
-        names: the names of the solution, of eager and of eager again.
-        device: "cpu" or "cuda".
-        samples: the samples of all rounds.
-    """
-    overhead = samples.overhead()
-    solution_samples = samples.by_name[names.solution]
-    if overhead.is_false(solution_samples):
-        return FALSE_CLOCK
-    solution = overhead.seconds_of_calls(solution_samples)
-    eager = overhead.seconds_of_calls(samples.by_name[names.eager])
-    control = overhead.seconds_of_calls(samples.by_name[names.control])
-    if compare_times(eager, control, solution, device) != FASTER:
-        return ""
-    calls = len(solution_samples[0].call_seconds)
-    hideable = overhead.hideable_seconds(calls)
-    if hideable < HIDDEN_PART * median(solution):
-        return ""
-    longest = [seconds + hideable for seconds in solution]
-    is_confirmed = compare_times(eager, control, longest, device) == FASTER
-    return "" if is_confirmed else UNCONFIRMED

@@ -1,4 +1,4 @@
-"""The names of the API, and the examples in the README."""
+"""The names of the API, and the examples in README and INTERNALS."""
 
 import re
 import subprocess
@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 import referee
-from referee import engine, steps
+from referee import checks, engine
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 
 FOLDER = Path(__file__).resolve().parent.parent
 
 
-def code_in_readme(part: str) -> str:
-    """Return the README's only Python example that has this part."""
-    text = (FOLDER / "README.md").read_text()
+def code_in(page: str, part: str) -> str:
+    """Return a page's only Python example that has this part."""
+    text = (FOLDER / page).read_text()
     [example] = [code for code in re.findall(r"```python\n(.*?)```", text, re.S) if part in code]
     return example
 
 
 @pytest.mark.slow
 def test_the_readmes_example_grades_its_solution_as_correct(tmp_path):
-    (tmp_path / "problem.py").write_text(code_in_readme("class Model(nn.Module)"))
-    (tmp_path / "solution.py").write_text(code_in_readme("class ModelNew(nn.Module)"))
-    command = [sys.executable, "-c", code_in_readme("grade(Reference")]
+    (tmp_path / "problem.py").write_text(code_in("README.md", "class Model(nn.Module)"))
+    (tmp_path / "solution.py").write_text(code_in("README.md", "class ModelNew(nn.Module)"))
+    command = [sys.executable, "-c", code_in("README.md", "grade(Reference")]
     environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
     output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert output.startswith("correct ")
@@ -55,15 +55,15 @@ WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(1, len(steps.STEPS_PER_SETTING) + 1))
-def test_the_readmes_check_may_be_at_any_place_after_the_first_step(place, tmp_path, monkeypatch):
-    """It may be anywhere after `check_values`, and does not change what other steps find."""
+@pytest.mark.parametrize("place", range(1, len(checks.CHECKS_PER_SETTING) + 1))
+def test_the_check_of_internals_may_be_at_any_place_after_the_first(place, tmp_path, monkeypatch):
+    """It may be anywhere after `check_values`, and does not change what other checks find."""
     namespace = {}
-    exec(code_in_readme("def check_zeros"), namespace)
-    assert steps.STEPS_PER_SETTING[0] is steps.check_values
-    with_check = list(steps.STEPS_PER_SETTING)
+    exec(code_in("INTERNALS.md", "def check_zeros"), namespace)
+    assert checks.CHECKS_PER_SETTING[0] is checks.check_values
+    with_check = list(checks.CHECKS_PER_SETTING)
     with_check.insert(place, namespace["check_zeros"])
-    monkeypatch.setattr(engine, "STEPS_PER_SETTING", with_check)
+    monkeypatch.setattr(engine, "CHECKS_PER_SETTING", with_check)
     table = {
         "right": correct(module(TWO_SUMS, LINEAR), "training step"),
         "wrong": wrong(module(WRONG_FOR_ZEROS, LINEAR), "zeros"),

@@ -17,7 +17,7 @@ def test_every_value_is_equal_to_itself(dtype):
     else:
         values = [torch.iinfo(dtype).min, 0, 1, torch.iinfo(dtype).max]
     x = torch.tensor(values, dtype=dtype)
-    assert first_mismatch(x, x.clone(), exact=True) is None
+    assert first_mismatch(x, x.clone(), bitwise=True) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -53,7 +53,7 @@ def test_one_wrong_bit_in_the_last_element_is_found(shape):
 def test_the_signs_of_zeros_and_nan_count_in_an_exact_comparison_alone():
     x = torch.tensor([0.0, nan])
     assert first_mismatch(x, -x) is None
-    assert first_mismatch(x, -x, exact=True).startswith("2 of 2 ")
+    assert first_mismatch(x, -x, bitwise=True).startswith("2 of 2 ")
 
 
 def test_tensors_without_elements_or_dimensions_are_compared():

@@ -55,10 +55,10 @@ def test_one_wrong_element_is_found(product, value):
     wrong = output.eager.clone()
     wrong[77] = value
     assert output.compare(wrong).mistake.startswith("1 of 1,200 elements")
-    assert output.mistake_in_other_draw(wrong[70:80], output.eager[70:80]).startswith(
+    assert output.other_draws.find_mistake(wrong[70:80], output.eager[70:80]).startswith(
         "1 of 10 elements"
     )
-    assert output.mistake_in_other_draw(wrong[:70], output.eager[:70]) is None
+    assert output.other_draws.find_mistake(wrong[:70], output.eager[:70]) is None
 
 
 def test_nan_infinities_and_integers_must_be_equal():
@@ -75,7 +75,7 @@ def test_nan_infinities_and_integers_must_be_equal():
 def errors(got, exact, dtype=torch.float32):
     """Return the errors of numbers that are computed in a dtype."""
     exact = torch.tensor(exact, dtype=torch.float64)
-    return accuracy.errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
+    return accuracy.element_errors(torch.tensor(got, dtype=dtype), exact.to(dtype), exact).tolist()
 
 
 # Pairs of a wrong result and the exact one, of which at least one is not finite or overflows.

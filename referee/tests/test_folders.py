@@ -127,7 +127,7 @@ def test_options_for_folders_are_refused_for_single_files(options, tmp_path, cap
     with pytest.raises(SystemExit) as stopped:
         command.main([*files, *options.split()])
     assert stopped.value.code == 2
-    assert " is for folders of references and solutions\n" in capsys.readouterr().err
+    assert " is for folders of references; for a file use --" in capsys.readouterr().err
 
 
 def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):

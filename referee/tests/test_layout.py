@@ -12,13 +12,13 @@ import pytest
 import referee
 
 PACKAGE = Path(referee.__file__).parent
-# `referee/__init__` describes each part in a paragraph that begins with its name: "steps/: ...".
+# `referee/__init__` describes each part in a paragraph that begins with its name: "checks/: ...".
 PARTS = re.findall(r"^(\w+)/?: ", referee.__doc__, re.MULTILINE)
 FILES = [file for file in PACKAGE.rglob("*.py") if PACKAGE / "tests" not in file.parents]
 
 
 def part_of(module):
-    """Return the part to which "referee.steps.values" belongs, here "steps"."""
+    """Return the part to which "referee.checks.values" belongs, here "checks"."""
     return module.split(".")[1]
 
 

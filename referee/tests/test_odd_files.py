@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.contestants.server import EndedError
+from referee.contestants.errors import EndedError
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.rounds.timed_requests import checked_seconds
@@ -31,19 +31,19 @@ main._reply = forge
 PLAIN = module("return torch.relu(x)")
 # Describes a result with a stride of 2^%d elements.
 STRIDES = """
-from referee.child import worker
+from referee.child import kept_results
 
-tell = worker.describe
+tell = kept_results.describe
 def describe(x):
     return tell(x) | {"strides": [1 << %d, 1]}
-worker.describe = describe
+kept_results.describe = describe
 """
 # Says that all parameters are at the same address.
 SAME_ADDRESS = """
-from referee.child import worker
+from referee.child import request_handler
 
-tell = worker._describe_state
-worker._describe_state = lambda x: tell(x) | {"storage": 8}
+tell = request_handler._describe_state
+request_handler._describe_state = lambda x: tell(x) | {"storage": 8}
 """
 # Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """
@@ -235,6 +235,7 @@ def test_results_are_not_replayed_though_the_reference_repeats_its_inputs(tmp_pa
 
 @pytest.mark.parametrize("values", [torch.rand(1000), torch.ones(1000), torch.zeros(1000)])
 def test_repeated_inputs_are_altered_in_part(values):
-    problem = SimpleNamespace(float_indices=[0], repeats_inputs=True)
+    source = SimpleNamespace(float_indices=[0], repeats=True)
+    problem = SimpleNamespace(input_source=source)
     [altered] = unusual_inputs(problem, ALTERED, [values])
     assert 0 < int((altered != values).sum()) <= 1000 // 16

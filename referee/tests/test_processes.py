@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from referee.contestants import processes
-from referee.contestants.contestant import UnstoppableError
+from referee.contestants.errors import UnstoppableError
 from referee.verdict import outcome
 from referee.words import ERROR
 

@@ -11,11 +11,11 @@ from referee.reference import random_values
 @pytest.mark.parametrize("sign", [1, -1])
 def test_values_of_one_sign_drawn_again_differ_and_keep_it(sign):
     values = sign * torch.tensor([1.0, 2.0, 0.0, inf])
-    other = random_values.redraw(values, 3)
-    assert torch.equal(other, random_values.redraw(values, 3))
+    other = random_values.vary(values, 3)
+    assert torch.equal(other, random_values.vary(values, 3))
     assert torch.equal(other.sign(), values.sign())
     assert (other[:2] != values[:2]).all()
-    assert random_values.redraw(torch.zeros(9), 3).all()
+    assert random_values.vary(torch.zeros(9), 3).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -24,9 +24,9 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
     values[::10] = 0
     values[1::10] = inf
     values[2::10] = -20_000  # a mask that is added
-    other = random_values.redraw(values, 3)
+    other = random_values.vary(values, 3)
     assert other.dtype == dtype
-    assert torch.equal(other, random_values.redraw(values, 3))
+    assert torch.equal(other, random_values.vary(values, 3))
     is_drawn = (values != 0) & (values.abs() < 10_000)
     assert torch.equal(other.sign()[~is_drawn], values.sign()[~is_drawn])
     are_flipped = other.sign()[is_drawn] != values.sign()[is_drawn]

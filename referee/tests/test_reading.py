@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.checks.forward import check_complete
+from referee.checks.results import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.results import describe, flatten
@@ -129,13 +129,13 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     pool = Pool(CPU)
     region = Region(pool)
     results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
-    region.place(results)
+    region.make_room(results)
     problem = SimpleNamespace(device=torch.device(device))
     bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
     forged = {"calls": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):
-        region.fill()
+        region.fill_with_nan()
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):

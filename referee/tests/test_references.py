@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from referee.checks import timed_training_steps
 from referee.contestants.results import elements_share_memory
 from referee.program import command
 from referee.reference import problem as reference_problem
@@ -10,7 +11,6 @@ from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.reference.training_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
-from referee.steps import timed_training_steps
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, error, module, reference
 

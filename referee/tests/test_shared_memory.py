@@ -19,7 +19,7 @@ VALUES = [
 def test_values_arrive_in_their_form():
     pool = Pool(CPU)
     region = Region(pool)
-    region.place(VALUES)
+    region.make_room(VALUES)
     region.write(VALUES)
     mapped = Mapping(pool.descriptor, CPU).tensors(region.form)
     pool.close()
@@ -41,7 +41,7 @@ def test_memory_that_is_shared_stays_shared():
     pool = Pool(CPU)
     base = torch.arange(10.0)
     region = Region(pool)
-    region.place([base[:4], base[2:]])
+    region.make_room([base[:4], base[2:]])
     region.write([base[:4], base[2:]])
     first, second = Mapping(pool.descriptor, CPU).tensors(region.form)
     pool.close()
@@ -52,15 +52,15 @@ def test_memory_that_is_shared_stays_shared():
 def test_memory_that_was_given_back_is_used_again():
     pool = Pool(CPU)
     first, second = Region(pool), Region(pool)
-    first.place([torch.empty(1 << 22)])
-    second.place([torch.empty(1 << 22)])
+    first.make_room([torch.empty(1 << 22)])
+    second.make_room([torch.empty(1 << 22)])
     start = first.form["memory"]
     assert second.form["memory"] != start
     first.close()
     first.close()  # a second time does nothing
     small, other = Region(pool), Region(pool)
-    small.place([torch.empty(1 << 10)])  # too small for so large a block
-    other.place([torch.empty(1 << 21)])
+    small.make_room([torch.empty(1 << 10)])  # too small for so large a block
+    other.make_room([torch.empty(1 << 21)])
     assert small.form["memory"] != start
     assert other.form["memory"] == start
     pool.close()
@@ -70,7 +70,7 @@ def test_values_with_repeated_elements_are_written():
     pool = Pool(CPU)
     region = Region(pool)
     column = torch.rand(4, 1)
-    region.place([column.expand(4, 3)])
+    region.make_room([column.expand(4, 3)])
     region.write([column.expand(4, 3)])
     assert region.is_unchanged()
     whole = column.expand(4, 3).contiguous()  # of another layout

@@ -12,9 +12,9 @@ import torch
 from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
+from referee.rounds.samples import RoundSamples
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
-from referee.rounds.turns import RoundSamples
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
 from referee.verdict import NotCorrectError, Run, compare_times

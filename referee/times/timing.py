@@ -1,4 +1,4 @@
-"""Rounds of timed calls, their times and the ratios of their times."""
+"""How many rounds are timed, the times of their calls, and the ratios of these times."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ class Rate(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How many rounds are timed.
+    """How many rounds are timed: a number, or as many as a time allows.
 
     Attributes:
         trials: the number of rounds; None for as many as MOST_ROUNDS, or as fit in `cpu_seconds`.
@@ -102,7 +102,7 @@ class Timings:
 
 
 @dataclass
-class TrainingStep:
+class StepTimings:
     """The times of training steps.
 
     Attributes:
@@ -151,9 +151,12 @@ def run_rounds(
     for done in range(warm_up):
         progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
-    most = length.trials or MOST_ROUNDS[device.type]
-    is_limited = device.type == "cpu" and not length.trials
-    limit = length.cpu_seconds if is_limited else math.inf
+    most = MOST_ROUNDS[device.type]
+    limit = math.inf
+    if length.trials:
+        most = length.trials
+    elif device.type == "cpu":
+        limit = length.cpu_seconds
     start = perf_counter()
     for done in range(most):
         passed = perf_counter() - start

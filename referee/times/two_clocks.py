@@ -1,7 +1,7 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
 A process can falsify its own clock. The referee's clock includes the overhead of a request. "Two
-clocks" in README.md has an example, and the rules by which a time follows from both.
+clocks" in INTERNALS.md has an example, and the rules by which a time follows from both.
 """
 
 from dataclasses import dataclass
@@ -66,13 +66,13 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        They are those of the first case in README's "Two clocks" that applies:
+        INTERNALS.md, "Two clocks", has three cases, of which the first that applies decides:
 
-        - The process's clock is false: the referee's times, less the overhead of the fastest empty
-          request, but at least `fastest_call`.
-        - The median of the process's times is at least that of the referee's times, from which
-          `estimate` is subtracted: the process's times.
-        - Otherwise: in each request, the larger of these two times.
+        1. The process's clock is false. The seconds are the referee's, less the overhead of the
+           fastest empty request, but at least `fastest_call`.
+        2. The process's seconds are at least as long, in the median, as the referee's less
+           `estimate`. The seconds are the process's.
+        3. Otherwise the seconds are, in each request, the larger of these two.
 
         Args:
             samples: the timed call's samples, one for each request.

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from referee.checks.forward import check_case, check_intact, check_results, read_result
+from referee.checks.forward import check_case
+from referee.checks.intact import check_intact
+from referee.checks.results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.contestants.memory import free_bytes
@@ -44,7 +46,8 @@ def check_values(grading: Grading) -> None:
     eager = grading.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        note_errors(grading, _label(grading), "output", compared.last_errors, eager)
+        setting = grading.problem.setting
+        grading.verdict.note_errors(_label(grading), setting, "output", compared.last_errors, eager)
     _check_results_stay(grading)
 
 
@@ -112,30 +115,6 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
         raise NotCorrectError(WRONG, f"{reason}{relative_error:.2g}")
 
 
-def note_errors(
-    grading: Grading, name: str, quantity: str, solution: Errors, eager: Errors
-) -> None:
-    """Add the solution's and eager's errors against float64 to the verdict's table.
-
-    Args:
-        grading: the file under grading.
-        name: the name of the row.
-        quantity: the result that has the errors: "output", or "gradient of x" for example.
-        solution: the errors of the solution's result.
-        eager: the errors of eager's result.
-    """
-    row: dict[str, object] = {
-        "name": name,
-        "setting": grading.problem.setting,
-        "quantity": quantity,
-    }
-    for owner, errors in (("solution", solution), ("reference", eager)):
-        row[f"{owner}_max"] = errors.largest
-        row[f"{owner}_mean"] = errors.mean
-        row[f"{owner}_relative"] = errors.relative
-    grading.verdict.errors.append(row)
-
-
 def _check_results_stay(grading: Grading) -> None:
     """Check that results stay the same when the module is called again for other inputs.
 
@@ -151,16 +130,16 @@ def _check_results_stay(grading: Grading) -> None:
     first_inputs = problem.draw()
     inputs_of_calls = [first_inputs]
     for _ in range(held_count):
-        if problem.repeats_inputs:  # equal results would not show that one overwrites the other
+        if problem.input_source.repeats:  # equal results would not show an overwritten one
             inputs_of_calls.append(unusual_inputs(problem, ALTERED, first_inputs))
         else:
             inputs_of_calls.append(problem.draw())
     grading.previous_inputs = []  # these calls keep none
     calls = [_call(grading, inputs) for inputs in inputs_of_calls]
     # A solution may compute another function of altered inputs: the first result alone is compared.
-    compared_count = 1 if problem.repeats_inputs else held_count
+    compared_count = 1 if problem.input_source.repeats else held_count
     for call_index in range(compared_count):
-        _check_result_stays(grading, calls, inputs_of_calls, call_index)
+        _check_held_result(grading, calls, inputs_of_calls, call_index)
     bench.free_results(grading.solution)
 
 
@@ -175,7 +154,7 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MOST_HELD_RESULTS, room // bytes_of_call))
 
 
-def _check_result_stays(
+def _check_held_result(
     grading: Grading, calls: list[dict], inputs_of_calls: list[list], call_index: int
 ) -> None:
     """Check the result of one of several calls, after all of them.
@@ -193,12 +172,12 @@ def _check_result_stays(
         tensor = grading.reference_tensors[result_index]
         got = read_result(grading, description, name, (0, result_index)).reshape(-1)
         second_look = grading.second_look(inputs_of_calls[call_index], result_index)
-        mistake = tensor.mistake_in_other_draw(got, expected[result_index], second_look)
+        mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:
             continue
         for later_inputs in inputs_of_calls[call_index + 1 :]:
             later = grading.run_reference(later_inputs)[result_index]
-            if later.numel() == len(got) and tensor.mistake_in_other_draw(got, later) is None:
+            if later.numel() == len(got) and tensor.other_draws.find_mistake(got, later) is None:
                 reason = "a later call overwrites an earlier call's result; return new memory"
                 raise NotCorrectError(WRONG, reason)
         raise NotCorrectError(WRONG, f"{name}: {mistake}")
@@ -209,6 +188,6 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    reply = grading.solution.ask("call", name=MODULE, inputs=grading.bench.forms(1))
+    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.forms(1))
     check_intact(grading, "several calls")
     return reply["calls"][0]

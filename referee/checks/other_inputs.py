@@ -24,10 +24,10 @@ def check_other_inputs(grading: Grading) -> None:
     if problem.file.covers_all_values:
         grading.relies_on_inputs = grading.has_differed
         return
-    compared_kinds = _compare_unusual_inputs(grading) if problem.float_indices else []
+    compared_kinds = _compare_unusual_inputs(grading) if problem.input_source.float_indices else []
     grading.relies_on_inputs = grading.has_differed or not compared_kinds
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
-    if problem.repeats_inputs:
+    if problem.input_source.repeats:
         grading.verdict.notes.append(REPEATS_INPUTS)
     if problem.why_no_float64:
         grading.verdict.notes.append(problem.why_no_float64)

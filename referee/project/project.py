@@ -1,4 +1,4 @@
-"""Additions to the command by a project that has problems of its own."""
+"""`Project`: what a project with problems of its own tells the referee's command."""
 
 import argparse
 from collections.abc import Callable
@@ -21,7 +21,8 @@ class Project:
         problems: the names of its problems.
         sweep_problems: the problems that --sweep can measure.
         own_solution: the file that is graded if the user names none.
-        choose_subjects: returns what to grade on, for the options and a device.
+        choose_subjects: returns the problems, dtypes and sizes to grade on, for the options and a
+            device. It raises ValueError if the options cannot be followed.
         make_problem: makes the problem of a subject.
         bundle: returns the text of the project's solution of a problem as one file.
         quick_seconds: what a quick check of a problem in one dtype takes, on "cpu" and on "cuda".

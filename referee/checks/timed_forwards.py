@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.forward import check_eager_intact, check_intact, check_results, read_result
+from referee.checks.intact import check_eager_intact, check_intact
+from referee.checks.results import check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
-from referee.rounds.early_elements import EarlyElements
+from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
+from referee.rounds.samples import RoundSamples, note_clock
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import (
     TimedCall,
@@ -31,10 +33,7 @@ from referee.rounds.timed_requests import (
     time_request,
 )
 from referee.rounds.turns import (
-    CHANGES_LATE,
-    RoundSamples,
     in_random_order,
-    note_clock,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -64,7 +63,7 @@ def time_forwards(grading: Grading) -> None:
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for timed_call in timed_calls:
-        bench.free_results(timed_call.process)
+        bench.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
     check_eager_speed(grading, timing_plan, rounds.samples)
@@ -153,9 +152,9 @@ class _ForwardRounds:
         rewrite_small_memory(grading)
         templates = grading.result_templates if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
-        if timed_call.process is grading.solution:
+        if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
-        timed_call.process.ask("release")
+        timed_call.contestant.ask("release")
         return timed.sample
 
 
@@ -221,11 +220,11 @@ def _compare_result(
     tensor = grading.reference_tensors[result_index]
     second_look = grading.second_look(drawn.inputs[call_index], result_index)
     expected = drawn.expected[call_index][result_index]
-    mistake = tensor.mistake_in_other_draw(got, expected, second_look)
+    mistake = tensor.other_draws.find_mistake(got, expected, second_look)
     if not mistake:
         return
     for other_index, others in enumerate(drawn.expected):
         is_other = other_index != call_index
-        if is_other and tensor.mistake_in_other_draw(got, others[result_index]) is None:
+        if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])

@@ -1,7 +1,13 @@
-"""The requests that a contestant's process answers: one method of `Worker` for each.
+"""The requests that a contestant's process answers: one method for each.
 
-The referee names the method and its arguments; what the method returns goes back as JSON, so both
-are made of JSON's types. Tensors are sent as forms of shared memory (see `shared`), results as
+    import_file, set_precision, construct, adopt     make the module, before it is called
+    run_forwards, run_steps                          call it, or a yardstick, and time the calls
+    is_finite, count_saved_bytes                     call it to find something out
+    prepare_yardsticks                               makes yardsticks
+    release, reset                                   free results; forget the module
+
+A request has the name of the method and its arguments. The reply is what the method returns. Both
+are JSON. Tensors of the referee's are sent as forms of shared memory (see `shared`), results as
 descriptions of where they are in this process's memory (see `results.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
@@ -11,8 +17,8 @@ import base64
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -23,24 +29,19 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
+from referee.child.kept_results import KeptResults, read_at_once
+from referee.child.nan_memory import nan_in_new_tensors, poison_free_memory, set_malloc_threshold
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.execute import execute
-from referee.contestants.reading import memory_offset
-from referee.contestants.results import describe, flatten, plain
+from referee.contestants.results import describe, flatten
 from referee.contestants.shared import Mapping, unpack
 from referee.names import MODULE, NOTHING
 
-# glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
-# larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
-# Every process frees a block of this size first so that all have the same threshold.
-FREED_FIRST_BYTES = 31 << 20
-
-CHECKED_AT_ONCE = 1 << 24  # elements
-READ_AT_ONCE = 4  # elements, see `Worker._read_at_once`
+CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor
 
 
-class Worker:
-    """Holds one contestant's module and the results of its calls until they are released.
+class RequestHandler:
+    """Holds one contestant's module, and answers the requests: each names a public method.
 
     Args:
         mapping: the memory that the referee shares.
@@ -57,12 +58,12 @@ class Worker:
         self._class: Callable | None = None  # the file's ModelNew or Model
         self._module: nn.Module | None = None
         self._calls: dict[str, Callable] = {}  # what can be called: see `referee.names`
-        self._results: list = []  # keeps results alive while the referee reads them
+        self._results = KeptResults(mapping, device)
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
         self._random = random.Random()  # torch's and Python's generators are the solution's
-        torch.empty(FREED_FIRST_BYTES, dtype=torch.uint8)  # freed at once
-        # Filling this tensor before calls wakes all threads; it is large enough to use them all.
-        self._wakes_threads = torch.empty(1 << 18, device=device)
+        set_malloc_threshold()
+        # torch fills this tensor with all of its threads. So they are awake before the first call.
+        self._thread_waker = torch.empty(1 << 18, device=device)
         ready_result = torch.zeros(1, device=device)
         self._calls[NOTHING] = lambda *inputs: ready_result
 
@@ -107,7 +108,7 @@ class Worker:
             TypeError: the class makes no `nn.Module`.
         """
         torch.manual_seed(seed)
-        self._results = []
+        self._results.free()
         module = self._class(*unpack(arguments))
         if not isinstance(module, nn.Module):
             type_name = type(module).__name__
@@ -133,7 +134,7 @@ class Worker:
         for name, shared in zip(names, self._mapping.tensors(form), strict=True):
             state[name].data = shared
 
-    def call(
+    def run_forwards(
         self,
         name: str,
         inputs: list[dict],
@@ -141,33 +142,34 @@ class Worker:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run one forward for each form of inputs; return its seconds and descriptions of results.
+        """Run a forward for each form of inputs; return seconds and descriptions of the results.
 
         Args:
             name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: a form of the arguments for each call.
             fill: torch fills every new tensor with NaN.
-            poison: size in bytes of free memory that is filled with NaN before the calls. If it is
-                not 0, the reply has some elements of the last call's results, see `_read_at_once`.
+            poison: 0 in timed requests. In checks, how many bytes of free memory are filled with
+                NaN before the calls. The reply then has some elements of the last call's results,
+                see `kept_results.read_at_once`.
             outputs: a form for each call, into which its results are copied; None if the referee
                 can read results where they are.
         """
         arguments_of_calls = [self._mapping.tensors(form) for form in inputs]
-        _poison(poison, self._device)
+        poison_free_memory(poison, self._device)
         call = self._calls[name]
-        self._wakes_threads.fill_(0)
+        self._thread_waker.fill_(0)
         self._clock.get_ahead(len(inputs))
-        nan_in_new_tensors = _nan_in_new_tensors() if fill else nullcontext()
-        with torch.no_grad(), nan_in_new_tensors:
+        mode = nan_in_new_tensors() if fill else nullcontext()
+        with torch.no_grad(), mode:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
-        elements = self._read_at_once(returned[-1]) if poison else {}
+        elements = read_at_once(returned[-1], self._device, self._random) if poison else {}
         seconds = self._clock.seconds()
-        calls = self._keep_all(returned, outputs)
+        calls = self._results.keep_all(returned, outputs)
         return {"seconds": seconds, "calls": calls, "elements": elements}
 
-    def step(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
+    def run_steps(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
         name: str,
         inputs: list[dict],
@@ -176,40 +178,39 @@ class Worker:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run one training step for each form of inputs; return seconds and descriptions.
+        """Run a training step for each form of inputs; return seconds and descriptions.
 
         A step is a forward that autograd records, and its backward. Its results are the outputs of
         the forward, then the gradients of inputs and parameters.
 
         Args:
-            name: the call's name, as in `call`.
+            name: the call's name, as in `run_forwards`.
             inputs: a form of the arguments for each step.
             output_gradients: a form of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
-            poison: size in bytes of free memory that is filled with NaN before the steps. If it is
-                not 0, the reply has some elements, as in `call`.
-            outputs: forms for copies of each step's results, as in `call`.
+            poison: as in `run_forwards`.
+            outputs: a form for copies of each step's results, as in `run_forwards`.
         """
-        _poison(poison, self._device)
+        poison_free_memory(poison, self._device)
         state = self._state()
         returned = []
-        self._wakes_threads.fill_(0)
+        self._thread_waker.fill_(0)
         for form, gradients_form in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(form))
             gradients = self._mapping.tensors(gradients_form)
             if name == NOTHING:
-                returned.append(self._empty_step(arguments))
+                returned.append(self._time_empty_step(arguments))
             else:
                 sources = sources_of(arguments, state, parameters)
-                returned.append(self._one_step(name, arguments, sources, gradients))
-        elements = self._read_at_once(returned[-1]) if poison else {}
+                returned.append(self._time_step(name, arguments, sources, gradients))
+        elements = read_at_once(returned[-1], self._device, self._random) if poison else {}
         # The clock has timed a forward, its backward, the next forward, ...
         seconds = self._clock.seconds()
         halves = {"forward": seconds[::2], "backward": seconds[1::2]}
-        calls = self._keep_all(returned, outputs)
+        calls = self._results.keep_all(returned, outputs)
         return {"seconds": halves, "calls": calls, "elements": elements}
 
-    def _empty_step(self, arguments: list) -> object:
+    def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
         with torch.enable_grad():
             self._clock.get_ahead(1)
@@ -218,7 +219,7 @@ class Worker:
             self._clock.time(lambda: None)
         return result
 
-    def _one_step(self, name: str, arguments: list, sources: list, gradients: list) -> list:
+    def _time_step(self, name: str, arguments: list, sources: list, gradients: list) -> list:
         """Time a forward and its backward; return the outputs and the computed gradients.
 
         Args:
@@ -241,7 +242,7 @@ class Worker:
         Args:
             empty_cache: also give unused memory back to the GPU.
         """
-        self._results = []
+        self._results.free()
         if empty_cache and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -253,7 +254,7 @@ class Worker:
         self._class = None
         self._module = None
         self._calls = {NOTHING: self._calls[NOTHING]}
-        self._results = []
+        self._results.free()
         if "torch._dynamo" in sys.modules:
             # Frees compiled modules. If no compiler is imported, there are none.
             torch.compiler.reset()
@@ -331,61 +332,6 @@ class Worker:
         """Return the module's parameters and buffers by name, the objects themselves."""
         return self._module.state_dict(keep_vars=True)
 
-    def _read_at_once(self, returned: object) -> dict:
-        """Read some elements of a call's results on the current stream, as its caller may do.
-
-        If another stream still has to write the elements, and the call has not made the current
-        stream wait for it, old values are read.
-
-        Returns:
-            The index of a result among the leaves, the elements' indices in the flattened result,
-            and their bytes; an empty dictionary on a CPU, and if no result is a dense tensor.
-        """
-        if self._device.type == "cpu":
-            return {}
-        tensors = {}
-        for result_index, leaf in enumerate(flatten(returned)[1]):
-            x = plain(leaf)
-            if x is not None and x.is_cuda and x.numel():
-                tensors[result_index] = x
-        if not tensors:
-            return {}
-        result_index, x = self._random.choice(list(tensors.items()))
-        indices = [self._random.randrange(x.numel()) for _ in range(READ_AT_ONCE)]
-        data: list[int] = []
-        for index in indices:
-            offset = x.storage_offset() + memory_offset(index, x.shape, x.stride())
-            # A copy of one element. A kernel could start only when the other stream is nearly done.
-            data += x.as_strided((1,), (1,), offset).view(torch.uint8).tolist()
-        return {"result": result_index, "indices": indices, "bytes": bytes(data).hex()}
-
-    def _keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
-        """Keep and describe what each call has returned, see `_keep`."""
-        output_forms = [None] * len(returned) if outputs is None else outputs
-        return [self._keep(value, form) for value, form in zip(returned, output_forms, strict=True)]
-
-    def _keep(self, returned: object, output_form: dict | None) -> dict:
-        """Keep what a call has returned alive until `release`; return a description.
-
-        Args:
-            returned: a tensor, or nested lists and tuples.
-            output_form: shared memory, into which the results are copied; or None.
-        """
-        structure, leaves = flatten(returned)
-        descriptions = []
-        for leaf in leaves:
-            plain_tensor = plain(leaf)
-            self._results += [leaf, plain_tensor]
-            description = describe(leaf if plain_tensor is None else plain_tensor)
-            if description.get("handle", "") is None:  # it may be in memory of the referee's
-                description |= self._mapping.place_of(description["address"])
-            descriptions.append(description)
-        if output_form is not None:
-            _copy_results(leaves, self._mapping.tensors(output_form))
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
-        return {"structure": structure, "results": descriptions}
-
 
 def _has_finite_elements(x: torch.Tensor) -> bool:
     """Return whether all elements are finite. A large tensor is checked part by part."""
@@ -406,46 +352,3 @@ def _describe_state(x: object) -> dict:
         "storage": storage.data_ptr(),
         "bytes": storage.nbytes(),
     }
-
-
-def _copy_results(leaves: list, targets: list) -> None:
-    """Copy results into shared memory.
-
-    Results with another shape or dtype than their target are not copied: they are wrong anyway.
-    """
-    for leaf, target in zip(leaves, targets, strict=False):
-        are_tensors = isinstance(leaf, torch.Tensor) and isinstance(target, torch.Tensor)
-        if are_tensors and leaf.shape == target.shape and leaf.dtype == target.dtype:
-            target.copy_(leaf.detach())
-
-
-def _poison(size: int, device: torch.device) -> None:
-    """Fill free memory with bytes 0xff, a NaN in every float dtype.
-
-    The allocator probably uses this memory for a result of `size` bytes next. If the solution does
-    not write its whole result, NaN stays in it.
-    """
-    if not size:
-        return
-    sizes = [size]
-    if size < 1 << 20:  # malloc may take a free block that is somewhat larger
-        sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:  # malloc may take any of several free blocks, see FREED_FIRST_BYTES
-        sizes = [size] * 4
-    blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
-    del blocks  # the memory is free again
-
-
-@contextmanager
-def _nan_in_new_tensors() -> Iterator[None]:
-    """Make torch.empty fill its tensors with NaN, for the time of a `with` block.
-
-    That is part of torch's deterministic mode. Its debug mode "warn" allows nondeterministic
-    functions. `torch.use_deterministic_algorithms` would do the same, but imports torch's compiler.
-    """
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)

@@ -1,54 +1,35 @@
 """Gradients of inputs and parameters, at small sizes of the problem's own and at the timed one.
 
+A training step has results and gradients; each of them is a `Quantity`, which records how far off
+the solution's tensors are over several steps.
+
 A file is not wrong if gradients are missing or if its backward raises: a note says "forward
 only", and no training step is timed.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
-from referee.checks.forward import (
-    check_complete,
-    check_description,
-    check_elements_apart,
-    check_intact,
-    read_result,
-)
+from referee.checks.intact import check_intact
+from referee.checks.results import check_complete
+from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
-from referee.contestants.contestant import RaisedError
+from referee.contestants.errors import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
-from referee.reference.training_step import StepArguments, draw_gradients, reference_step
+from referee.reference.training_step import StepArguments, reference_step
 from referee.rounds.turns import only_compiled
-from referee.steps.values import note_errors
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
 COMPARED_STEPS = 2  # training steps, each with new inputs
 COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
-OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 NO_ROOM = "no memory to compare gradients"
-
-
-class OutputGradients(NamedTuple):
-    """New gradients for the reference's outputs.
-
-    Attributes:
-        gradients: for each output that holds floats.
-        are_masked: whether they are zero wherever rounding decides if a gradient passes, as in
-            `Problem.where_gradients_pass`.
-        output_count: the number of outputs, floats or not.
-    """
-
-    gradients: list[torch.Tensor]
-    are_masked: bool
-    output_count: int
 
 
 def check_own_gradients(grading: Grading) -> None:
@@ -96,7 +77,9 @@ def _note_errors_of_gradients(grading: Grading) -> None:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             eager = quantity.expected.eager_errors
-            note_errors(grading, name, quantity.name, quantity.comparison.errors, eager)
+            grading.verdict.note_errors(
+                name, grading.problem.setting, quantity.name, quantity.comparison.errors, eager
+            )
 
 
 def _make_room(grading: Grading) -> None:
@@ -132,7 +115,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     if not wrong:
         return quantities
     # A function that equals the reference only for drawn inputs may have other gradients of them.
-    if grading.relies_on_inputs and all(quantity.kind is Kind.OF_INPUT for quantity in wrong):
+    if grading.relies_on_inputs and all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong):
         names = ", another ".join(quantity.name for quantity in wrong)
         grading.verdict.notes.append(f"forward only: another {names}")
         return []
@@ -190,19 +173,6 @@ def _set_expected(grading: Grading, step: StepArguments, quantities: list[Quanti
     return True
 
 
-def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
-    """Draw gradients for the reference's outputs."""
-    problem, module = grading.problem, grading.module
-    outputs = grading.run_reference(inputs)
-    gradients = draw_gradients(outputs)
-    output_count = len(outputs)
-    mask = problem.where_gradients_pass(module, inputs)
-    if mask is not None:
-        for gradient in gradients:
-            gradient.mul_(mask)
-    return OutputGradients(gradients, mask is not None, output_count)
-
-
 def _compare_quantities(
     grading: Grading, quantities: list[Quantity], reply: dict, is_strict: bool
 ) -> None:
@@ -225,38 +195,20 @@ def _compare_quantities(
             quantity.compare(got, is_strict)
 
 
-def read_quantity(
-    grading: Grading, quantity: Quantity, description: dict, prefix: str, indices: tuple[int, int]
-) -> torch.Tensor:
-    """Check the form of a result or gradient of the solution; return its values.
-
-    Args:
-        grading: the file under grading.
-        quantity: the result or gradient.
-        description: describes the solution's.
-        prefix: the beginning of a message.
-        indices: as in `read_result`.
-    """
-    check_description(grading, description, quantity.expected, prefix)
-    if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.expected, prefix)
-    return read_result(grading, description, quantity.name, indices)
-
-
 def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:
     """Ask the solution for a training step; if its backward raises, add a note and return None."""
     bench = grading.bench
     grading.write_inputs([step.inputs])
     grading.write_state()
     region = bench.output_gradients[0]
-    region.place(step.output_gradients)
+    region.make_room(step.output_gradients)
     region.write(step.output_gradients)
     room = None
     if bench.are_results_copied:
         room = bench.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
-            "step",
+            "run_steps",
             name=MODULE,
             inputs=bench.forms(1),
             output_gradients=[region.form],

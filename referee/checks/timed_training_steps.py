@@ -12,18 +12,16 @@ from typing import NamedTuple
 import torch
 
 from referee.bench import Bench, write_all
-from referee.checks.forward import (
-    check_eager_intact,
-    check_intact,
-)
-from referee.comparison.quantity import Quantity
-from referee.contestants.contestant import RaisedError
+from referee.checks.intact import check_eager_intact, check_intact
+from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.contestants.errors import RaisedError
 from referee.grading import Grading, restored_buffers
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
-from referee.rounds.early_elements import EarlyElements
+from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
+from referee.rounds.samples import RoundSamples, note_clock
 from referee.rounds.timed_requests import (
     EMPTY_REQUESTS,
     TimedCall,
@@ -33,18 +31,14 @@ from referee.rounds.timed_requests import (
     plan,
 )
 from referee.rounds.turns import (
-    CHANGES_LATE,
-    RoundSamples,
     in_random_order,
-    note_clock,
     only_compiled,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
     write_state_for_all,
 )
-from referee.steps.gradients import OUT_OF_MEMORY, draw_output_gradients, read_quantity
-from referee.times.timing import Timings, TrainingStep
+from referee.times.timing import StepTimings, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
@@ -135,14 +129,14 @@ def _time_rounds(grading: Grading) -> None:
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
 
 
-def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> TrainingStep:
+def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
     forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.run.training_step = TrainingStep(forward, backward)
+    grading.run.training_step = StepTimings(forward, backward)
     return grading.run.training_step
 
 
@@ -173,7 +167,7 @@ class _StepRounds:
         }
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(
-            grading.bench, [timed_call.process for timed_call in timed_calls]
+            grading.bench, [timed_call.contestant for timed_call in timed_calls]
         )
 
     def prepare(self) -> None:
@@ -208,11 +202,66 @@ class _StepRounds:
         self._flush()
         self._memory.begin_turn()
         timed = _time_steps(grading, timed_call, self._calls)
-        if timed_call.process is grading.solution:
-            calls = timed.reply["calls"]
-            _compare_steps(grading, self.quantities, calls, drawn_steps, timed.early)
-        self._memory.end_turn(timed_call.process)
+        if timed_call.contestant is grading.solution:
+            self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
+        self._memory.end_turn(timed_call.contestant)
         return timed.times
+
+    def _compare_request(
+        self, calls: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
+    ) -> None:
+        """Compare all results and gradients of a timed request.
+
+        Args:
+            calls: the reply's descriptions of each step's results.
+            drawn_steps: the steps' arguments, and the reference's results and gradients.
+            early: the elements that were read before the clock stopped.
+
+        Raises:
+            NotCorrectError: something is wrong.
+            ChangingShapeError: the reference's results have other shapes than in other draws.
+        """
+        check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
+        check_eager_intact(self._grading)
+        for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
+            self._compare_step(call_index, call["results"], drawn, early)
+        for quantity in self.quantities:
+            if quantity.is_wrong_in_one_step:
+                raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
+
+    def _compare_step(
+        self, call_index: int, descriptions: list[dict], drawn: DrawnStep, early: EarlyElements
+    ) -> None:
+        """Compare all results and gradients of one step, which `quantities` record.
+
+        Args:
+            call_index: the index of the step in the request.
+            descriptions: the reply's, one for each quantity.
+            drawn: the step's arguments, and the reference's results and gradients.
+            early: as for `_compare_request`.
+        """
+        grading = self._grading
+        if len(descriptions) != len(self.quantities):
+            raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
+        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
+        for result_index, quantity in enumerate(self.quantities):
+            expected = drawn.expected[result_index]
+            if not quantity.expected or expected is None:
+                continue
+            if quantity.expected.shape != list(expected.shape):
+                raise ChangingShapeError
+            description = descriptions[result_index]
+            prefix = f"a timed step's {quantity.name}: "
+            indices = call_index, result_index
+            got = read_quantity(grading, quantity, description, prefix, indices)
+            if early.differs(call_index, result_index, got):
+                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
+            quantity.compare_timed(
+                got,
+                expected,
+                second_look=grading.second_look(drawn.arguments.inputs, result_index),
+                error_of_other_roundings=partial(other_roundings.error_of, result_index),
+            )
 
 
 def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
@@ -243,12 +292,12 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
 def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
     """Time the training steps of one request of a timed call."""
     bench, parameters = grading.bench, grading.parameter_names()
-    if timed_call.process is grading.solution:  # its file may give them other names
+    if timed_call.contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
     is_copied = bench.are_results_copied and timed_call.call == MODULE
-    early = EarlyElements(bench, timed_call.process)
-    reply = timed_call.process.ask(
-        "step",
+    early = EarlyElements(bench, timed_call.contestant)
+    reply = timed_call.contestant.ask(
+        "run_steps",
         early.read,
         name=timed_call.call,
         inputs=bench.forms(calls),
@@ -258,7 +307,7 @@ def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSte
     )
     forwards, backwards = _checked_halves(reply["seconds"], calls)
     step_seconds = [sum(halves) for halves in zip(forwards, backwards, strict=True)]
-    sample = Sample(step_seconds, timed_call.process.seconds)
+    sample = Sample(step_seconds, timed_call.contestant.seconds)
     return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
 
 
@@ -280,7 +329,7 @@ def _part_of_forwards(forwards: list[float], backwards: list[float]) -> float:
     return sum(forwards) / total if total > 0 else 0.5
 
 
-def _set_times(step: TrainingStep, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
+def _set_times(step: StepTimings, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
     """Set the times of forwards and backwards in all rounds so far.
 
     A step's seconds follow from both clocks, as a call's do. The process's own clock alone says
@@ -304,56 +353,6 @@ def _set_times(step: TrainingStep, samples: RoundSamples, parts: dict[str, list[
 def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
     """Return these parts of each step's seconds."""
     return [whole * part for whole, part in zip(seconds, parts, strict=True)]
-
-
-def _compare_steps(
-    grading: Grading,
-    quantities: list[Quantity],
-    calls: list[dict],
-    drawn_steps: list[DrawnStep],
-    early: EarlyElements,
-) -> None:
-    """Compare all results and gradients of a timed request.
-
-    Raises:
-        NotCorrectError: something is wrong.
-        ChangingShapeError: the reference's results have other shapes than in other draws.
-
-    Args:
-        grading: the file under grading.
-        quantities: results and gradients of a step; they take in how far off the solution's are.
-        calls: the reply's descriptions of each step's results.
-        drawn_steps: the steps' arguments, and the reference's results and gradients.
-        early: the elements that were read before the clock stopped.
-    """
-    check_intact(grading, "a timed step", len(calls), with_gradients=True)
-    check_eager_intact(grading)
-    for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
-        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
-        descriptions = call["results"]
-        if len(descriptions) != len(quantities):
-            raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
-        for result_index, quantity in enumerate(quantities):
-            expected = drawn.expected[result_index]
-            if not quantity.expected or expected is None:
-                continue
-            if quantity.expected.shape != list(expected.shape):
-                raise ChangingShapeError
-            description = descriptions[result_index]
-            prefix = f"a timed step's {quantity.name}: "
-            indices = call_index, result_index
-            got = read_quantity(grading, quantity, description, prefix, indices)
-            if early.differs(call_index, result_index, got):
-                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
-            quantity.compare_timed(
-                got,
-                expected,
-                second_look=grading.second_look(drawn.arguments.inputs, result_index),
-                error_of_other_roundings=partial(other_roundings.error_of, result_index),
-            )
-    for quantity in quantities:
-        if quantity.is_wrong_in_one_step:
-            raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
 
 class _ErrorsOfOtherRoundings:

@@ -1,0 +1,32 @@
+"""Checks that inputs, parameters and gradients of outputs still have every bit that was written."""
+
+from referee.grading import Grading
+from referee.verdict import NotCorrectError
+from referee.words import WRONG
+
+
+def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
+    """Check that inputs, parameters and gradients of outputs have every bit that was written.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages.
+        count: how many calls the request had.
+        with_gradients: whether gradients of outputs were written.
+    """
+    if not grading.are_inputs_intact(count):
+        raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
+    if with_gradients and not grading.are_output_gradients_intact(count):
+        reason = f"changes the gradient of its output, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
+    if changed := grading.changed_parameters():
+        reason = f"changes its parameter {changed[0]}, which must stay intact: {name}"
+        raise NotCorrectError(WRONG, reason)
+
+
+def check_eager_intact(grading: Grading) -> None:
+    """Check that eager's parameters, which are in the same shared memory, are what was written."""
+    if not grading.are_eager_parameters_intact():
+        raise NotCorrectError(
+            WRONG, "writes into eager's parameters, which are in the same memory as its inputs"
+        )

@@ -1,0 +1,162 @@
+"""The results of a call: their form, their memory and their values.
+
+A reply has a description of each result. The referee believes none of it: these functions compare
+it with the reference's result, and read the values in the memory of the solution's process.
+"""
+
+import torch
+
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
+from referee.contestants.results import elements_share_memory
+from referee.contestants.shared import dtype_name
+from referee.grading import Grading
+from referee.messages import LONGEST_LINE
+from referee.verdict import NotCorrectError
+from referee.words import WRONG
+
+LONGEST_TYPE = 100  # characters of a type's name in a message
+LONGEST_STRUCTURE = 50  # characters of a nesting in a message
+MOST_READ_AT_ONCE = 32  # elements that a reply may report
+
+
+def check_results(
+    grading: Grading, name: str, call: dict, expected: list[ReferenceTensor] | list[torch.Tensor]
+) -> list[dict]:
+    """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
+
+    Args:
+        grading: the file under grading.
+        name: the case in messages.
+        call: the reply's entry for the call.
+        expected: the reference's results.
+
+    Returns:
+        The descriptions of the results.
+    """
+    structure, descriptions = call.get("structure"), call["results"]
+    expected_structure = grading.problem.structure
+    if structure != expected_structure or len(descriptions) != len(expected):
+        returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
+        raise NotCorrectError(WRONG, f"{name}: {returned}, where * is a tensor")
+    for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
+        prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
+        check_description(grading, description, tensor, prefix)
+        check_elements_apart(description, tensor, prefix)
+        if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
+            reason = f"returns its input or a parameter, not new memory; return a copy: {name}"
+            raise NotCorrectError(WRONG, reason)
+    return descriptions
+
+
+def check_description(
+    grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+) -> None:
+    """Check the type, dtype, device and shape of a result.
+
+    Args:
+        grading: the file under grading.
+        description: describes the result.
+        expected: the reference's result.
+        prefix: the beginning of a message.
+    """
+    kind = str(description.get("type"))[:LONGEST_TYPE]
+    if kind != "Tensor":
+        raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+    expected_entries = {
+        "dtype": dtype_name(expected.dtype),
+        "device": str(grading.device),
+        "shape": list(expected.shape),
+    }
+    for name, value in expected_entries.items():
+        if description.get(name) != value:
+            got = str(description.get(name))[:LONGEST_LINE]
+            raise NotCorrectError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
+
+
+def check_elements_apart(
+    description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+) -> None:
+    """Check that no elements of a result share memory, unless some of the reference's do.
+
+    All other strides are right. Gradients are not checked: autograd itself expands some of them.
+
+    Args:
+        description: describes the result.
+        expected: the reference's result.
+        prefix: the beginning of a message.
+    """
+    is_tensor = isinstance(expected, torch.Tensor)
+    expected_strides = expected.stride() if is_tensor else expected.strides
+    if elements_share_memory(expected.shape, expected_strides):
+        return
+    try:
+        strides = checked(description)["strides"]
+    except BadDescriptionError:  # the result cannot be read either, and the reading says why
+        return
+    if elements_share_memory(description["shape"], strides):
+        reason = (
+            f"elements of its result share memory (strides {strides}), the reference's do not; "
+            "contiguous() separates them"
+        )
+        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
+
+
+def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
+    """Return whether a result is in the referee's memory, where inputs and parameters are."""
+    if grading.device.type == "cuda":
+        return grading.bench.pool.allocation(description.get("handle")) is not None
+    start, end = grading.solution.span
+    address = description.get("address")
+    return isinstance(address, int) and start <= address < end
+
+
+def read_result(
+    grading: Grading, description: dict, name: str, indices: tuple[int, int]
+) -> torch.Tensor:
+    """Return a result of the solution.
+
+    Args:
+        grading: the file under grading.
+        description: describes the result.
+        name: the case in messages.
+        indices: the index of the call in the request, and of the result in the call.
+    """
+    if grading.bench.are_results_copied:
+        call_index, result_index = indices
+        return grading.bench.outputs[call_index].tensors[result_index]
+    try:
+        return grading.solution.reader.whole(description)
+    except UnreadableError as error:
+        reason = f"its result is not in memory when the call has returned ({error}): {name}"
+        raise NotCorrectError(WRONG, reason[:LONGEST_LINE]) from None
+    except BadDescriptionError as error:
+        raise NotCorrectError(WRONG, f"{name}: {error}") from None
+
+
+def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name: str) -> None:
+    """Check that the process has read the same elements at once when the call had returned.
+
+    They differ if the call leaves work on another stream for which the current one does not wait.
+    A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
+    finds late results of cheats.
+
+    Args:
+        elements: what the process has read, see `kept_results.read_at_once`.
+        result_index: the index of the result.
+        whole: the result, read later.
+        name: the case in messages.
+    """
+    if elements.get("result") != result_index:
+        return
+    indices = elements.get("indices")
+    is_valid = isinstance(indices, list) and len(indices) <= MOST_READ_AT_ONCE
+    if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
+        late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
+        if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
+            return
+    reason = (
+        f"{name}: its result is not complete on the current stream when the call has returned; "
+        "let this stream wait for the others"
+    )
+    raise NotCorrectError(WRONG, reason[:LONGEST_LINE])

@@ -1,0 +1,62 @@
+"""A training step of the solution: gradients to draw for it, results and gradients to read.
+
+`gradients` compares such steps before anything is timed, and `timed_training_steps` while they are
+timed.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from referee.checks.results import check_description, check_elements_apart, read_result
+from referee.comparison.quantity import Kind, Quantity
+from referee.grading import Grading
+from referee.reference.training_step import draw_gradients
+
+OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
+
+
+class OutputGradients(NamedTuple):
+    """New gradients for the reference's outputs.
+
+    Attributes:
+        gradients: for each output that holds floats.
+        are_masked: whether they are zero wherever rounding decides if a gradient passes, as in
+            `Problem.where_gradients_pass`.
+        output_count: the number of outputs, floats or not.
+    """
+
+    gradients: list[torch.Tensor]
+    are_masked: bool
+    output_count: int
+
+
+def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
+    """Draw gradients for the reference's outputs."""
+    problem, module = grading.problem, grading.module
+    outputs = grading.run_reference(inputs)
+    gradients = draw_gradients(outputs)
+    output_count = len(outputs)
+    mask = problem.where_gradients_pass(module, inputs)
+    if mask is not None:
+        for gradient in gradients:
+            gradient.mul_(mask)
+    return OutputGradients(gradients, mask is not None, output_count)
+
+
+def read_quantity(
+    grading: Grading, quantity: Quantity, description: dict, prefix: str, indices: tuple[int, int]
+) -> torch.Tensor:
+    """Check the form of a result or gradient of the solution; return its values.
+
+    Args:
+        grading: the file under grading.
+        quantity: the result or gradient.
+        description: describes the solution's.
+        prefix: the beginning of a message.
+        indices: as in `read_result`.
+    """
+    check_description(grading, description, quantity.expected, prefix)
+    if quantity.kind is Kind.RESULT:
+        check_elements_apart(description, quantity.expected, prefix)
+    return read_result(grading, description, quantity.name, indices)

@@ -1,0 +1,103 @@
+"""Results in a contestant's process: kept for the referee, described, copied, and read early."""
+
+import random
+
+import torch
+
+from referee.contestants.reading import memory_offset
+from referee.contestants.results import describe, flatten, plain
+from referee.contestants.shared import Mapping
+
+READ_AT_ONCE = 4  # elements, see `read_at_once`
+
+
+class KeptResults:
+    """Keeps results alive until the referee has read them in this process's memory.
+
+    Args:
+        mapping: the memory that the referee shares.
+        device: where the results are.
+    """
+
+    def __init__(self, mapping: Mapping, device: torch.device) -> None:
+        self._mapping = mapping
+        self._device = device
+        self._kept: list = []
+
+    def free(self) -> None:
+        """Free all results."""
+        self._kept = []
+
+    def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
+        """Keep what each call of a request has returned; return a description of each.
+
+        Args:
+            returned: a tensor, or nested lists and tuples, for each call.
+            outputs: a form of shared memory for each call, into which its results are copied; None
+                if the referee can read results where they are.
+        """
+        output_forms = [None] * len(returned) if outputs is None else outputs
+        descriptions = []
+        for value, output_form in zip(returned, output_forms, strict=True):
+            structure, leaves = flatten(value)
+            results = [self._keep(leaf) for leaf in leaves]
+            if output_form is not None:
+                self._copy(leaves, output_form)
+            descriptions.append({"structure": structure, "results": results})
+        return descriptions
+
+    def _keep(self, leaf: object) -> dict:
+        """Keep a result; return a description of it."""
+        plain_tensor = plain(leaf)
+        self._kept += [leaf, plain_tensor]
+        description = describe(leaf if plain_tensor is None else plain_tensor)
+        cannot_be_shared = description.get("handle", "") is None  # by CUDA IPC
+        if cannot_be_shared:  # it may be memory of the referee's, as an input's is
+            description |= self._mapping.place_of(description["address"])
+        return description
+
+    def _copy(self, leaves: list, form: dict) -> None:
+        """Copy a call's results into shared memory.
+
+        Results with another shape or dtype than their target are not copied: they are wrong anyway.
+        """
+        for leaf, target in zip(leaves, self._mapping.tensors(form), strict=False):
+            are_tensors = isinstance(leaf, torch.Tensor) and isinstance(target, torch.Tensor)
+            if are_tensors and leaf.shape == target.shape and leaf.dtype == target.dtype:
+                target.copy_(leaf.detach())
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def read_at_once(returned: object, device: torch.device, generator: random.Random) -> dict:
+    """Read some elements of a call's results on the current stream, as its caller may do.
+
+    If another stream still has to write the elements, and the call has not made the current stream
+    wait for it, old values are read. The referee reads the same elements later and compares.
+
+    Args:
+        returned: what the call has returned.
+        device: where the results are.
+        generator: chooses the elements.
+
+    Returns:
+        The index of a result among the leaves, the elements' indices in the flattened result, and
+        their bytes; an empty dictionary on a CPU, and if no result is a dense tensor.
+    """
+    if device.type == "cpu":
+        return {}
+    tensors = {}
+    for result_index, leaf in enumerate(flatten(returned)[1]):
+        x = plain(leaf)
+        if x is not None and x.is_cuda and x.numel():
+            tensors[result_index] = x
+    if not tensors:
+        return {}
+    result_index, x = generator.choice(list(tensors.items()))
+    indices = [generator.randrange(x.numel()) for _ in range(READ_AT_ONCE)]
+    data: list[int] = []
+    for index in indices:
+        offset = x.storage_offset() + memory_offset(index, x.shape, x.stride())
+        # A copy of one element. A kernel could start only when the other stream is nearly done.
+        data += x.as_strided((1,), (1,), offset).view(torch.uint8).tolist()
+    return {"result": result_index, "indices": indices, "bytes": bytes(data).hex()}

@@ -1,0 +1,166 @@
+"""Rules for a result in other draws than the one that set its error budget.
+
+The inputs of timed calls are drawn anew in each round. The reference runs in float64 only for the
+first draw. In the others, a solution's result is compared with eager's, and its error is the
+distance from eager's result.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from referee.comparison.accuracy import Errors, element_errors, mean_and_root_mean_square
+from referee.comparison.budget import Budget
+from referee.comparison.compare import blocks, first_mismatch, flat_reals
+from referee.comparison.mistakes import describe_mean_error, describe_wrong
+from referee.comparison.second_look import SecondLook, find_excused
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """How far a result is from eager's for the same inputs.
+
+    Attributes:
+        wrong: a flat mask of the elements that are too far off.
+        mean: the mean distance.
+    """
+
+    wrong: torch.Tensor
+    mean: float
+
+
+class OtherDraws:
+    """Judges a result in other draws, for which only eager's result is known.
+
+    Args:
+        budget: how far off a result may be if eager's is no larger than in the first draw.
+        eager_errors: the errors of eager's result in the first draw, and its magnitudes.
+        must_equal_eager: whether only eager's values are right.
+
+    Attributes:
+        budget: as in the arguments.
+    """
+
+    def __init__(self, budget: Budget, eager_errors: Errors, must_equal_eager: bool) -> None:
+        self.budget = budget
+        self._eager_errors = eager_errors
+        self._must_equal_eager = must_equal_eager
+
+    def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Return whether a result is right; one of another dtype or size than eager's is not."""
+        got, eager = flat_reals(got), flat_reals(eager)
+        is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
+        return is_alike and self.find_mistake(got, eager) is None
+
+    def find_mistake(
+        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None = None
+    ) -> str | None:
+        """Return what is wrong with a result, in words; None if nothing is.
+
+        Args:
+            got: the result.
+            eager: eager's result for the same inputs.
+            second_look: yields the reference's results for these inputs, rounded otherwise; None
+                if no wrong element is excused.
+        """
+        got, eager = flat_reals(got), flat_reals(eager)
+        if self._must_equal_eager:
+            return self._find_difference(got, eager, second_look)
+        if self._is_surely_near(got, eager, 0.5 * self.budget.mean_slack):
+            return None
+        budget = self._budget_for(eager)
+        distance = _measure_unexcused_distance(got, eager, budget, second_look)
+        if mistake := describe_wrong(distance.wrong, got, eager):
+            return mistake
+        if distance.mean > budget.mean_slack:
+            return describe_mean_error(distance.mean, budget.mean_slack)
+        return None
+
+    def find_wrong(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """Return a flat mask of the elements of `got` that are too far from `eager`.
+
+        The mean distance is not limited.
+        """
+        got, eager = flat_reals(got), flat_reals(eager)
+        if self._is_surely_near(got, eager, math.inf):
+            return torch.zeros(len(got), dtype=torch.bool, device=got.device)
+        return _measure_distance(got, eager, self._budget_for(eager)).wrong
+
+    def _find_difference(
+        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
+    ) -> str | None:
+        """Return in words how a flat result differs from eager's; None if it does not.
+
+        Elements that a second look excuses do not count.
+        """
+        mismatch = first_mismatch(got, eager)
+        if mismatch is None or second_look is None:
+            return mismatch
+        distance = _measure_unexcused_distance(got, eager, self._budget_for(eager), second_look)
+        return mismatch if distance.wrong.any() else None
+
+    def _budget_for(self, eager: torch.Tensor) -> Budget:
+        """Return the budget for a draw: its slacks grow with the size of eager's result."""
+        first = self._eager_errors
+        if not first.root_mean_square:
+            return self.budget
+        mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
+        growth = max(1.0, root_mean_square / first.root_mean_square)
+        growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
+        return self.budget.grown(growth, growth_of_mean)
+
+    def _is_surely_near(
+        self, got: torch.Tensor, eager: torch.Tensor, most_mean_error: float
+    ) -> bool:
+        """Return whether all errors, computed in float32, are within half of the budget.
+
+        This quick check is nearly always true. It is false for NaN and infinities.
+
+        Args:
+            got: a flat result.
+            eager: eager's flat result for the same inputs.
+            most_mean_error: the largest mean error for which the answer is true.
+        """
+        if not got.is_floating_point() or got.dtype == torch.float64:
+            return False
+        sum_of_errors = 0.0
+        half_slack, half_relative = 0.5 * self.budget.slack, 0.5 * self.budget.relative_slack
+        for block in blocks(len(got)):
+            got_part, eager_part = got[block].float(), eager[block].float()
+            allowed = eager_part.abs().mul_(half_relative).add_(half_slack)
+            error = (got_part - eager_part).abs_()
+            if not bool((error <= allowed).all()):
+                return False
+            if most_mean_error < math.inf:
+                sum_of_errors += error.sum().item()
+        return sum_of_errors <= most_mean_error * max(len(got), 1)
+
+
+def _measure_unexcused_distance(
+    got: torch.Tensor, eager: torch.Tensor, budget: Budget, second_look: SecondLook | None
+) -> _Distance:
+    """Measure how far a flat result is from eager's, without elements that rounding explains."""
+    distance = _measure_distance(got, eager, budget)
+    if second_look is None:
+        return distance
+    excused = find_excused(distance.wrong, got, eager, budget, second_look)
+    if excused is None:
+        return distance
+    return _measure_distance(got, eager, budget, excused)
+
+
+def _measure_distance(
+    got: torch.Tensor, eager: torch.Tensor, budget: Budget, excused: torch.Tensor | None = None
+) -> _Distance:
+    """Measure how far a flat result is from eager's, without the elements of a mask."""
+    wrong = torch.zeros(len(got), dtype=torch.bool, device=got.device)
+    sum_of_errors = 0.0
+    for block in blocks(len(got)):
+        expected = eager[block].double()
+        error = element_errors(got[block], eager[block], expected)
+        if excused is not None:
+            error.masked_fill_(excused[block], 0)
+        wrong[block] = error > budget.allowed(expected)
+        sum_of_errors += error.sum().item()
+    return _Distance(wrong, sum_of_errors / max(len(got), 1))

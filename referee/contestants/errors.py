@@ -1,0 +1,31 @@
+"""Exceptions of requests: how a contestant can fail to answer."""
+
+import signal
+
+
+class EndedError(Exception):
+    """A contestant's process has ended, or the server has.
+
+    The arguments are its exit status, negative for a signal, and the end of what it printed.
+    """
+
+
+class UnstoppableError(EndedError):
+    """The process was killed because something in its tree did not stop."""
+
+
+class ForgedError(Exception):
+    """The reply cannot be the request handler's: the solution has sent or changed it."""
+
+
+class LateError(Exception):
+    """The deadline has passed."""
+
+
+class RaisedError(Exception):
+    """The solution has raised an exception; the argument is the child's description of it."""
+
+
+def was_killed(status: int) -> bool:
+    """Return whether an exit status means SIGKILL, which the kernel sends if memory is short."""
+    return status == -signal.SIGKILL

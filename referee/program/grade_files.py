@@ -1,0 +1,51 @@
+"""Grades the solutions that the user names on one problem, and prints a line on each."""
+
+from referee import console, records
+from referee.engine import referee_at_work
+from referee.program.session import Session
+from referee.report import graded_files, tables
+from referee.verdict import NotCorrectError, Verdict
+from referee.words import CORRECT
+
+
+def grade_files(session: Session) -> bool:
+    """Grade all files of a session on its only subject; return whether all of them are correct.
+
+    Each verdict is printed when it comes; a ranking of several files comes last.
+    """
+    [subject] = session.subjects
+    all_records = session.document["records"]
+
+    def report(verdict: Verdict) -> None:
+        record = records.make_record(subject, verdict, str(verdict.file))
+        if not all_records:
+            console.show(session.headline_of(subject))
+        all_records.append(record)
+        console.show(graded_files.describe(record))
+        _show_details(verdict, session.is_verbose)
+
+    try:
+        with referee_at_work(own_builds=True) as server:
+            session.show_progress(0, "starting")
+            session.grade(subject, session.options, report, server)
+    except NotCorrectError as error:  # the problem cannot be graded
+        for file in session.files:
+            report(Verdict(file.path, error.verdict, error.reason))
+    finally:  # after an interrupt, too
+        session.progress.clear()
+        if len(all_records) > 1:
+            console.show(f"\n{graded_files.ranking(all_records)}")
+        for explanation in tables.explain_noise(tables.words_of_lines(all_records)):
+            console.show(explanation)
+    return all(record["verdict"] == CORRECT for record in all_records)
+
+
+def _show_details(verdict: Verdict, is_verbose: bool) -> None:
+    """Print a file's traceback and what it printed, or how to see them."""
+    if not verdict.details:
+        return
+    if is_verbose:
+        console.show(tables.indented(verdict.details))
+        return
+    traceback = "its traceback and " if verdict.has_traceback else ""
+    console.say(f"{verdict.file}: --verbose shows {traceback}what it printed")
