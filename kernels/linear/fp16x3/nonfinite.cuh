@@ -29,8 +29,9 @@
 namespace kernels::nonfinite {
 
 struct NonfiniteConfig {
-  static constexpr int kThreads = 256;  // of a block; they divide the K of a tile among them
-  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kThreads = 256;          // of a block
+  static constexpr int kWarps = kThreads / 32;  // they divide the K of a tile among them
+  static constexpr int kBlocksPerMultiprocessor = 4;
   // A tile is 4 rows of x and 8 of the weight: 32 results, one for each lane of a warp, and for
   // each row of x one byte of the mask.
   static constexpr int kXRows = 4;
@@ -51,25 +52,20 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   return is_found;
 }
 
-// Sets pointers to the kCount rows from first_row on. A row past the matrix's last is read as the
-// last.
-template <int kCount>
-__device__ __forceinline__ void find_rows(const fp16x3::SplitMatrix& matrix, int64_t first_row,
-                                          const float* (&rows)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    rows[i] = matrix.source + min(first_row + i, matrix.rows - 1) * matrix.row_stride;
-  }
+// Returns a row of the float32 operand. A row past the matrix's last is the last.
+__device__ __forceinline__ const float* source_row(const fp16x3::SplitMatrix& matrix, int64_t row) {
+  return matrix.source + min(row, matrix.rows - 1) * matrix.row_stride;
 }
 
-// Returns whether this element of one of the rows is infinite or NaN.
+// Returns whether an element of K is infinite or NaN in one of the kCount rows from first_row on.
 template <int kCount>
-__device__ __forceinline__ bool has_nonfinite_element(const float* const (&rows)[kCount],
-                                                      int64_t element) {
+__device__ __forceinline__ bool has_nonfinite_element(const fp16x3::SplitMatrix& matrix,
+                                                      int64_t first_row, int64_t element) {
   bool is_found = false;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const bool is_finite = fabsf(rows[i][element]) < INFINITY;  // false for NaN, too
+    const float value = source_row(matrix, first_row + i)[element];
+    const bool is_finite = fabsf(value) < INFINITY;  // false for NaN, too
     is_found |= !is_finite;
   }
   return is_found;
@@ -88,41 +84,39 @@ __device__ __forceinline__ int64_t first_weight_row(int64_t tile, int64_t tiles_
 }
 
 // Adds up the terms of a tile's 32 results at each element of K at which one of its rows of x or of
-// the weight is infinite or NaN. Each thread looks at every kThreads-th element of K. Each warp
-// then adds up its lanes' sums, and stores them to warp_sums[warp]: result j is that of row j / 8
-// of x and row j % 8 of the weight. Rows past a matrix's last get sums, too, which are not used.
+// the weight is infinite or NaN. The warps divide K among them, and each stores its sums to
+// warp_sums[warp]: result j is that of row j / 8 of x and row j % 8 of the weight. Rows past a
+// matrix's last get sums, too, which are not used.
+//
+// A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
+// tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
 __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
                                               const fp16x3::SplitMatrix& weight, int64_t k,
                                               int first_m, int first_n,
                                               double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   using Config = NonfiniteConfig;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
   const bool is_x_nonfinite = has_nonfinite_row<Config::kXRows>(x, first_m);
   const bool is_weight_nonfinite = has_nonfinite_row<Config::kWeightRows>(weight, first_n);
-  const float* x_rows[Config::kXRows];
-  const float* weight_rows[Config::kWeightRows];
-  find_rows(x, first_m, x_rows);
-  find_rows(weight, first_n, weight_rows);
-  double sums[Config::kXRows][Config::kWeightRows] = {};
-  for (int64_t element = threadIdx.x; element < k; element += Config::kThreads) {
-    const bool has_nonfinite_term =
-        (is_x_nonfinite && has_nonfinite_element(x_rows, element)) ||
-        (is_weight_nonfinite && has_nonfinite_element(weight_rows, element));
-    if (!has_nonfinite_term) continue;
-#pragma unroll
-    for (int n = 0; n < Config::kWeightRows; ++n) {
-      const double b = double{weight_rows[n][element]};
-#pragma unroll
-      for (int m = 0; m < Config::kXRows; ++m) {
-        sums[m][n] = fma(double{x_rows[m][element]}, b, sums[m][n]);
-      }
+  const float* const x_row = source_row(x, first_m + lane / Config::kWeightRows);
+  const float* const weight_row = source_row(weight, first_n + lane % Config::kWeightRows);
+  double sum = 0;
+  for (int64_t first = warp * 32; first < k; first += Config::kThreads) {
+    const int64_t element = first + lane;
+    const bool is_nonfinite =
+        element < k &&
+        ((is_x_nonfinite && has_nonfinite_element<Config::kXRows>(x, first_m, element)) ||
+         (is_weight_nonfinite &&
+          has_nonfinite_element<Config::kWeightRows>(weight, first_n, element)));
+    uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
+    while (found != 0) {
+      const int64_t next = first + __ffs(found) - 1;
+      found &= found - 1;  // without its lowest bit
+      sum = fma(double{x_row[next]}, double{weight_row[next]}, sum);
     }
   }
-#pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const double lane_sum = sums[j / Config::kWeightRows][j % Config::kWeightRows];
-    const double sum = fp16x3::reduce_warp(lane_sum, [](double a, double b) { return a + b; });
-    if (threadIdx.x % 32 == j) warp_sums[threadIdx.x / 32][j] = sum;
-  }
+  warp_sums[warp][lane] = sum;
 }
 
 // Finishes and stores the results of a tile, and their bits of the mask. Each lane of the first
@@ -150,7 +144,8 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
 //
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
-__global__ void __launch_bounds__(NonfiniteConfig::kThreads)
+__global__ void __launch_bounds__(NonfiniteConfig::kThreads,
+                                  NonfiniteConfig::kBlocksPerMultiprocessor)
     nonfinite_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
                      const __grid_constant__ fp16x3::SplitMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> epilogue,
@@ -202,7 +197,9 @@ inline void launch(const fp16x3::SplitMatrix& x, const fp16x3::SplitMatrix& weig
   // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of
   // two; the number of blocks is odd, so that these tiles still go to different blocks.
   Grid grid{};
-  grid.blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount) + 1;
+  grid.blocks =
+      NonfiniteConfig::kBlocksPerMultiprocessor * device_attribute(cudaDevAttrMultiProcessorCount) +
+      1;
   grid.threads = NonfiniteConfig::kThreads;
   grid.stream = stream;
   grid.has_pdl = has_pdl;

@@ -191,6 +191,8 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
   return votes;
 }
 
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   static_assert(sizeof(T) <= sizeof(uint64_t), "an exchange has 8 bytes for each thread");
