@@ -51,8 +51,10 @@ class KeptResults:
         plain_tensor = plain(leaf)
         self._kept += [leaf, plain_tensor]
         description = describe(leaf if plain_tensor is None else plain_tensor)
-        cannot_be_shared = description.get("handle", "") is None  # by CUDA IPC
-        if cannot_be_shared:  # it may be memory of the referee's, as an input's is
+        # On a CPU and for an empty tensor there is no "handle". It is None if CUDA IPC cannot share
+        # the memory, for example because that is the referee's own, as an input's is.
+        cannot_be_shared = description.get("handle", "") is None
+        if cannot_be_shared:
             description |= self._mapping.place_of(description["address"])
         return description
 

@@ -141,7 +141,8 @@ def _describe(error: BaseException, file: str) -> dict:
 
     Args:
         error: the exception.
-        file: the solution's; "line" is the innermost line of it in the traceback.
+        file: the path of the solution's file. Of the lines in the traceback that are in this file,
+            "line" is the innermost; None if there is none.
     """
     try:
         text = str(error)

@@ -28,9 +28,12 @@ def poison_free_memory(size: int, device: torch.device) -> None:
     if not size:
         return
     sizes = [size]
-    if size < 1 << 20:  # malloc may take a free block that is somewhat larger
+    if size < 1 << 20:
+        # malloc may take a free block that is somewhat larger.
         sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:  # malloc may take any of several free blocks, see FREED_FIRST_BYTES
+    elif size < 1 << 25:
+        # Freed blocks below malloc's threshold (about 32 MiB, see FREED_FIRST_BYTES) stay with
+        # malloc. It may take any of several free ones.
         sizes = [size] * 4
     blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
     del blocks  # the memory is free again

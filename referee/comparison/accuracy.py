@@ -15,9 +15,10 @@ CLASSES = {"float32-grade": 1e-4, "TF32-grade": 1.2e-3, "bf16-grade": 1e-2}
 WORST = "worse than bf16"
 # No precision explains an error of an element that is larger than this part of the largest result.
 GROSS = 2.0**-6
-# Errors are sparse if their root mean square is more than this multiple of their mean. It is about
-# 1.2 for the roundings of a sum, and sqrt(R / k) if k of R equal parts are wrong, and nothing else.
-# So errors that are not sparse are in more than a fifth of the parts.
+# Errors are sparse if their root mean square is more than this multiple of their mean. For the
+# roundings of a sum, the root mean square is about 1.2 times the mean. If a result consists of R
+# parts of the same size, and k of them are equally wrong and the others right, it is sqrt(R / k)
+# times the mean. So errors are sparse if they are in less than a fifth of the parts.
 SPARSE = 2.2
 # The typical error of a result is exceeded in a tenth of its elements.
 TYPICAL_QUANTILE = 0.9

@@ -100,7 +100,9 @@ def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
 
 
 def mean_slack_in_other_draw(budget: Budget, eager: Errors, count: int) -> float:
-    """Return how far a result's mean may be from eager's result, for results of the same size.
+    """Return how large a result's mean distance from eager's result may be.
+
+    This is for results of the same magnitude as in the draw that set the budget.
 
     Eager's result is off itself. If both are within their limits, their mean distance is at most
     the sum of the two limits. FREE_ELEMENTS are added, because the mean of few errors varies.
@@ -125,6 +127,8 @@ def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int)
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
+    # The unit here is the elements' typical size, which is thus 1. Eager's typical error takes the
+    # place of its largest one. The sum is then the budget's limit for an element of that size.
     typical_errors = replace(eager, largest=typical, root_mean_square=1.0)
     budget = budget_from_errors(typical_errors, dtype, terms)
     return budget.slack + budget.relative_slack

@@ -29,18 +29,19 @@ from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 LARGEST_RELATIVE_ERROR = 0.25
-# Far off in most steps: in at least half of them, ReLU near zero makes at most this multiple of
-# eager's own error, to which it contributes, too. A relative error up to the second number may be
-# that of a lower precision.
+# Far off in most steps: in at least half of the steps, ReLU near zero makes a relative error of at
+# most MOST_TIMES_EAGERS_ERROR times eager's own, to which ReLU near zero contributes, too. An error
+# up to LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
 MOST_TIMES_EAGERS_ERROR = 4
 LEAST_FAR_OFF = 0.02
 # Wrong in every step: rounding explains these elements only if the number that it predicts is at
-# least this share of their number; `_WrongInEveryStep` has an example. Also, in at least one step,
-# at most the second share of the elements may be wrong.
+# least LEAST_PREDICTED_SHARE of their number; `_WrongInEveryStep` has an example. Rounding never
+# explains a gradient of which more than LARGEST_SHARE_BY_ROUNDING is wrong in each of the steps.
 LEAST_PREDICTED_SHARE = 0.01
 LARGEST_SHARE_BY_ROUNDING = 0.02
-# Inaccurate in many steps: a step's typical error is too large if it exceeds this multiple of what
-# other roundings make. That may happen in at most the second share of the steps.
+# Inaccurate in many steps: a step's typical error is too large if it is more than
+# MOST_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps may be at most
+# LARGEST_INACCURATE_SHARE.
 MOST_TIMES_OTHER_ROUNDINGS = 2
 LARGEST_INACCURATE_SHARE = 0.25
 
@@ -93,7 +94,7 @@ class _WrongInEveryStep:
             return False
         if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
             return True
-        if self._least_relative_error > GROSS:
+        if self._least_relative_error > GROSS:  # in each of the steps
             return True
         count_by_rounding = self._chance * len(self._always_wrong)
         return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)

@@ -56,7 +56,8 @@ class ReferenceTensor:
         eager: the result as the reference computes it.
         exact: the result in float64; None where there is none.
         terms: the number of terms of the longest sum.
-        limit: how far off each element may be; None if the budget decides.
+        limit: how far off each element may be; None if the budget decides. A result beyond it is
+            still right if its errors are as small as eager's.
         in_tf32: the result in float64 from operands rounded to TF32, if eager may use TF32; None
             otherwise. The budget then allows the errors of this result, too.
         must_equal_eager: whether only eager's values are right. For integers and booleans this is
@@ -69,8 +70,8 @@ class ReferenceTensor:
         eager_errors: how far off eager's result is, or the one in TF32 if that is further off;
             zeros where there is no exact result.
         budget: the error budget.
-        typical_slack: the largest typical error, see `accuracy.typical_error`, in any draw;
-            infinity where there is no exact result.
+        typical_slack: the largest typical error that a result may have, in any draw; see
+            `accuracy.typical_error`. It is infinity where there is no exact result.
         other_draws: judges results for other draws.
     """
 
@@ -188,6 +189,8 @@ class ReferenceTensor:
         """Return how far off each element of a block may be."""
         if self._limit is None:
             return self.budget.allowed(expected)
+        # A limit is not finite where operands are not. The result must be exact there. Usually it
+        # is not finite either, and its error is 0 or infinity, see `element_errors`.
         return self._limit[block].nan_to_num(0, 0, 0)
 
     def _expected(self, block: slice) -> torch.Tensor:
@@ -217,7 +220,10 @@ class ReferenceTensor:
         return sums.over(self._length)
 
     def _measure_typical_slack(self, in_tf32: torch.Tensor | None, terms: int) -> float:
-        """Return the largest typical error by eager's own, or by that of the result in TF32."""
+        """Return the largest typical error that a result may have.
+
+        It follows from eager's typical error, or from that of the result in TF32 if it is larger.
+        """
         typical = typical_error(self.eager, self._exact)
         if in_tf32 is not None:
             typical = max(typical, typical_error(in_tf32, self._exact))

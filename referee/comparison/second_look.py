@@ -13,11 +13,11 @@ from referee.comparison.accuracy import count_true, element_errors
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, flat_reals
 
-# At most this share of the elements may be excused, and other roundings may move at most as many
-# far. In a small result it is this count instead.
+# Nothing is excused if more than this share of the elements is wrong, or if other roundings move
+# more than this share far. In small results, where the count below is larger, it is the limit.
 LARGEST_UNSTABLE_SHARE = 0.01
 LEAST_UNSTABLE_COUNT = 4
-# An element is moved far if it moves by this multiple of what the budget allows.
+# An element is moved far if it moves by more than FAR times what the budget allows.
 FAR = 16
 
 # Yields the reference's results for the same inputs, rounded otherwise; see `other_roundings`.

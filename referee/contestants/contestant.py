@@ -116,6 +116,8 @@ class Contestant:
         """
         token = secrets.token_hex(8)
         request = {"method": method, "arguments": arguments, "token": token}
+        # The process is stopped and reads nothing yet, and a long request does not fit into the
+        # pipe. The rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
         if self._device.type == "cuda":
             # The GPU must have done the referee's own work: inputs are written, results are read.

@@ -63,6 +63,7 @@ class Pipes:
                 raise LateError
             rest = self.write(data)
             if rest == data:
+                # The pipe is full. The process may wait until its own output is read.
                 self.read(deadline, max_seconds=0.001)
             data = rest
 

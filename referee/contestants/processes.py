@@ -19,7 +19,9 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-SECONDS_ALONE = 0.01  # a process that stops later may wait for its child, see `Tree.stop`
+# A process that has not stopped after so many seconds may wait for its child. Then the processes
+# below it are woken, see `Tree.stop`.
+SECONDS_ALONE = 0.01
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
@@ -138,7 +140,7 @@ class Tree:
         return True
 
     def _kill(self) -> None:
-        """Kill all processes of the tree, stopped or not."""
+        """Kill all processes of the tree that a search finds, stopped or not."""
         for pid in self._pids():
             _send(pid, signal.SIGKILL)
         self._stopped = []
@@ -149,8 +151,11 @@ class Tree:
             _send(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill all processes of the tree."""
-        self.stop()
+        """Kill all processes of the tree.
+
+        They are stopped first: a process that runs could fork another one during the search.
+        """
+        self.stop()  # kills them itself if some process does not stop
         for pid in self._stopped:
             _send(pid, signal.SIGKILL)
 

@@ -55,13 +55,19 @@ def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
 def elements_share_memory(shape: list[int], strides: list[int]) -> bool:
     """Return whether two elements of a tensor may be at the same place.
 
-    Example: of shape [3, 4], strides [4, 1] are apart, and so are [1, 3]; strides [1, 0] repeat
-    elements, and in [2, 1] the rows overlap. Strides that interleave dimensions, which hardly any
-    operator of torch makes, count as shared, too: in [2, 3] of shape [3, 2] no place is used twice.
+    Some examples are
+
+        shape     strides    elements share memory
+        [3, 4]    [4, 1]     no
+        [3, 4]    [1, 3]     no
+        [3, 4]    [1, 0]     yes: all elements of a row are one
+        [3, 4]    [2, 1]     yes: rows overlap
+        [3, 2]    [2, 3]     no, but the answer is True, because the strides interleave dimensions;
+                             hardly any operator of torch makes such a tensor
     """
     if 0 in shape:
         return False
-    reach = 0  # the distance of the last element of the dimensions so far
+    reach = 0  # from the first to the last element that the dimensions so far contain
     for stride, side in sorted(zip(strides, shape, strict=True)):
         if side > 1 and stride <= reach:
             return True

@@ -155,7 +155,7 @@ class Region:
         return sum(size for _, size in self.form.get("storages", []))
 
     def make_room(self, values: list) -> None:
-        """Make room for values with the forms of these values; copy nothing, which `write` does."""
+        """Make room for values with the forms of these values. `write` copies them later."""
         sizes, forms = forms_of(values)
         self.make_room_for(sizes, forms)
 
@@ -380,7 +380,10 @@ class Pool:
         self._free_blocks.append(block)
 
     def close(self) -> None:
-        """Free the memory. All processes that mapped it must have ended or have forgotten it."""
+        """Free the memory. All processes that mapped it must have ended or have forgotten it.
+
+        This process's own mapping of the memfd ends with the last tensor over it.
+        """
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []

@@ -98,7 +98,9 @@ class State:
             self._region.rewrite()
 
     def changed_parameters(self, buffers: set[str]) -> list[str]:
-        """Return the reference's names of the tensors that are not what was written, but buffers.
+        """Return the reference's names of the changed tensors, except for buffers.
+
+        A tensor has changed if it has other bits than those that were written.
 
         Args:
             buffers: the reference's names of its buffers, which a forward may change.

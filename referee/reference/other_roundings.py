@@ -75,9 +75,9 @@ class OtherRoundings(TorchDispatchMode):
         return self._with_noise(func(*self._with_noise(args), **kwargs))
 
     def _with_noise(self, value: object) -> object:
-        """Return a copy of a tensor of floats with noise; so for those in a list or tuple.
+        """Return a copy of a tensor of floats, with noise.
 
-        Any other value is returned unchanged.
+        The tensors in a list or tuple get noise, too. Any other value is returned unchanged.
         """
         if isinstance(value, (list, tuple)):
             return type(value)(self._with_noise(part) for part in value)

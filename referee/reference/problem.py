@@ -108,7 +108,7 @@ class Problem:
         self.terms = forward.terms
         self.may_share_memory = forward.may_share_memory
         if list(module.parameters()):
-            self.copy(module)  # raises if the module cannot be copied, as gradings do
+            self.copy(module)  # the grading needs copies; this raises if none can be made
         self._check_room()
         self.why_no_float64 = ""
         if not file.covers_all_values:

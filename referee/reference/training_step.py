@@ -62,7 +62,8 @@ class Float64Step(NamedTuple):
     Attributes:
         exact: results and gradients in float64; None if there are none.
         in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
-        why_none: why there are none; "" if there are some, or none are needed.
+        why_none: why there are none; "" if there are some, if none are needed, or if forwards have
+            none either.
     """
 
     exact: list | None
@@ -103,6 +104,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
 
 def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
     """Run a training step in float64, where the problem needs it and it is possible."""
+    # The reason `problem.why_no_float64` is not repeated for steps: it is noted for forwards.
     if problem.why_no_float64 or problem.why_no_float64_in_steps or not problem.needs_float64:
         return Float64Step(None, None, problem.why_no_float64_in_steps)
 

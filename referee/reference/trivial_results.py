@@ -11,7 +11,7 @@ from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed, vary_module
 from referee.reference.unusual_inputs import unusual_inputs
 
-USUAL_DRAWS = 2  # after the first draw, with whose results theirs are compared
+USUAL_DRAWS = 2  # whose results are compared with those of a first draw
 
 
 @dataclass
@@ -19,7 +19,7 @@ class _Findings:
     """How one of the reference's results depends on the inputs, as far as they were tried.
 
     Attributes:
-        copied_inputs: the indices of the inputs of which every result is a copy.
+        copied_inputs: the indices of those inputs of which the result was a copy each time.
         is_constant: the error budget cannot tell any result from the first one.
         is_equal: all results are equal to the first one.
     """

@@ -16,7 +16,7 @@ from referee.reference.random_values import new_seed, vary
 # The kinds of unusual inputs; the words are for messages.
 BOTH_SIGNS = "inputs of both signs"
 ALTERED = "inputs altered in part"
-ALTERED_SHARE = 16  # a sixteenth of an input is altered
+ALTERED_SHARE = 16  # a divisor: a sixteenth of an input is altered
 MOST_ALTERED_BYTES = 1 << 22
 SIGNS_AT_A_TIME = 1 << 24  # whose signs are drawn, to save memory
 

@@ -45,6 +45,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
+    # The mean of a request's calls is too long. If the median is not, single calls were late.
     if grading.device.type == "cuda" and not _is_slower(
         _typical_seconds(grading, samples), plan.seconds_alone
     ):
@@ -55,6 +56,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         alone = median(plan.seconds_alone) * 1e3
         times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
+    # Nothing shows that the solution has slowed eager: a new process is not faster.
     if grading.device.type == "cuda":
         reason = "the GPU has become slower since eager was timed alone: grade the file again"
         raise NotCorrectError(ERROR, reason)

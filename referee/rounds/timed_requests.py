@@ -74,7 +74,7 @@ def _make_plan(bench: Bench) -> Plan:
     problem = bench.problem
     bench.start_eager()
     write_all(bench.inputs, bench.pool, [problem.draw()])
-    bench.prepare_yardsticks(())
+    bench.prepare_yardsticks(())  # none; but eager's processes get the precision setting
     contestant = bench.eager[0].contestant
     eager = TimedCall("eager", contestant, MODULE)
     flush = make_flush(bench)
@@ -151,9 +151,9 @@ def time_request(
         timed_call: the call, with the contestant that is asked for it.
         calls: the number of calls of the request.
         flush: empties the caches before it.
-        templates: tensors with the shapes and dtypes of one call's results; None if the call has no
-            results of its own. If results are copied within the clock, they are copied to memory of
-            these forms.
+        templates: tensors with the shapes and dtypes of one call's results. They are needed only
+            where results are copied within the clock: room for the copies is made from them. None
+            if the results are not read, as those of yardsticks are not.
     """
     room = None
     if bench.are_results_copied and templates:

@@ -42,7 +42,8 @@ class Rate(NamedTuple):
         unit: the unit of the rate, one of `report.SCALE`.
         work: the key of a call's work in the JSON file.
         yardstick: the timed call that shows which rate the device reaches.
-        floor: the work whose time is the floor, as part of a sentence: "a product at ...".
+        floor: in words, the work whose time is the least that a call may take, as a part of a
+            sentence: "a product at the highest rate measured".
     """
 
     unit: str
