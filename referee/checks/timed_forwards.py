@@ -178,6 +178,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
     for name, its_samples in samples.by_name.items():
         walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
         timings.set(name, overhead.seconds_of_calls(its_samples), walls)
+    timings.lateness = samples.lateness()
 
 
 def _compare_calls(

@@ -196,7 +196,12 @@ AT_RELU = {
     "ring_of_four": wrong(module(RING.replace("COUNT", "4"), RING_INIT), OVERWRITES),
     "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
     "tail": wrong(TAIL, "1 of 524,288 elements"),
-    "replies": (REPLIES, "wrong|error", "not new memory|sends a reply of its own"),
+    "replies": (
+        REPLIES,
+        "wrong|error",
+        # The reply describes memory of the CPU, also on a GPU.
+        "not new memory|sends a reply of its own|output's device is cpu",
+    ),
     "junk": error(JUNK, "sends a reply of its own"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
     "copies_its_input": wrong(module("return x.clone()"), "returns a copy of its input 0"),
