@@ -123,20 +123,20 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 def make_run_record(run: Run) -> dict:
     """Return the entry of "runs" for one precision setting."""
     timings = run.timings
-    rate = timings.rate  # the kind of speed that limits the problem
+    limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timing.Rate`
     rows = _summary(timings.seconds, timings)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
-        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[limiting_rate.unit]
         # If the yardstick was not timed, each row counts as its own: it has 100%.
-        yardstick_milliseconds = milliseconds.get(rate.yardstick, row["median_ms"])
+        yardstick_milliseconds = milliseconds.get(limiting_rate.yardstick, row["median_ms"])
         row["percent_of_yardstick"] = 100 * yardstick_milliseconds / row["median_ms"]
     forward = {
-        "unit": rate.unit,
+        "unit": limiting_rate.unit,
         "work": timings.work,
-        "work_unit": rate.work,
+        "work_unit": limiting_rate.work,
         "moved_bytes": timings.moved,
-        "yardstick": rate.yardstick,
+        "yardstick": limiting_rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
         "summary": rows,

@@ -211,7 +211,7 @@ def outcome_of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
         stage: the stage of the grading, for the reason.
     """
     description = raised.args[0]
-    if description.get("exits"):
+    if description.get("exits"):  # by `sys.exit()`, which is an exception, too
         return ERROR, f"exits with status 0 while {stage}"
     kind = first_error_line(str(description.get("type")))
     text = first_error_line(str(description.get("text")))

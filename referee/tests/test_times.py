@@ -17,7 +17,7 @@ from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import NotCorrectError, Run, compare_times
+from referee.verdict import Run, compare_times
 
 # A request has 2 s of overhead as a rule, up to 3 s, and at least 1 s. An empty call takes 0.1 s.
 OVERHEAD = Overhead(estimate=3.0, eagers_median=2.0, fastest_request=1.0, fastest_call=0.1)
