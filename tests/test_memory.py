@@ -115,7 +115,9 @@ limit_address_space(0)
     run(code, tmp_path)
 
 
-# By name, calls of both modules; "torch" is torch's own ReLU, for comparison. The child sets k.
+# By name, calls of both modules; "torch" is torch's own ReLU, for comparison. The child sets k. The
+# calls "with mask" and "mask" are the same: they allocate an output and then a mask. The test of a
+# GPU leaves room for the output of "mask", so only its mask does not fit.
 CALLS = """
 x = torch.randn(n)
 leaf = torch.randn(n, requires_grad=True)
@@ -139,7 +141,7 @@ def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
     """This holds for the forward, with and without a mask, and the backward. No memory leaks."""
     code = """
 for name, case in cases.items():
-    held = case()  # so the pool is empty
+    held = case()  # takes the free block of the pool, so that the next call has to allocate
     sizes = []
     for _ in range(10):
         limit_address_space(40 << 20)

@@ -87,7 +87,7 @@ def test_forged_addresses_of_parameters_change_nothing(tmp_path):
 
 
 def test_an_end_by_a_signal_without_a_name_is_an_error(tmp_path):
-    """One ends by a signal that has no name."""
+    """Python has no name for signal 40, a real-time signal."""
     table = {
         "signal": error("import os\nos.kill(os.getpid(), 40)\n", "signal 40"),
         "correct": correct(PLAIN),
