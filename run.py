@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _bundle(problem: str) -> str:
     """Return our solution of a problem as the text of one file."""
     # The import is here so that other commands do not need the package `kernels`.
-    return importlib.import_module("kernels.build.bundle").bundle(problem)
+    from kernels.build.bundle import bundle
+
+    return bundle(problem)
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
