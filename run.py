@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-The referee has the command (referee/project/command.py). This file tells it which problems and
-which solution the project has.
+referee/project/command.py reads the arguments and runs the work. This file describes the project to
+it: its problems, its solution, and the sizes to measure.
 """
 
 import sys
@@ -88,8 +88,9 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
+            # For a sweep, this call only checks the dtype: a sweep has shapes of its own.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
-            if args.sweep:  # it has shapes of its own; the call above has checked the dtype
+            if args.sweep:
                 subjects += _sweep_subjects(name, dtype, device)
             elif command.is_quick_check(args):
                 subjects.append(_quick_subject(name, dtype, device, shape, note))

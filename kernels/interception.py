@@ -88,7 +88,8 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
     """Return `nn.Linear`'s forward, __call__ and _call_impl; None if other code replaced one.
 
     While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
-    `torch.fx`. That one is allowed because the tracer records our operator instead.
+    `torch.fx`. That one is allowed: such a tracer records the call of our operator, and does not
+    need to see the call of `linear`.
     """
     are_torchs_own = (
         _is_defined_in(Linear.forward, "torch.nn.modules.linear")
