@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-The referee has the command (referee/project/command.py). This file tells it which problems and
-which solution the project has.
+referee/project/command.py reads the arguments and runs the work. This file describes the project to
+it: its problems, its solution, and the sizes to measure.
 """
 
 import sys
@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _bundle(problem: str) -> str:
     """Return our solution of a problem as the text of one file."""
     # The import is here so that other commands do not need the package `kernels`.
-    return importlib.import_module("kernels.build.bundle").bundle(problem)
+    from kernels.build.bundle import bundle
+
+    return bundle(problem)
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
@@ -88,8 +90,9 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
+            # For a sweep, this call only checks the dtype: a sweep has shapes of its own.
             shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
-            if args.sweep:  # it has shapes of its own; the call above has checked the dtype
+            if args.sweep:
                 subjects += _sweep_subjects(name, dtype, device)
             elif command.is_quick_check(args):
                 subjects.append(_quick_subject(name, dtype, device, shape, note))

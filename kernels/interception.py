@@ -10,7 +10,9 @@ to see the calls of those functions. Where such code is active, a module calls t
   `nn.Module.__call__` by functions of their own, temporarily or for good.
 
 The functions below, and the `dispatch.py` of each problem, check for all of these in every call.
-The checks are so cheap that even a small call is not noticeably slower.
+In spite of their cost, small calls are faster than torch's. The exception is a forward of ReLU of
+1,024 elements on a CPU, which takes 3 us: it is about a tenth slower (docs/BENCHMARKS.md, "What
+does a call cost the host?").
 """
 
 import sys
@@ -88,7 +90,8 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
     """Return `nn.Linear`'s forward, __call__ and _call_impl; None if other code replaced one.
 
     While `torch.export` or `make_fx` traces, torch replaces `nn.Module.__call__` by a function of
-    `torch.fx`. That one is allowed because the tracer records our operator instead.
+    `torch.fx`. That one is allowed: such a tracer records the call of our operator, and does not
+    need to see the call of `linear`.
     """
     are_torchs_own = (
         _is_defined_in(Linear.forward, "torch.nn.modules.linear")

@@ -50,7 +50,8 @@ enum class Precision {
 // The kernels compute in float, and divide as Divisor<float> (linear/epilogue.cuh) does. In half
 // types the quotient is then rounded to out's dtype.
 //
-// Row n of the weight makes column n of out, so the kernels call it column n.
+// Row n of the weight makes column n of out. The kernels therefore call a row of the weight a
+// column.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.
@@ -79,8 +80,8 @@ struct LinearArguments {
   // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Bits beyond column n - 1 are 0.
   uint8_t* mask;
 
-  void*
-      workspace;  // as large as the kernel's *_workspace_bytes function says, aligned to 256 bytes
+  // As large as the kernel's *_workspace_bytes function says, aligned to 256 bytes.
+  void* workspace;
 };
 
 // A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
@@ -199,7 +200,9 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
 void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
                        int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, in two steps:
+// As cuda::linear_fused_pass_backward, in two steps. The rows are divided into runs of adjacent
+// rows, and a run into units of adjacent columns (fused_pass_cpu.cpp has a picture). A thread
+// handles one unit at a time.
 //
 //   1. Threads call linear_fused_pass_backward for ranges of units. Together the ranges cover all
 //      units, 0 to linear_fused_pass_backward_units(m, n) - 1.
@@ -208,8 +211,7 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
 // The caller allocates `sums`, which takes the column sums from step 1 to step 2:
 // [linear_fused_pass_backward_runs(m, n), n], or null if grad_bias is not needed.
 
-// Returns the number of units. A unit is the part of the matrix that a thread handles at a time:
-// some columns of a run, which is some adjacent rows (fused_pass_cpu.cpp has a picture).
+// Returns the number of units of the whole matrix.
 int64_t linear_fused_pass_backward_units(int64_t m, int64_t n);
 
 // Returns the number of runs.

@@ -208,7 +208,8 @@ def _largest_errors(modules: dict[str, nn.Module], x: Tensor) -> dict[str, float
     eager = modules["eager"]
     z, magnitude = exact_sums(eager.linear, x)
     exact = torch.relu(z) / eager.divisor
-    # An infinite sum counts as 0 here. Its error is 0 or infinite, in any unit.
+    # Where a magnitude is infinite or NaN, the unit is the smallest normal number. The exact result
+    # is infinite, NaN or 0 there, and a right result has the error 0 in any unit.
     unit = magnitude.nan_to_num_(0, 0).div_(abs(eager.divisor)).clamp_min_(sys.float_info.min)
     found = {}
     for name, module in modules.items():

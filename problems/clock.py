@@ -1,8 +1,6 @@
-"""The time of one call.
+"""The time of one call, for problems/benchmark.py.
 
-This module takes `perf_counter`, `Event` and `synchronize` from their modules when it is imported,
-which is before the solution is imported. So a solution that replaces these functions later does not
-change what is measured.
+The referee's timings do not use it.
 """
 
 from collections.abc import Callable
@@ -66,9 +64,9 @@ class CudaClock:
         the device's, without the host's time for the launch. The wall-clock time does not include
         the flush.
 
-        `prepare` may write to the memory that the call reads. The GPU writes after the flush. So a
-        call on another stream that does not wait for this one reads old values, and its output is
-        wrong.
+        `prepare` may write new values to x; the GPU does that after the flush. A call that computes
+        on another stream, without waiting for this one, begins during the flush. Its time is too
+        short, and its output shows that, because it read the old values.
         """
         synchronize()
         start = perf_counter()

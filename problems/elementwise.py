@@ -22,7 +22,7 @@ MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
 # How often the special values are repeated. It is a prime, so that each value comes into each lane
 # and into the tail.
 REPETITIONS = 127
-RANDOM_DRAWS = 3  # of a larger tensor, under seeds of their own
+RANDOM_DRAWS = 3  # how many larger tensors of each dtype are drawn, each from a seed of its own
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
 SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
 

@@ -94,7 +94,7 @@ def choose_rows(
         asked_rows: the number that the user asks for; None for as many as fit in the default share
             of the free memory.
         rows: how many the whole problem has.
-        row_bytes: size of a row of the input.
+        row_bytes: size of a row, in each of the `BUFFERS` tensors that are in memory.
         device: where the rows are measured.
         fixed_bytes: memory that is needed for any number of rows.
 

@@ -35,8 +35,8 @@ from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Run, Verdict
 from referee.words import WRONG
 
-# Bytes of parameters. No previous module with more is kept: it only helps to recognize a solution
-# that answers with previous parameters.
+# Bytes of parameters. The module with the parameters of the call before is kept only if it has no
+# more: it helps to recognize a solution that answers with old parameters, and decides nothing.
 LARGEST_PREVIOUS_MODULE = 1 << 30
 OTHER_ROUNDINGS = 16  # results of the reference in a second look
 OTHER_ROUNDINGS_OF_STEPS = 8

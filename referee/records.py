@@ -23,7 +23,7 @@ import torch
 
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
-from referee.times.timing import Names, StepTimings, speed_up, spread
+from referee.times.timing import StepTimings, Timings, speed_up, spread
 from referee.verdict import Run, Verdict, compare_times
 
 
@@ -123,20 +123,20 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 def make_run_record(run: Run) -> dict:
     """Return the entry of "runs" for one precision setting."""
     timings = run.timings
-    rate = timings.rate  # the kind of speed that limits the problem
-    rows = _summary(timings.seconds, timings.names, timings.device)
+    limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timing.Rate`
+    rows = _summary(timings.seconds, timings)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
-        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[rate.unit]
+        row["rate"] = timings.work / (row["median_ms"] * 1e-3) / SCALE[limiting_rate.unit]
         # If the yardstick was not timed, each row counts as its own: it has 100%.
-        yardstick_milliseconds = milliseconds.get(rate.yardstick, row["median_ms"])
+        yardstick_milliseconds = milliseconds.get(limiting_rate.yardstick, row["median_ms"])
         row["percent_of_yardstick"] = 100 * yardstick_milliseconds / row["median_ms"]
     forward = {
-        "unit": rate.unit,
+        "unit": limiting_rate.unit,
         "work": timings.work,
-        "work_unit": rate.work,
+        "work_unit": limiting_rate.work,
         "moved_bytes": timings.moved,
-        "yardstick": rate.yardstick,
+        "yardstick": limiting_rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
         "summary": rows,
@@ -156,9 +156,8 @@ def make_step_record(step: StepTimings) -> dict:
         name: [f + b for f, b in zip(times, backward.seconds[name], strict=True)]
         for name, times in forward.seconds.items()
     }
-    names, device = forward.names, forward.device
     return {
-        "summary": {half: _summary(times, names, device) for half, times in seconds.items()},
+        "summary": {half: _summary(times, forward) for half, times in seconds.items()},
         "seconds": seconds,
         "wall_seconds": {"forward": forward.wall_seconds, "backward": backward.wall_seconds},
         "kept_bytes": step.kept,
@@ -166,16 +165,15 @@ def make_step_record(step: StepTimings) -> dict:
     }
 
 
-def _summary(
-    seconds_of: dict[str, list[float]], names: Names, device: str
-) -> list[dict[str, float | str]]:
+def _summary(seconds_of: dict[str, list[float]], timings: Timings) -> list[dict[str, float | str]]:
     """Return a row for each timed call: its times in ms, and eager's time in relation to them.
 
     Args:
         seconds_of: each timed call's seconds in all rounds.
-        names: which of them are the solution, eager, and eager again (the control).
-        device: "cpu" or "cuda".
+        timings: says on which device these are, and which of them are the solution, eager, and
+            eager again (the control).
     """
+    names = timings.names
     roles = {
         names.solution: "solution",
         names.eager: "eager",
@@ -191,7 +189,7 @@ def _summary(
             {
                 "name": name,
                 "role": roles.get(name, "yardstick"),
-                "time": compare_times(eager, control, seconds, device),
+                "time": compare_times(eager, control, seconds, timings.device, timings.lateness),
                 "median_ms": median(seconds) * 1e3,
                 "p10_ms": p10 * 1e3,
                 "p90_ms": p90 * 1e3,

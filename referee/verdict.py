@@ -64,11 +64,16 @@ class Run:
             control=seconds[names.control],
             solution=seconds[names.solution],
             device=self.timings.device,
+            lateness=self.timings.lateness,
         )
 
 
 def compare_times(
-    eager: list[float], control: list[float], solution: list[float], device: str
+    eager: list[float],
+    control: list[float],
+    solution: list[float],
+    device: str,
+    lateness: float = 1.0,
 ) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
 
@@ -80,13 +85,14 @@ def compare_times(
         - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
           interval that is farther from 1;
         - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
-          for launches. On a CPU, what slows a round slows all timed calls in it.
+          for launches; and the lateness. On a CPU, what slows a round slows all timed calls in it.
 
     Args:
         eager: eager's seconds of a call, for each round.
         control: the seconds of eager's second turns.
         solution: the solution's.
         device: "cpu" or "cuda".
+        lateness: by which factor late launches lengthen eager's requests, see `Sample.lateness`.
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
@@ -100,7 +106,7 @@ def compare_times(
         noise = max(noise, widest_control)
     if device == "cuda":
         fast, slow = spread(eager + control)
-        noise = max(noise, slow / fast)
+        noise = max(noise, slow / fast, lateness)
     ratio, low, high = speed_up(eager, solution)
     if low / noise <= 1 <= high * noise:
         return TOO_NOISY if is_noisy else TIE
@@ -205,7 +211,7 @@ def outcome_of_exception(raised: RaisedError, stage: str) -> tuple[str, str]:
         stage: the stage of the grading, for the reason.
     """
     description = raised.args[0]
-    if description.get("exits"):
+    if description.get("exits"):  # by `sys.exit()`, which is an exception, too
         return ERROR, f"exits with status 0 while {stage}"
     kind = first_error_line(str(description.get("type")))
     text = first_error_line(str(description.get("text")))

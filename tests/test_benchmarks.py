@@ -115,7 +115,7 @@ def results_of(value: str) -> dict:
 
 
 def program(results: dict, status: int = 0) -> str:
-    """Return a command that writes these results to the file of --json, and exits so."""
+    """Return a command that writes these results to the file of --json, and exits with `status`."""
     code = "import pathlib, sys; assert sys.argv[1] == '--json'; "
     code += f"pathlib.Path(sys.argv[2]).write_text({json.dumps(results)!r}); exit({status})"
     return f"python -c {shlex.quote(code)}"
@@ -133,7 +133,10 @@ def project(monkeypatch, tmp_path):
     (tmp_path / figures.HEADLINE).write_text(json.dumps(headline))
 
     def write(command: str) -> str:
-        """Write results that this command wrote, and the command of `report`; return the page."""
+        """Write results as if this command had written them, and make it the one of `report`.
+
+        Return the text of the page.
+        """
         text = ""
         commands = {}
         for name, device in (("here.json", "cpu"), ("elsewhere.json", "cuda")):
@@ -222,13 +225,13 @@ def test_the_commit_of_a_tree_counts_changes_of_code_but_not_of_results(monkeypa
     assert figures._commit() == "unknown"  # there is no commit
     (tmp_path / "docs").mkdir()
     code = tmp_path / "run.py"
-    document = tmp_path / "docs" / "page.md"
-    for path in (code, document):
+    page = tmp_path / "docs" / "page.md"
+    for path in (code, page):
         path.write_text("old")
     git("add", ".")
     git("commit", "--quiet", "--message", "all")
     head = git("rev-parse", "--short", "HEAD")
-    document.write_text("new")
+    page.write_text("new")
     assert figures._commit() == head
     code.write_text("new")
     assert figures._commit() == f"{head}-dirty"

@@ -27,7 +27,10 @@ def run_in_child(function, tmp_path, **environment):
 
 
 def settings(on_cpu=False):
-    """Return every way to set the precision of products in this torch: names and functions."""
+    """Return every way to set the precision of products in this torch: names and functions.
+
+    Each is tried, so that ways which this torch refuses are left out.
+    """
     backends = torch.backends
     levels = {"matmul": backends.cuda.matmul, "cudnn": backends.cudnn, "backends": backends}
     if on_cpu:

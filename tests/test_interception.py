@@ -1,4 +1,4 @@
-"""Code that replaces torch's functions sees the calls of the modules, whenever it came."""
+"""Code that replaces torch's functions, before or after our import, sees the modules' calls."""
 
 import pytest
 import torch

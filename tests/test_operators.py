@@ -131,9 +131,9 @@ def test_opcheck_finds_no_fault_in_the_operators_of_linear(device, bias):
 
 def opcheck_gradients(grad_output, mask, x, weight):
     """Check the operator of the gradients for every combination of wanted gradients."""
-    for output_mask in range(8):
-        needed_x = x if output_mask & 2 else None
+    for output_mask in range(8):  # the bits 1, 2 and 4 ask for the gradients of x, weight and bias
         needed_weight = weight if output_mask & 1 else None
+        needed_x = x if output_mask & 2 else None
         arguments = (grad_output, mask, needed_x, needed_weight, output_mask, 3.0)
         torch.library.opcheck(OPERATORS.linear_relu_divide_gradients, arguments)
 

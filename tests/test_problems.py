@@ -62,6 +62,10 @@ def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_call_that_works_during_the_flush_reads_old_values():
+    """Such a call on another stream would gain the time of the flush; so its output is wrong.
+
+    The clock writes ones to x after the flush. The call reads x before that, when it has zeros.
+    """
     x = torch.zeros(1000, device="cuda")
     side = torch.cuda.Stream()
 

@@ -1,6 +1,8 @@
 """README, documents and docstrings name what exists: files, functions, links, variables, errors."""
 
 import re
+import shutil
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -57,7 +59,19 @@ def test_designs_tree_has_the_files_and_folders_of_the_project():
     assert [name for name in named if name.endswith("/") and not (ROOT / name).is_dir()] == []
     hidden = ("__", ".", "requirements", "LICENSE", "README", "pyproject")
     there = {path.name for path in ROOT.iterdir() if not path.name.startswith(hidden)}
+    tracked = _tracked_names()
+    if tracked:  # the folder may also hold results and bundles of a user's
+        there &= tracked
     assert {name.rstrip("/") for name in named} == there
+
+
+def _tracked_names() -> set[str]:
+    """Return the names in the project's folder that git knows; none if this is no checkout."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        return set()
+    command = ["git", "ls-files", "-z"]
+    paths = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    return {path.partition("/")[0] for path in paths.split("\0") if path}
 
 
 def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():

@@ -19,9 +19,9 @@ pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 LARGE_LINEAR = (SOLUTIONS / "linear_reference.py").read_text()
-OF_LINEAR = LARGE_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
+SMALL_LINEAR = LARGE_LINEAR.replace("1024, 4096", "33, 96").replace("4096, 4096", "96, 80")
 # Cheats that are graded against a reference file too.
-OF_RELU = [
+RELU_CHEATS = [
     "copies_input",
     "returns_input",
     "changes_input",
@@ -32,11 +32,11 @@ OF_RELU = [
     "background_thread",
     "batch_once",
 ]
-OF_THE_LINEAR = ["folds_weights", "half_precision", "drops_bias", "returns_zeros"]
+LINEAR_CHEATS = ["folds_weights", "half_precision", "drops_bias", "returns_zeros"]
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [(WIDE, OF_RELU), (OF_LINEAR, OF_THE_LINEAR)], ids=["relu", "linear"]
+    ("text", "named"), [(WIDE, RELU_CHEATS), (SMALL_LINEAR, LINEAR_CHEATS)], ids=["relu", "linear"]
 )
 def test_cheats_are_wrong(text, named, device, tmp_path):
     table = {name: ((RELU | LINEAR)[name][0], "wrong", "") for name in named}

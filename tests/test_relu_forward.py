@@ -61,13 +61,15 @@ def edge_patterns(dtype):
     """
     finfo = torch.finfo(dtype)
     mantissa_bits = round(-math.log2(finfo.eps))
-    quiet = 1 << mantissa_bits - 1  # the highest bit of the mantissa is 1 in a quiet NaN
+    quiet = 1 << (mantissa_bits - 1)  # the highest bit of the mantissa is 1 in a quiet NaN
     mantissas = [0, 1, 2, quiet - 1, quiet, quiet + 1, 2 * quiet - 1]
-    special_exponent = (1 << finfo.bits - 1 - mantissa_bits) - 1  # that of infinities and NaN
+    exponent_bits = finfo.bits - 1 - mantissa_bits
+    special_exponent = (1 << exponent_bits) - 1  # that of infinities and NaN
     one = special_exponent // 2
     exponents = [0, 1, one, special_exponent - 1, special_exponent]
     positive = [(e << mantissa_bits) + m for e, m in itertools.product(exponents, mantissas)]
-    return positive + [pattern - (1 << finfo.bits - 1) for pattern in positive]
+    sign_bit = 1 << (finfo.bits - 1)
+    return positive + [pattern - sign_bit for pattern in positive]
 
 
 def filled(pattern, size, dtype, device):

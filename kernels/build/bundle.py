@@ -259,7 +259,7 @@ def _needed_names(class_text: str, definitions: dict[str, str], available: set[s
 def _needed_definitions(text: str, needed: set[str]) -> str:
     """Return the needed definitions of a file, in their order.
 
-    Two blank lines separate definitions, but variables on successive lines are not separated.
+    Two blank lines separate definitions. Between two variables there are none.
     """
     body = ""
     was_variable = False

@@ -166,8 +166,7 @@ def _build_all(
                 _compile_and_publish(extension, folder, tools, load_inline)
 
     # While torch loads a library it changes these flags of the process, and then restores them. If
-    # two threads do so at the same time, one may take the flags that the other has set for the old
-    # ones, and restore those.
+    # two threads load, the second may find the changed flags of the first, and restore those.
     dlopen_flags = sys.getdlopenflags()
     try:
         with (

@@ -98,8 +98,8 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy of ordinary loads. The compiler may split an ordinary load, or merge it with another.
-// load_vector with this policy does the same load by an asm statement, which stays whole.
+// The policy of ordinary loads. It is for loads that have to stay whole: load_vector with a policy
+// is an asm statement, but the compiler may split an ordinary load, or merge it with another.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

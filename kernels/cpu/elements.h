@@ -15,7 +15,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "cpu/map_blocks.h"  // includes the header of __m128i
+#include "cpu/map_blocks.h"  // kBlock, the 64 elements of a block; also the header of __m128i
 #include "launchers.h"
 
 namespace kernels {
@@ -115,8 +115,10 @@ struct Float16 {
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
     const int32_t magic = (e_in_float16 << 13) + kLeastMagic;            // 2^(e - 1)
-    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). The last bit of
-    // magic has the same unit, so that the integer sum has the bits of the float magic + |x|.
+    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). A normal number
+    // has the exponent e + 1: without e, an exponent of 1 is left, which is the leading 1's place.
+    // The last bit of magic has the same unit, so that the integer sum has the bits of the float
+    // magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
     // Infinity and NaN, with the exponent 31, were converted as numbers from 2^16 on, whose

@@ -137,9 +137,11 @@ char* map_memory(size_t bytes) {
 // Maps a block of `bytes` bytes of data, a multiple of kHugePage. Returns null where the system
 // declines.
 Header* map_block(size_t bytes) {
-  // mmap aligns to an ordinary page only. So one huge page more than the data is mapped, which
-  // leaves room for the header and for the alignment. The rest is unmapped again.
-  const size_t mapped_bytes = bytes + kHugePage;
+  // mmap may align to an ordinary page only. So two huge pages more than the data are mapped. The
+  // data begins at the first multiple of kHugePage that leaves room for the header before it, which
+  // is less than kHeaderBytes + kHugePage after `mapped`. The rest is unmapped again.
+  static_assert(kHeaderBytes <= kHugePage, "two huge pages have room for header and alignment");
+  const size_t mapped_bytes = bytes + 2 * kHugePage;
   char* mapped = map_memory(mapped_bytes);
   if (mapped == nullptr && release_memory()) mapped = map_memory(mapped_bytes);
   if (mapped == nullptr) return nullptr;

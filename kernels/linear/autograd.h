@@ -154,9 +154,9 @@ Tensor linear_autograd(const LinearInputs& inputs) {
   const bool runs_kernels = route == Route::kKernels;
 
   if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
-    // As in eager, the backward keeps the matrix that as_matrix returns. If that is a copy, x may
-    // be changed in place before the backward. as_matrix and _unsafe_view record their own
-    // backwards.
+    // The backward keeps the matrix that as_matrix returns, as eager's does. If that is a copy, a
+    // user may change x in place before the backward, as in eager. as_matrix and _unsafe_view
+    // record their own backwards.
     const Tensor matrix = as_matrix(inputs.x);
     const Tensor out =
         linear_autograd<name_space>({matrix, inputs.weight, inputs.bias, inputs.divisor});

@@ -94,7 +94,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
     const int64_t runs = inputs.needs_grad_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
     const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
     double* const run_sums = inputs.needs_grad_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    // A thread gets at least so many units that they have about kGrain elements.
+    // A thread gets at least this many units, which have about kGrain elements together.
     const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
     at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
       cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,

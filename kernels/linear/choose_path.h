@@ -202,10 +202,10 @@ inline bool fp16x3_forward_wins(const Product& product) {
 
   // If K is short and the rows of out are not aligned to 16 bytes, storing the results takes as
   // long as computing them, unless there are many columns.
-  constexpr int kLongSum = 64;                               // elements of K
+  constexpr int kShortK = 64;                                // elements of K
   constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
   const bool has_unaligned_output_rows = product.n % 4 != 0;
-  const bool stores_dominate = k < kLongSum && has_unaligned_output_rows &&
+  const bool stores_dominate = k < kShortK && has_unaligned_output_rows &&
                                columns_squared_k < kLeastColumnsSquaredKIfUnaligned;
   if (stores_dominate) return false;
 

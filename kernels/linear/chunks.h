@@ -102,8 +102,8 @@ template <typename WorkspaceOf>
 int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
 
-  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. So many rows are measured that
-  // rounding slices up to kSliceBytes hardly counts.
+  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to
+  // kSliceBytes; over kMeasuredRows rows that adds next to nothing to bytes_per_row.
   constexpr int64_t kMeasuredRows = 1024;
   const int64_t fixed_bytes = workspace_of(0);
   const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);

@@ -55,11 +55,14 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
   const bool needs_grad_weight = (output_mask & kGradWeight) != 0;
   const bool needs_grad_bias = (output_mask & kGradBias) != 0;
   const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
-  if (!is_in_range) fail("output_mask must be 0 to 7, got " + std::to_string(output_mask));
+  if (!is_in_range)
+    fail("linear_relu_divide_gradients: output_mask must be 0 to 7, got " +
+         std::to_string(output_mask));
   if (weight.has_value() != needs_grad_x || x.has_value() != needs_grad_weight) {
     fail(
-        "output_mask must be in accord with the operands: expected weight exactly if bit 0 is set, "
-        "and input exactly if bit 1 is set, got " +
+        "linear_relu_divide_gradients: expected weight if and only if bit 0 of output_mask is set, "
+        "and "
+        "input if and only if bit 1 is, got output_mask " +
         std::to_string(output_mask));
   }
   return function({grad_output, mask, x, weight, needs_grad_bias, divisor});

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int64_t row = first_row + place;
       float v[kVector] = {};
       if (column < t.columns) {
-        load_floats(v, t.source + column * t.source_stride + row, 0, t.rows - row,
+        load_floats(v, t.source + column * t.source_stride + row, /*i=*/0, t.rows - row,
                     source_is_aligned);
       }
 #pragma unroll

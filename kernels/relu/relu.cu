@@ -16,12 +16,12 @@
 // flat arrays that begin at multiples of 16 bytes; only a strided grad_output may begin anywhere.
 // The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
 //
-// Why this is the limit: ReLU does one comparison for each element, which costs nothing beside the
-// memory traffic. Every element of x is read once, and every element of out is written once, so the
-// practical limit is a copy of x. docs/BENCHMARKS.md has the times of both. On large tensors
-// relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in config.cuh). In
-// training, forward also writes the mask, which in float32 is 1/32 of the bytes of x. Backward
-// reads these bits, where torch's backward reads the saved output.
+// Why no kernel can be much faster: ReLU does one comparison for each element, which costs nothing
+// beside the memory traffic. Every element of x is read once, and every element of out is written
+// once, so the practical limit is a copy of x. docs/BENCHMARKS.md has the times of both. On large
+// tensors relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in
+// config.cuh). In training, forward also writes the mask, which in float32 is 1/32 of the bytes of
+// x. Backward reads these bits, where torch's backward reads the saved output.
 //
 // For large tensors the best form is the simplest: each thread makes one 16-byte access, and each
 // block ends when its elements are done. docs/EXPERIMENTS.md, "ReLU on a GPU", has the forms that

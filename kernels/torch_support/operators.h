@@ -108,8 +108,9 @@ class Operator {
     return impl(key, function, function);
   }
 
-  // Registers one function in the own namespace and another in the stable namespace. A function
-  // that calls operators needs this, because it has to call them in its own operator's namespace.
+  // Registers one function in the own namespace and another in the stable namespace. This is for
+  // functions that call further operators: each calls those of the namespace that it is
+  // registered in.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* own_function, Function* stable_function) {
     register_function(Namespace::kOwn, own_, key, own_function);

@@ -130,8 +130,8 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
 def _are_readable(descriptions: list[dict]) -> bool:
     """Return whether the referee can read these results in place.
 
-    On a GPU, a result that CUDA IPC cannot share has the handle None, see `describe` in
-    `contestants.results`.
+    On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
+    IPC cannot share has the handle None, see `describe` in `contestants.results`.
     """
     return all(description.get("handle", "") is not None for description in descriptions)
 

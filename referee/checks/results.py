@@ -135,9 +135,10 @@ def read_result(
 
 
 def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name: str) -> None:
-    """Check that the process has read the same elements at once when the call had returned.
+    """Check that a result was complete as soon as the call had returned.
 
-    They differ if the call leaves work on another stream for which the current one does not wait.
+    The process then read some elements itself. They must be the same now. They differ if the call
+    leaves work on another stream for which the current one does not wait.
     A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
     finds late results of cheats.
 

@@ -126,7 +126,8 @@ class _ForwardRounds:
 
     def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
         self._grading = grading
-        self._timed_calls = [*timed_calls, empty_call(grading.bench)]
+        self._nothing = empty_call(grading.bench)
+        self._timed_calls = [*timed_calls, self._nothing]
         self._calls = calls
         self._flush = make_flush(grading.bench)
         self.samples = RoundSamples(grading.problem.names, timed_calls)
@@ -143,13 +144,14 @@ class _ForwardRounds:
         samples = {}
         for timed_call in in_random_order(self._timed_calls):
             samples[timed_call.name] = self._take_turn(timed_call, drawn)
-        self.samples.empties.append(samples.pop("nothing"))
+        self.samples.empties.append(samples.pop(self._nothing.name))
         return samples
 
     def _take_turn(self, timed_call: TimedCall, drawn: DrawnRound) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
+        # Nobody reads what yardsticks and the empty call return, so no room for copies is made.
         templates = grading.result_templates if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:
@@ -178,6 +180,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
     for name, its_samples in samples.by_name.items():
         walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
         timings.set(name, overhead.seconds_of_calls(its_samples), walls)
+    timings.lateness = samples.lateness()
 
 
 def _compare_calls(

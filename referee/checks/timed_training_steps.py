@@ -108,6 +108,7 @@ def time_training_steps(grading: Grading) -> None:
 def _is_lack_of_memory(error: Exception) -> bool:
     """Return whether memory was short, in the referee's process, eager's or the solution's."""
     is_own = isinstance(error, (NoRoomError, torch.OutOfMemoryError))
+    # A NotCorrectError quotes eager's exception, and a RaisedError has the solution's.
     return is_own or OUT_OF_MEMORY in str(error)
 
 
@@ -186,7 +187,7 @@ class _StepRounds:
         for timed_call in in_random_order(self._timed_calls):
             times[timed_call.name] = self._take_turn(timed_call, drawn_steps)
         self._memory.end_round()
-        self.samples.empties.append(times.pop("nothing").sample)
+        self.samples.empties.append(times.pop(self._nothing.name).sample)
         return times
 
     def keep(self, times: dict[str, StepSample]) -> None:

@@ -16,13 +16,14 @@ from referee.words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# So many results are held, to see whether a later call overwrites one of them. They find a module
-# that returns as many buffers in turn, or fewer.
+# So many results are held while later calls run, to see whether a call overwrites one of them. This
+# detects a module that returns up to so many buffers in turn.
 MOST_HELD_RESULTS = 4
-# Bytes that all held results may take, and likewise their inputs, which the referee holds: fewer
-# results are held if they are large, and none if a single one takes more.
+# Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
+# Fewer results are held if they are large, and none if a single one takes more.
 LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
-SHARE_FOR_HELD = 1 / 8  # of the free memory; if it is less, one result is held
+# Held results take at most this part of the free memory. A result that takes more is held alone.
+SHARE_FOR_HELD = 1 / 8
 
 
 class ComparedForwards(NamedTuple):

@@ -9,13 +9,14 @@ from time import perf_counter
 
 import torch
 
-# Cycles for which a GPU waits before its calls: about 0.15 ms, and 0.07 ms for each call. The host
-# launches the calls meanwhile, so that the events measure the device and not the launches. With
-# 0.15 ms for 32 calls of torch.relu, a slow host still launched the last ones when the wait was
-# over, and calls of 6 us were measured as 10 to 60 us. Empty requests wait as long, so the wait
-# counts as overhead.
+# Cycles for which a GPU waits before a request's first call: about 0.15 ms. The host launches the
+# calls meanwhile, so that the events measure the device and not the launches. Empty requests have
+# the same wait, so it counts as overhead.
+#
+# In a request of many calls the host may launch the last ones too late; `Sample.lateness` tells. A
+# longer wait would prevent that, but work on another stream that runs during the wait is in no
+# clock's time.
 WAIT_CYCLES = 250_000
-WAIT_CYCLES_PER_CALL = 125_000
 
 
 class CpuClock:
@@ -25,7 +26,7 @@ class CpuClock:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
-    def get_ahead(self, calls: int) -> None:
+    def get_ahead(self) -> None:
         """Do nothing: a CPU does not queue calls."""
 
     def time(self, call: Callable[[], object]) -> object:
@@ -49,9 +50,9 @@ class CudaClock:
     def __init__(self) -> None:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def get_ahead(self, calls: int) -> None:
-        """Make the device wait so that the host can launch so many calls meanwhile."""
-        torch.cuda._sleep(WAIT_CYCLES + calls * WAIT_CYCLES_PER_CALL)
+    def get_ahead(self) -> None:
+        """Make the device wait so that the host gets ahead of it with its launches."""
+        torch.cuda._sleep(WAIT_CYCLES)
 
     def time(self, call: Callable[[], object]) -> object:
         """Time a call; return what the call returns."""

@@ -158,7 +158,7 @@ class RequestHandler:
         poison_free_memory(poison, self._device)
         call = self._calls[name]
         self._thread_waker.fill_(0)
-        self._clock.get_ahead(len(inputs))
+        self._clock.get_ahead()
         mode = nan_in_new_tensors() if fill else nullcontext()
         with torch.no_grad(), mode:
             returned = [
@@ -213,9 +213,9 @@ class RequestHandler:
     def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
         with torch.enable_grad():
-            self._clock.get_ahead(1)
+            self._clock.get_ahead()
             result = self._clock.time(partial(self._calls[NOTHING], *arguments))
-            self._clock.get_ahead(1)
+            self._clock.get_ahead()
             self._clock.time(lambda: None)
         return result
 
@@ -229,10 +229,10 @@ class RequestHandler:
             gradients: the gradients of the outputs.
         """
         with torch.enable_grad():
-            self._clock.get_ahead(1)
+            self._clock.get_ahead()
             result = self._clock.time(partial(self._calls[name], *arguments))
             _, leaves = flatten(result)
-            self._clock.get_ahead(1)
+            self._clock.get_ahead()
             computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
         return [*leaves, *computed]
 

@@ -108,7 +108,7 @@ def check_files(read_paths: list[Path], written_paths: list[Path | None], parser
     resolved = {path.resolve() for path in read_paths}
     for path in filter(None, written_paths):
         if path.resolve() in resolved:
-            parser.error(f"{path} is read: the results need another file")
+            parser.error(f"{path} is read by this command: write the results to another file")
 
 
 def readable(text: str) -> Path:

@@ -34,9 +34,9 @@ def add_roofline(sweep_records: list[dict], bandwidth: float) -> None:
     """Set "roofline_seconds" of each forward of a sweep.
 
     It is the larger of two times: that of the work at the peak rate, and that of the moved bytes at
-    the memory's bandwidth. The peak rate is the highest rate of a floor over all sizes of the same
-    problem, dtype and setting. A forward's floor is the time of its work at the highest rate that
-    was measured for its size.
+    the memory's bandwidth. For each size, "floor_seconds" is the time of the work at the highest
+    rate that was measured there. The peak rate is the highest of these rates over all sizes of the
+    same problem, dtype and setting.
 
     Args:
         sweep_records: the records of the sweep, changed in place.

@@ -32,7 +32,7 @@ PRINTED_COLUMNS = (
 )
 LEGEND = (
     f"speedup: torch's time divided by the file's; {tables.LEGEND}; of_light: share of the speed "
-    "of light, which is the speed of a copy of as many bytes as the outputs have"
+    "of light, at which a call would only write its outputs, as fast as a copy"
 )
 
 
@@ -99,7 +99,7 @@ def _time_cells(run: dict) -> dict:
 def _share_of_light(run: dict) -> float:
     """Return the floor's time divided by the solution's; 0 if the floor is not known.
 
-    The floor is the time of the call's work at the highest rate that was measured.
+    The floor is the time in which the outputs could be written at the rate of the fastest copy.
     """
     floor_seconds = run["forward"]["floor_seconds"]
     if floor_seconds is None:

@@ -4,7 +4,7 @@ from statistics import median
 
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
-from referee.times.timing import Names
+from referee.times.timing import Names, spread
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict import compare_times
 from referee.words import FASTER
@@ -42,6 +42,14 @@ class RoundSamples:
         eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
         return measure_overhead(self.empties, eagers)
 
+    def lateness(self) -> float:
+        """Return the largest lateness of eager's requests but for one in ten; 1 without a round."""
+        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
+        if not eagers:
+            return 1.0
+        _, largest = spread([sample.lateness for sample in eagers])
+        return largest
+
 
 def note_clock(grading: Grading, samples: RoundSamples) -> None:
     """Add a note if the solution's clock is false or if that clock alone says "faster"."""
@@ -68,12 +76,13 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     solution = overhead.seconds_of_calls(solution_samples)
     eager = overhead.seconds_of_calls(samples.by_name[names.eager])
     control = overhead.seconds_of_calls(samples.by_name[names.control])
-    if compare_times(eager, control, solution, device) != FASTER:
+    lateness = samples.lateness()
+    if compare_times(eager, control, solution, device, lateness) != FASTER:
         return ""
     calls = len(solution_samples[0].call_seconds)
     hideable = overhead.hideable_seconds(calls)
     if hideable < HIDDEN_PART * median(solution):
         return ""
     longest = [seconds + hideable for seconds in solution]
-    is_confirmed = compare_times(eager, control, longest, device) == FASTER
+    is_confirmed = compare_times(eager, control, longest, device, lateness) == FASTER
     return "" if is_confirmed else UNCONFIRMED

@@ -3,9 +3,6 @@
 Eager's times beside the solution are compared with its times before any solution started. If they
 are longer, another program may be the reason. To tell, eager's old process, which the solution may
 have slowed, is timed beside a new one.
-
-On a GPU, a host that is held up for some milliseconds makes single calls of a request long. Nobody
-is blamed for that: the file has to be graded again.
 """
 
 from collections.abc import Callable
@@ -22,10 +19,6 @@ from referee.words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared
-LATE_LAUNCHES = (
-    "some of eager's launches were late, so its times are too long: grade the file again, on an "
-    "idle machine"
-)
 
 
 def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> None:
@@ -45,11 +38,8 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
-    # The mean of a request's calls is too long. If the median is not, single calls were late.
-    if grading.device.type == "cuda" and not _is_slower(
-        _typical_seconds(grading, samples), plan.seconds_alone
-    ):
-        raise NotCorrectError(ERROR, LATE_LAUNCHES)
+    if not _is_slower(_typical_seconds(grading, samples), plan.seconds_alone):
+        return  # some calls were launched too late, which the noise of the ratio includes
     if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
         grading, beside, plan.calls
     ):

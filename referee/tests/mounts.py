@@ -1,4 +1,4 @@
-"""File systems for tests: full, read-only or without modes."""
+"""File systems for tests, for example full or read-only ones."""
 
 import os
 import subprocess

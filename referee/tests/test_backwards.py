@@ -1,4 +1,4 @@
-"""Solutions whose gradients differ from the reference's, are missing, or look as if they were.
+"""Solutions whose gradients differ from the reference's or are missing, and some that only seem so.
 
 In the texts, `x` is the first input of a forward and `inputs` are all of them.
 """

@@ -196,7 +196,12 @@ AT_RELU = {
     "ring_of_four": wrong(module(RING.replace("COUNT", "4"), RING_INIT), OVERWRITES),
     "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
     "tail": wrong(TAIL, "1 of 524,288 elements"),
-    "replies": (REPLIES, "wrong|error", "not new memory|sends a reply of its own"),
+    "replies": (
+        REPLIES,
+        "wrong|error",
+        # The reply describes memory of the CPU, also on a GPU.
+        "not new memory|sends a reply of its own|output's device is cpu",
+    ),
     "junk": error(JUNK, "sends a reply of its own"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
     "copies_its_input": wrong(module("return x.clone()"), "returns a copy of its input 0"),
@@ -257,7 +262,8 @@ AT_EXPANDED = {
 # ------------------------------------------------------------- timed calls that eager's error hides
 
 # Eager's result of these references has some elements that are far off: where rounding carries a
-# product past a whole number, and the largest of the quotients. So each element may be far off.
+# product past a whole number, and the largest of the quotients. So the error budget lets each
+# element be far off, and only the mean error shows the cheat.
 WRAPS = reference(
     "return torch.remainder(x @ self.weight, 1)",
     "[4 * torch.randn(512, 256)]",
@@ -383,7 +389,8 @@ def test_cheats_get_their_verdicts(name, device, tmp_path):
 
 # -------------------------------------------------------- copies of results that arrive too late
 
-# Where results are copied, leaves out the copies of timed calls: only others poison free memory.
+# Where results are copied, leaves out the copies of timed calls. It finds the request in a calling
+# frame; only the requests of calls that are not timed have the argument "poison".
 LATE_COPIES = """
 import sys
 

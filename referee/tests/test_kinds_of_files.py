@@ -91,21 +91,21 @@ KINDS["kept rows"] = (
     },
 )
 
-# The reference multiplies by the product of two parameters. The files keep this product: until a
-# parameter changes, in the place of the parameters, or beside them.
-SQUARES = "self.a, self.b = (nn.Parameter(torch.randn(n, 160 - n)) for n in (96, 64))\nself.key = 0"
+# The reference multiplies by the product of two parameters, [96, 64] and [64, 96]. The files keep
+# this product: until a parameter changes, in the place of the parameters, or beside them.
+FACTORS = "self.a, self.b = (nn.Parameter(torch.randn(n, 160 - n)) for n in (96, 64))\nself.key = 0"
 FOLDED = """
 key = self.a._version, self.b._version
 if self.key != key:
     self.w, self.key = self.a @ self.b, key
 return x @ self.w
 """
-IN_ONE = f"{SQUARES}\nself.w = nn.Parameter(self.a @ self.b)"
+IN_ONE = f"{FACTORS}\nself.w = nn.Parameter(self.a @ self.b)"
 UNKNOWN = "its state is not the reference's"
 KINDS["folded weights"] = (
-    reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", SQUARES),
+    reference("return x @ (self.a @ self.b)", "[torch.rand(16, 96)]", FACTORS),
     {
-        "later": wrong(module(FOLDED, SQUARES), "old parameters|beyond the error budget"),
+        "later": wrong(module(FOLDED, FACTORS), "old parameters|beyond the error budget"),
         "at once": wrong(module("return x @ self.w", f"{IN_ONE}\ndel self.a, self.b"), UNKNOWN),
         "beside them": wrong(module("return x @ self.w", IN_ONE), "old parameters|beyond"),
     },

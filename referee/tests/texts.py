@@ -1,7 +1,7 @@
 """Functions that make files to grade: the texts of references and solutions, and rows of tables.
 
-A table has a row for each file: its text or path, the verdict that it must get, and what its line
-has to say. For example,
+A table has a row for each file: its text or path, the verdict that it must get, and a pattern of
+the line that the referee prints of it. For example,
 
     {"copies": wrong(module("return x.clone()"), "returns a copy")}
 

@@ -78,6 +78,7 @@ class Timings:
         notes: which timed calls were left out, and why.
         moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
         floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
+        lateness: of eager's requests, see `RoundSamples.lateness`.
     """
 
     device: str
@@ -89,6 +90,7 @@ class Timings:
     notes: list[str] = field(default_factory=list)
     moved: int = 0
     floor: float = 0.0
+    lateness: float = 1.0
 
     def start(self, names: Iterable[str]) -> None:
         """Give these timed calls empty lists of times; reports keep the order."""

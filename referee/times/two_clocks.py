@@ -30,6 +30,16 @@ class Sample(NamedTuple):
         """
         return sum(self.call_seconds) / len(self.call_seconds)
 
+    @property
+    def lateness(self) -> float:
+        """The mean of the calls by the process's own clock, divided by their median.
+
+        Where the host launches some calls of a GPU too late, these are longer than the others: if 4
+        of 32 calls take 20 us instead of 5, the mean is 6.9 us, and the lateness 1.4.
+        """
+        typical = median(self.call_seconds)
+        return self.mean_call / typical if typical > 0 else 1.0
+
 
 @dataclass(frozen=True)
 class Overhead:

@@ -59,7 +59,10 @@ def open_path():
 
 @pytest.fixture
 def root(open_path, monkeypatch):
-    """Return the folder in which each user has a folder; no other folder gets builds."""
+    """Return the folder of the caches, in which each user has a folder.
+
+    No build goes to the real user's own folders.
+    """
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(open_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_path / "default"))
     # A forked process can't ask for GPUs if this one uses them.

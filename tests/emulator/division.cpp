@@ -8,7 +8,8 @@
 //   midpoints    = C / 2^K, C odd      K = 24 if X >= M, else 25
 //   distance     = d / (M 2^K)         with d = X 2^K - C M
 //
-// So the X that are close to a midpoint solve X 2^K = d modulo M, for a small d.
+// For even C, C / 2^K is a float. So the X that are close to a midpoint or to a float solve
+// X 2^K = d modulo M, for a small d. Only the midpoints are checked.
 
 #include <cstdint>
 #include <cstdio>
@@ -52,7 +53,7 @@ void check_range(int64_t m, int k, int64_t begin, int64_t end) {
     const int64_t skipped = solution < begin ? (begin - solution + odd - 1) / odd : 0;
     for (int64_t x = solution + skipped * odd; x < end; x += odd) {
       const int64_t c = ((x << k) - d) / m;
-      const bool is_midpoint = c % 2 != 0;  // else it is a float
+      const bool is_midpoint = c % 2 != 0;
       if (is_midpoint) check(divisor, x, m);
     }
   }

@@ -62,7 +62,8 @@ int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t 
 // Its lo is in the same place of the lo matrix.
 int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
                  bool is_k_tiled) {
-  constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};  // among the eight of 16 elements
+  // 16 elements are eight pairs. Pair p is stored at place kPlaceOfPair[p] of the eight (K order).
+  constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};
   if (!is_k_tiled) return row * padded_k + i;
   if (!has_lo) return (i / 64 * rows + row) * 64 + i % 64;
   const int64_t row_of_tile = (i / 32 * rows + row) * 64;
@@ -244,7 +245,8 @@ void check_nonfinite() {
     const int64_t byte = row * mask_bytes + column / 8;
     const bool bit = mask.element(byte, 1) >> column % 8 & 1;
     const bool bit_before = mask.element_before(byte, 1) >> column % 8 & 1;
-    const bool expected_bit = is_made && linear.mask != nullptr ? !(z <= 0) : bit_before;
+    const bool passes = z > 0 || std::isnan(z);  // the gradient of NaN passes, as in torch
+    const bool expected_bit = is_made && linear.mask != nullptr ? passes : bit_before;
     require(bit == expected_bit, "mask", DType::kFloat32, k, i);
   }
   require(out.has_guards() && mask.has_guards(), "written beyond", DType::kFloat32, k);

@@ -1,4 +1,4 @@
-"""float4, but the index counts floats already: three quarters are past the end."""
+"""float4, but the index counts floats already: three quarters of the accesses are past the end."""
 
 from common import RELU, build, relu_module
 

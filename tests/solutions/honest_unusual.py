@@ -1,4 +1,4 @@
-"""Everything that honest files do and few do: settings, pools, output, an operator of its own."""
+"""Rare things that an honest file may do: settings, pools, output, an operator of its own."""
 
 import atexit
 import functools

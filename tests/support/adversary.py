@@ -28,8 +28,9 @@ def hunt(
 ) -> float:
     """Return the largest error / bound that the search finds.
 
-    Each round multiplies every row of x with every row of weight. The best quarter of the pairs
-    stays, and three changed copies of each take the places of the others.
+    Each round multiplies every row of x with every row of weight, and pairs each row of x with the
+    row of weight that gives its largest error / bound. The best quarter of these pairs stays, and
+    three changed copies of each take the places of the others.
 
     Args:
         product: takes x `[count, k]`, weight `[count, k]` and bias `[count]`. It returns

@@ -246,7 +246,7 @@ for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
             os.setpriority(os.PRIO_PROCESS, int(folder.name), 19)
 return torch.relu(x)
 """)
-# Makes torch's ReLU slow, but not its own.
+# Makes torch's ReLU slow for eager, and keeps the fast one for the solution.
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
 # Lets torch use one thread, as if eager ran in the same process.
 THREADS = "torch.set_num_threads(1)\n"

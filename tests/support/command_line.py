@@ -43,7 +43,9 @@ def run_to_end(
 def messages(stderr: str) -> list[str]:
     """Return the messages of run.py besides its progress; assert that there is no traceback."""
     assert "Traceback" not in stderr and "Exception ignored" not in stderr
-    return [line[8:] for line in stderr.splitlines() if line.startswith("run.py: ")]
+    prefix = "run.py: "
+    lines = [line for line in stderr.splitlines() if line.startswith(prefix)]
+    return [line.removeprefix(prefix) for line in lines]
 
 
 def start(*arguments: str, flags=(), sigint=signal.SIG_DFL, **environment: str):

@@ -55,5 +55,6 @@ def grade_with_run_py(
     status = run.main([*against, *options, "--solution", *files])
     records = dict(zip(table, json.loads(verdicts.read_text())["records"], strict=True))
     check(table, records)
-    assert status == any(record["verdict"] != "correct" for record in records.values())
+    all_correct = all(record["verdict"] == "correct" for record in records.values())
+    assert status == (0 if all_correct else 1)
     return records

@@ -98,8 +98,9 @@ class TensorDescription:
         return self.view(self.make_memory(device))
 
 
-# The stride of a dimension, relative to the dimensions inside it. A failing example is made
-# simpler towards the first one. It is listed three times so that it is drawn more often.
+# The stride of a dimension, relative to the dimensions inside it. Hypothesis makes a failing
+# example simpler by moving towards the first arrangement, "dense". That is listed three times so
+# that it is drawn more often.
 #
 #   dense         the stride is the size of everything inside
 #   gaps          two or three times that

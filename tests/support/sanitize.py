@@ -46,7 +46,8 @@ TOOLS = {
     "synccheck": {},
 }
 OPTIONS = ["--report-api-errors", "no", "--error-exitcode", str(ERROR_STATUS)]
-# Only our kernels are checked, but initcheck also has to see what torch and cuBLAS write.
+# Only our kernels are checked, but initcheck also has to see what torch and cuBLAS write. Ours are
+# in the namespace `kernels`, which the mangled name of a kernel contains as "7kernels".
 OUR_KERNELS = ["--kernel-name", "kernel_substring=7kernels"]
 
 
@@ -102,7 +103,9 @@ class Run:
         self.seconds = time.perf_counter() - began
         passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
         self.tests = passed[-1] if passed else "none"
-        # compute-sanitizer's last line has the count. GCC's end the process at the first error.
+        # compute-sanitizer's last line has the count: "ERROR SUMMARY: 2 errors", or for racecheck
+        # "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)". GCC's sanitizers end the
+        # process at the first error.
         counts = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
         first_errors = re.findall(r"ERROR: AddressSanitizer|: runtime error: ", self.output)
         self.errors = sum(map(int, counts)) + len(first_errors)

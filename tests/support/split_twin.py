@@ -247,9 +247,10 @@ def mean_exponents(weight: Tensor, top: int) -> Tensor:
     row_maximum = maxima(weight).nan_to_num(inf, inf)[:, None]
     is_zero = (span_maxima == 0).all(1, keepdim=True)
     span_maxima = torch.where(is_zero, row_maximum, span_maxima)
-    exponent = torch.where(span_maxima > 0, span_maxima.view(torch.int32) >> 23, 0).sum(1)
+    biased_exponents = span_maxima.view(torch.int32) >> 23
+    exponent_sum = torch.where(span_maxima > 0, biased_exponents, 0).sum(1)
     count = (span_maxima > 0).sum(1)
-    mean = torch.where(count > 0, exponent // count.clamp(min=1) - 127, 0)
+    mean = torch.where(count > 0, exponent_sum // count.clamp(min=1) - 127, 0)
     return (top - 1 - mean).clamp(max=126)
 
 

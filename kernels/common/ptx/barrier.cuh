@@ -65,9 +65,10 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
 }
 
 // mbarrier.arrive: arrives at the mbarrier of any block of the cluster. `mapped` is its address, as
-// map_shared (cluster.cuh) returns it. The arrival is a release for threads of the block only. That
-// is enough, because these arrivals order reads of shared memory before the copies that overwrite
-// it. A release for the cluster would fence all memory.
+// map_shared (cluster.cuh) returns it. The arrival is a release for threads of this block only,
+// which is PTX's default, although threads of another block may wait for it. That is enough here:
+// this thread has only read the shared memory that copies overwrite after the arrival, so no writes
+// of its own have to become visible. A release for the cluster would add a fence of all memory.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }

@@ -70,7 +70,8 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 // The address and all distances are in descriptor_units:
 //
 //   bits  0..13   address
-//   bits 16..29   from one block of rows to the next; not used for K-major operands with a swizzle
+//   bits 16..29   from one block of rows to the next. K-major operands with a swizzle do not use
+//                 it, and have 1 there by convention.
 //   bits 32..45   from eight lines to the next eight lines
 //   bits 62..63   swizzle: 1 means 128 bytes
 template <int kLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
@@ -154,6 +155,10 @@ KERNELS_WGMMA(176, 88, "88", "89", "90", "91", "92", "93")
 // The same with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d : 0), where
 // a and b are descriptors. The first argument chooses the element type; its value is not used. Half
 // types have 16 elements of K, K-major or MN-major (kA, kB). TF32 has 8, K-major.
+//
+// `shape` is the end of the instruction's name. The operands after the accumulators are the
+// descriptors of a and b (%128, %129), the predicate (%130), and kA and kB (%131, %132). `majors`
+// lists the last two for half types; TF32's instruction has no such operands.
 #define KERNELS_WGMMA_SHARED(T, shape, majors)                                                 \
   template <Major kA, Major kB>                                                                \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulates) { \

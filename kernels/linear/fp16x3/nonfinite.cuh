@@ -52,7 +52,7 @@ __device__ bool has_nonfinite_row(const fp16x3::SplitMatrix& matrix, int64_t fir
   return is_found;
 }
 
-// Returns a row of the float32 operand. A row past the matrix's last is the last.
+// Returns a row of the float32 operand, or its last row if `row` is past the end.
 __device__ __forceinline__ const float* source_row(const fp16x3::SplitMatrix& matrix, int64_t row) {
   return matrix.source + min(row, matrix.rows - 1) * matrix.row_stride;
 }
@@ -71,9 +71,8 @@ __device__ __forceinline__ bool has_nonfinite_element(const fp16x3::SplitMatrix&
   return is_found;
 }
 
-// Tiles are numbered along N first: of the tiles with the same rows of x, there are `tiles_n`.
-
-// Returns the first row of x of a tile.
+// Returns the first row of x of a tile. Tiles are numbered along N first: tile 1 has the rows of x
+// that tile 0 has, and the next rows of the weight. `tiles_n` is the number of tiles along N.
 __device__ __forceinline__ int64_t first_x_row(int64_t tile, int64_t tiles_n) {
   return tile / tiles_n * NonfiniteConfig::kXRows;
 }

@@ -137,8 +137,8 @@ constexpr float kSmallHi = 0x1p-14f;
 // Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. They pass K as `elements`, and scale `subnormals` up
-// to match (count_subnormals, sm90/convert_patch.cuh).
+// know how many zeros a row of the weight has. So they pass K as `elements`, and count as many more
+// subnormals as if the zeros had the same share of them (count_subnormals, sm90/convert_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;
@@ -155,8 +155,8 @@ __device__ inline float power_of_two(int exponent) {
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
 // power of two may not fit into a float. It is applied as two factors, and multiplying by the first
-// is exact. Each factor is at least 2^-126, and both together 2^-252. This makes every sum zero, as
-// a smaller factor would, because sums are below 2^64.
+// is exact. A factor is at least 2^-126, so 2^-252 replaces all smaller powers. The result is zero
+// either way, because sums are below 2^64.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

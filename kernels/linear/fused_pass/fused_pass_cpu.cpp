@@ -65,7 +65,7 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
-// the end of a row. Without a mask, the bytes still number the elements.
+// the end of a row. Without a mask, the ranges count the bytes that a mask would have.
 struct ForwardStrip {
   int64_t row;
   int64_t rows;
@@ -196,8 +196,8 @@ struct Backward {
   // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.run of `sums`
   // [runs, n], unless it is null.
   void write_unit(const Unit& unit, double* sums) const {
-    // strip_sums[i] is the sum of element i of each strip. If a strip has several rows, a column
-    // thus has several sums, one for each row of the strip, until all strips are added.
+    // strip_sums[i] is the sum over all strips of their element i. If a strip has several rows, a
+    // column has one sum for each row of the strip. sum_rows adds these sums at the end.
     double strip_sums[kStrip];
     if (sums != nullptr) std::fill_n(strip_sums, unit.rows_of_strip * unit.columns, 0.0);
     // Four strips of grad_z are written, and then added while they are in the L1 cache.

@@ -81,7 +81,7 @@ __device__ float finish_sum(const Arguments& arguments, const double* block_sum,
     sum = fma(double{x[k]}, double{weight[k]}, sum);
   }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
-  // are summed again, in double, until a NaN decides.
+  // are summed again, in double. The sum stays NaN once it is NaN, so the loop ends there.
   constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;

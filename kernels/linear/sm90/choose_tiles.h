@@ -33,14 +33,14 @@ inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
 // clusters share the tiles along K, unless it takes less time to leave some clusters without work.
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   const double k_group_time = StreamKConfig::k_group_time(rows);
-  // The number of clusters that share a tile, on average: as many as there are for each tile, but
-  // no more than the minimum length of their ranges of K allows.
+  // How many clusters share a tile, on average: all clusters are divided among the tiles, but a
+  // cluster's range of K has a minimum length.
   const double max_sharers =
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums. It is at least that of kMinSaving k-groups, so that
-  // shared_time is the smaller one only if sharing saves as much as that. The schedule cuts tiles
-  // on this condition.
+  // The time to store and add partial sums. The schedule cuts tiles only if that saves kMinSaving
+  // k-groups or more. This estimate does the same by counting at least the time of kMinSaving
+  // k-groups for the adding: if sharing saves less than that, uncut_time is shorter.
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

@@ -24,9 +24,9 @@
 //   subnormals[row]        How many elements of a row have lost bits in fp16, weighted. Only
 //                          converter warps use it (convert_patch.cuh).
 //
-// Memory ordering. Only the counter `ready` announces that other data has been written: hi,
-// the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads
-// it, so a release and an acquire are not enough. Both sides also have a proxy fence:
+// Memory ordering. Only the counter `ready` announces that other data has been written: hi, the
+// fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it,
+// so a release and an acquire are not enough. Both sides also have a proxy fence:
 //
 //   converter (publish)         each lane: store hi, fence.proxy.async
 //                               __syncwarp

@@ -114,8 +114,9 @@ struct RowMajor {
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
-  // The first four floats of the lane's octet were loaded by this copy of this lane. The same copy
-  // of the next lane has loaded the other four.
+  // Which copy of which lane has loaded the first four floats of `lane`'s octet: copy
+  // copy_of(lane, octet) of lane copying_lane(lane). The same copy of the next lane has loaded the
+  // other four.
   __host__ __device__ static constexpr int copy_of(int lane, int octet) {
     return 2 * octet + lane / 16;
   }

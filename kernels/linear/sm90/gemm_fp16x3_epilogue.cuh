@@ -24,9 +24,9 @@
 // g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig
-// (epilogue_steps.cuh) when a tile does.
-// The fast epilogue (store_fast) stores two columns at a time straight from registers. The general
-// one (store_general) first collects four neighbouring columns of a row.
+// (epilogue_steps.cuh) when a tile does. The fast epilogue (store_fast) stores two columns at a
+// time straight from registers. The general one (store_general) first collects four neighbouring
+// columns of a row.
 
 #pragma once
 
@@ -169,9 +169,9 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 
 // ----- the epilogues
 
-// Lanes 4 * g + c with neighbouring columns of the same rows. If two lanes differ only in the first
-// bit, the upper one has the next two columns. If they differ only in the second bit, its columns
-// are four further.
+// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only by
+// kLaneBitOfTwoColumns have columns that are two apart, for example lanes 0 and 8 columns 0 and 2.
+// If they differ only by kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
 static_assert(fp16x3::column_at_operand_row(2, 0) == fp16x3::column_at_operand_row(0, 0) + 2 &&

@@ -117,7 +117,7 @@ struct ConsumerWarpgroup {
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t base;          // the block's SharedMemory
-  uint32_t remote_empty;  // the `empty` barrier in block lane % 2 of the cluster
+  uint32_t remote_empty;  // the `empty` barrier in block lane % 2 of the cluster, maybe this one
   uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
   float scale[2];  // 2^exponent of the thread's two rows of weight
@@ -158,11 +158,11 @@ struct ConsumerWarpgroup {
         const float4 v = ptx::load_shared_four(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
-        for (int octet = 0; octet < 2; ++octet) {  // places 0 to 7, and 8 to 15
-          // The index, among the thread's four elements, of the first of the two at these places.
-          // The answer is the same for every c; for c = 0 the four are elements 0 to 3.
-          const int i = fp16x3::element_at_place(8 * octet);
-          const int reg = 2 * octet + r;  // wgmma's order of registers
+        for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
+          // The thread has two elements at these places: scaled[i] and scaled[i + 1]. The index i
+          // is the same for every c. It is computed for c = 0, whose elements are 0 to 3.
+          const int i = fp16x3::element_at_place(8 * upper);
+          const int reg = 2 * upper + r;  // wgmma's order of registers
           fp16x3::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg],
                              &fragments.lo[s][reg]);
         }

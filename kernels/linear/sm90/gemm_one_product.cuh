@@ -221,10 +221,11 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // The next kernel is RedoTraits, which has no work in most calls. It starts early, so that its
-  // start adds less to the time of the call.
+  // After ConvertTraits comes RedoTraits, which has no work in most calls. It starts early, so that
+  // its start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
+  // After half types comes a kernel of another call. It may start once the previous one has ended.
   if constexpr (Traits::kIsHalf) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {

@@ -133,12 +133,12 @@ __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
   return &accumulators[0][warp][lane];
 }
 
-// The place in a staged row block at which the result of a column (of the warpgroup's 64) and a row
-// (of the row block's 8) is: in accumulators[row block][staged_warp][staged_lane], as that lane's
-// result for column_block_of and row % 2.
+// Where a staged row block has the result of a column (of the warpgroup's 64) and a row (of the row
+// block's 8). accumulators[row block][staged_warp][staged_lane] holds four results of one lane. The
+// result is number 2 * column_block_of(column) + row % 2 of these.
 //
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
-// the first row of c = 1. The result is the first of lane 4 g + c = 17 of warp 1.
+// the first row of c = 1. The result is number 0 of lane 4 g + c = 17 of warp 1.
 __host__ __device__ constexpr int staged_warp(int column) { return column / 16; }
 __host__ __device__ constexpr int staged_lane(int column, int row) {
   return column % 8 * 4 + row / 2;

@@ -18,27 +18,27 @@ namespace kernels::sm90::gemm_one_product {
 
 // ----- the fast epilogue
 
-// Makes words of a warp's mask bits of two row blocks: a word of 16 bits for each of the 16 rows,
-// in which bit n is column n of the warp's 16. All lanes call it.
+// Collects the mask bits of a warp's 16 columns in two row blocks: a word of 16 bits for each of
+// the 16 rows, in which bit n is the warp's column n. All lanes call it.
 //
-// The words of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7. Each of
-// them has columns g and g + 8, in mask_bits[0] for the first row block and in mask_bits[1] for the
-// second:
+// At first, the bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7.
+// Each of these lanes has the bits of columns g and g + 8, in mask_bits[0] for the first row block
+// and in mask_bits[1] for the second:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
 //   column g + 8         bit 8      bit 24
 //
-// Shifted up by g, each bit is at its place in two words of 16 bits: row 2 c in bits 0 - 15, row
-// 2 c + 1 in bits 16 - 31. So the two words of a row block are the OR of eight lanes' shifted bits:
+// Shifted up by g, each bit is at its place in the two words of these rows: row 2 c in bits 0 - 15,
+// row 2 c + 1 in bits 16 - 31. So the two words are the OR of the eight lanes' shifted bits:
 //
 //   1. Lane g < 4 exchanges with lane g + 4, so that one exchange does for both row blocks: the
 //      lower lane keeps its bits of the first row block and gives those of the second, the upper
 //      lane (is_in_second) the opposite. Both have then combined two lanes' bits.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
-// Returns the two words of the lane's row block. Four lanes have the same; two of them store a word
-// each:
+// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept. Four lanes
+// have the same; two of them store a word each:
 //
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1

@@ -31,14 +31,16 @@ union alignas(1024) Staging {
   } subtiles[2];
 };
 
+// Both epilogues of float32 stage accumulators.
 template <>
 union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
 };
 
 // The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
-// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. Half
-// types are not scaled: their arrays have one element, which is not used.
+// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. The
+// weight has exponents instead of scales, because ConvertTraits has no shared memory left for as
+// many floats. Half types are not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;

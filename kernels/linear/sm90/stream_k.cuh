@@ -297,8 +297,10 @@ struct Schedule {
 
   // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its
   // budget. The number is rounded to the nearest, but such that no cut is within kMinPart of the
-  // tile's beginning or end. (Tiles have more k-groups than kMinPart: with fewer than kMinSaving,
-  // cutting does not pay.) If the number is 0, the cluster's range ends before k_group.
+  // tile's beginning or end. If the number is 0, the cluster's range ends before k_group.
+  //
+  // A tile is never too short for this: cutting pays only if tiles have at least kMinSaving
+  // k-groups, which is more than kMinPart.
   int64_t k_groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
