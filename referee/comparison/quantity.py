@@ -36,7 +36,8 @@ MOST_TIMES_EAGERS_ERROR = 4
 LEAST_FAR_OFF = 0.02
 # Wrong in every step: rounding explains these elements only if the number that it predicts is at
 # least LEAST_PREDICTED_SHARE of their number; `_WrongInEveryStep` has an example. Rounding never
-# explains a gradient of which more than LARGEST_SHARE_BY_ROUNDING is wrong in each of the steps.
+# explains a gradient of which more than LARGEST_SHARE_BY_ROUNDING is wrong in each of the steps, or
+# whose relative error is larger than GROSS in each of them.
 LEAST_PREDICTED_SHARE = 0.01
 LARGEST_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is more than
@@ -94,7 +95,7 @@ class _WrongInEveryStep:
             return False
         if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
             return True
-        if self._least_relative_error > GROSS:  # in each of the steps
+        if self._least_relative_error > GROSS:
             return True
         count_by_rounding = self._chance * len(self._always_wrong)
         return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)

@@ -102,11 +102,11 @@ def _try_inputs(
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()
         results = problem.run(module, inputs)
         for i, (tensor, result) in enumerate(zip(expected, results, strict=True)):
-            found, budget = findings[i], tensor.other_draws
-            found.is_constant = found.is_constant and budget.allows(result, first_results[i])
+            found, other_draws = findings[i], tensor.other_draws
+            found.is_constant = found.is_constant and other_draws.allows(result, first_results[i])
             found.is_equal = found.is_equal and _are_equal(result, first_results[i])
             found.copied_inputs = {
-                j for j in found.copied_inputs if budget.allows(inputs[j], result)
+                j for j in found.copied_inputs if other_draws.allows(inputs[j], result)
             }
         if not any(found.is_trivial for found in findings):
             break
