@@ -189,7 +189,7 @@ def test_a_user_without_home_can_run_it():
 
 def test_a_bundle_is_written_or_the_error_is_told(monkeypatch, capsys, tmp_path):
     bundles = SimpleNamespace(bundle=lambda problem: f"# {problem}\n")
-    monkeypatch.setattr(run.importlib, "import_module", {"kernels.build.bundle": bundles}.get)
+    monkeypatch.setitem(sys.modules, "kernels.build.bundle", bundles)
     path = tmp_path / "solution.py"
     assert run.main(["relu", "--bundle", str(path)]) == 0
     assert path.read_text() == "# relu\n"
