@@ -92,7 +92,7 @@ def compare_times(
         control: the seconds of eager's second turns.
         solution: the solution's.
         device: "cpu" or "cuda".
-        lateness: by which factor late launches lengthen eager's requests, see `Sample.lateness`.
+        lateness: by which factor late launches lengthen eager's calls, see `Sample.lateness`.
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY

@@ -38,8 +38,9 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return
-    if not _is_slower(_typical_seconds(grading, samples), plan.seconds_alone):
-        return  # some calls were launched too late, which the noise of the ratio includes
+    is_on_gpu = grading.device.type == "cuda"
+    if is_on_gpu and not _is_slower(_fast_calls(grading, samples), plan.seconds_alone):
+        return  # other calls were launched too late, which the noise of the ratio includes
     if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
         grading, beside, plan.calls
     ):
@@ -47,7 +48,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
     # Nothing shows that the solution has slowed eager: a new process is not faster.
-    if grading.device.type == "cuda":
+    if is_on_gpu:
         reason = "the GPU has become slower since eager was timed alone: grade the file again"
         raise NotCorrectError(ERROR, reason)
     timings.notes.append("the machine has become slower since eager was timed alone")
@@ -60,11 +61,11 @@ def _is_slower(seconds: list[float], others: list[float]) -> bool:
     return fast > SLOW * slow_other
 
 
-def _typical_seconds(grading: Grading, samples: RoundSamples) -> list[float]:
-    """Return the median seconds of eager's calls in each request, by the process's clock."""
+def _fast_calls(grading: Grading, samples: RoundSamples) -> list[float]:
+    """Return the seconds of eager's fast calls in each request, see `Sample.fast_call`."""
     names = grading.problem.names
     eagers = samples.by_name[names.eager] + samples.by_name[names.control]
-    return [median(sample.call_seconds) for sample in eagers]
+    return [sample.fast_call for sample in eagers]
 
 
 def _is_new_process_faster(bench: Bench, calls: int) -> bool:

@@ -33,7 +33,12 @@ def test_the_mean_of_a_requests_calls(own, mean):
 
 @pytest.mark.parametrize(
     ("own", "lateness"),
-    [([2.0], 1.0), ([1.0, 1.0, 4.0], 2.0), ([4.0, 4.0, 1.0], 0.75), ([0.0, 0.0], 1.0)],
+    [
+        ([2.0], 1.0),
+        ([1.0, 1.0, 4.0], 2.0),
+        ([5.0] * 12 + [20.0] * 20, 2.875),
+        ([0.0, 0.0], 1.0),
+    ],
 )
 def test_the_lateness_of_a_request(own, lateness):
     assert Sample(own, request_seconds=20.0).lateness == lateness
