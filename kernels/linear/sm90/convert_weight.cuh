@@ -117,10 +117,12 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
 // This wait and the producers' waits for `ready` cannot block each other for ever. Consider the
-// first patch that is taken but not converted. All earlier ones are converted, as patches are taken
-// in their order. The patch's warp waits here at most for the producer of its own block. Until that
-// producer is near the patch's first use, it needs only earlier patches, so it proceeds.
-// (docs/DESIGN.md, "gemm_one_product on Hopper", also considers patches that nobody has taken.)
+// first patch, in their order, that is not converted. Patches are taken in their order, so if no
+// warp has taken this one, none has taken a later one. Then every running converter warp is free,
+// and one of them takes it. If a warp has taken it, that warp waits here at most for the producer
+// of its own block. Until that producer is near the patch's first use, it needs only earlier
+// patches, which are converted, so it proceeds. The blocks need not all be on the GPU at once,
+// because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(progress, 0) + ConvertWeightConfig::kLead < patch.first_use) __nanosleep(200);
