@@ -176,5 +176,10 @@ def test_backward_hooks_and_global_hooks_are_called(device, modules):
     with register(record_forward):
         modules[0](samples(device))
     assert seen == ["backward", nn.Linear, LinearReluDivideNew]
-    modules[0].linear._compiled_call_impl = lambda x: x.new_zeros(4, 10)
+
+
+@pytest.mark.parametrize("name", ["_call_impl", "_compiled_call_impl"])
+def test_a_linear_with_a_call_of_its_own_is_called(device, modules, name):
+    """`nn.Module.compile` sets the second."""
+    setattr(modules[0].linear, name, lambda x: x.new_zeros(4, 10))
     assert not modules[0](samples(device)).any()
