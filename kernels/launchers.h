@@ -51,8 +51,8 @@ enum class Precision {
 // types the quotient is then rounded to out's dtype.
 //
 // Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
-// out: `row` counts along M, and `column` along N. Only code that handles the weight by itself, for
-// instance to split or convert it, calls a row of the weight a row.
+// out: `row` counts along M, and `column` along N. A plain `row` is a row of the weight only in
+// code that handles an operand by itself: that copies, splits or converts it.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.
