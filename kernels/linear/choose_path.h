@@ -25,8 +25,8 @@
 //   fp16x3_gradient_wins        gradients that lost with the limits of the forward
 //   one_product_wins_float32    the gradient that lost with the least work of the forward
 //
-// docs/CONTRIBUTING.md, "Retune the choice of a path", says how to measure again, for another GPU or
-// kernel: it times each path at the same sizes. A limit belongs between the sizes where our path
+// How to measure again, for another GPU or kernel: docs/CONTRIBUTING.md, "Retune the choice of a
+// path". It times each path at the same sizes. A limit belongs between the sizes where our path
 // takes less time and those where torch does.
 
 #pragma once
