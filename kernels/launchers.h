@@ -50,8 +50,9 @@ enum class Precision {
 // The kernels compute in float, and divide as Divisor<float> (linear/epilogue.cuh) does. In half
 // types the quotient is then rounded to out's dtype.
 //
-// Row n of the weight makes column n of out. The kernels therefore call a row of the weight a
-// column.
+// Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
+// out: `row` counts along M, and `column` along N. A plain `row` is a row of the weight only in
+// code that handles an operand by itself: that copies, splits or converts it.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.

@@ -35,7 +35,7 @@ constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 // How a kernel divides its result into tiles.
 struct Tiling {
   int64_t rows_of_tile;
-  int64_t tiles_along_n;
+  int64_t weight_tiles;   // along N
   int64_t tiles_of_wave;  // as many as the GPU computes at once
 };
 
@@ -116,7 +116,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   if (tiles <= max_tiles) return m;
 
   const auto waves_of = [&](int64_t count) {
-    return divide_up(count * tiling.tiles_along_n, tiling.tiles_of_wave);
+    return divide_up(count * tiling.weight_tiles, tiling.tiles_of_wave);
   };
   int64_t best_chunk_tiles = 0;
   int64_t fewest_waves = INT64_MAX;

@@ -32,14 +32,14 @@ struct NonfiniteConfig {
   static constexpr int kThreads = 256;          // of a block
   static constexpr int kWarps = kThreads / 32;  // they divide the K of a tile among them
   static constexpr int kBlocksPerMultiprocessor = 4;
-  // A tile is 4 rows of x and 8 of the weight: 32 results, one for each lane of a warp, and for
-  // each row of x one byte of the mask.
-  static constexpr int kXRows = 4;
-  static constexpr int kWeightRows = 8;
+  // A tile is 4 rows of out, from 4 rows of x, and 8 columns, from 8 rows of the weight: 32
+  // results, one for each lane of a warp, and one byte of the mask for each row.
+  static constexpr int kTileRows = 4;
+  static constexpr int kTileColumns = 8;
 };
-static_assert(NonfiniteConfig::kXRows * NonfiniteConfig::kWeightRows == 32,
+static_assert(NonfiniteConfig::kTileRows * NonfiniteConfig::kTileColumns == 32,
               "each lane of the first warp finishes one result of a tile");
-static_assert(NonfiniteConfig::kWeightRows == 8, "a tile has whole bytes of the mask");
+static_assert(NonfiniteConfig::kTileColumns == 8, "a tile has whole bytes of the mask");
 
 // Returns whether one of the kCount rows from first_row on is kNonfinite.
 template <int kCount>
@@ -71,43 +71,43 @@ __device__ __forceinline__ bool has_nonfinite_element(const fp16x3::SplitMatrix&
   return is_found;
 }
 
-// Returns the first row of x of a tile. Tiles are numbered along N first: tile 1 has the rows of x
-// that tile 0 has, and the next rows of the weight. `tiles_n` is the number of tiles along N.
-__device__ __forceinline__ int64_t first_x_row(int64_t tile, int64_t tiles_n) {
-  return tile / tiles_n * NonfiniteConfig::kXRows;
+// Returns the first row of a tile. Tiles are numbered along N first: tile 1 has the rows of tile 0,
+// and the next columns. `weight_tiles` is the number of tiles along N.
+__device__ __forceinline__ int64_t first_row_of(int64_t tile, int64_t weight_tiles) {
+  return tile / weight_tiles * NonfiniteConfig::kTileRows;
 }
 
-// Returns the first row of the weight of a tile.
-__device__ __forceinline__ int64_t first_weight_row(int64_t tile, int64_t tiles_n) {
-  return tile % tiles_n * NonfiniteConfig::kWeightRows;
+// Returns the first column of a tile, which is its first row of the weight.
+__device__ __forceinline__ int64_t first_column_of(int64_t tile, int64_t weight_tiles) {
+  return tile % weight_tiles * NonfiniteConfig::kTileColumns;
 }
 
 // Adds up the terms of a tile's 32 results at each element of K at which one of its rows of x or of
 // the weight is infinite or NaN. The warps divide K among them, and each stores its sums to
-// warp_sums[warp]: result j is that of row j / 8 of x and row j % 8 of the weight. Rows past a
-// matrix's last get sums, too, which are not used.
+// warp_sums[warp]: result j is that of row j / 8 and column j % 8 of the tile. Rows and columns
+// past the last of out get sums, too, which are not used.
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
 __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
                                               const fp16x3::SplitMatrix& weight, int64_t k,
-                                              int first_m, int first_n,
+                                              int first_row, int first_column,
                                               double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   using Config = NonfiniteConfig;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const bool is_x_nonfinite = has_nonfinite_row<Config::kXRows>(x, first_m);
-  const bool is_weight_nonfinite = has_nonfinite_row<Config::kWeightRows>(weight, first_n);
-  const float* const x_row = source_row(x, first_m + lane / Config::kWeightRows);
-  const float* const weight_row = source_row(weight, first_n + lane % Config::kWeightRows);
+  const bool is_x_nonfinite = has_nonfinite_row<Config::kTileRows>(x, first_row);
+  const bool is_weight_nonfinite = has_nonfinite_row<Config::kTileColumns>(weight, first_column);
+  const float* const x_row = source_row(x, first_row + lane / Config::kTileColumns);
+  const float* const weight_row = source_row(weight, first_column + lane % Config::kTileColumns);
   double sum = 0;
   for (int64_t first = warp * 32; first < k; first += Config::kThreads) {
     const int64_t element = first + lane;
     const bool is_nonfinite =
         element < k &&
-        ((is_x_nonfinite && has_nonfinite_element<Config::kXRows>(x, first_m, element)) ||
+        ((is_x_nonfinite && has_nonfinite_element<Config::kTileRows>(x, first_row, element)) ||
          (is_weight_nonfinite &&
-          has_nonfinite_element<Config::kWeightRows>(weight, first_n, element)));
+          has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
       const int64_t next = first + __ffs(found) - 1;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply_tile(const fp16x3::SplitMatrix& x,
 __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, int row, int column,
                                               bool is_replaced, float z) {
   const int lane = threadIdx.x % 32;
-  const int first_lane = lane / NonfiniteConfig::kWeightRows * NonfiniteConfig::kWeightRows;
+  const int first_lane = lane / NonfiniteConfig::kTileColumns * NonfiniteConfig::kTileColumns;
   const uint32_t replaced = __ballot_sync(0xffffffff, is_replaced) >> first_lane & 0xff;
   const uint32_t bits = __ballot_sync(0xffffffff, is_replaced && mask_bit(z)) >> first_lane & 0xff;
   if (is_replaced) *epilogue.out_at(row, column) = epilogue.finish(z);
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
   __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
   __shared__ bool has_work[Config::kThreads];       // for each of the block's next kThreads tiles
-  const int64_t tiles_n = divide_up(weight.rows, Config::kWeightRows);
-  const int64_t tiles = divide_up(x.rows, Config::kXRows) * tiles_n;
+  const int64_t weight_tiles = divide_up(weight.rows, Config::kTileColumns);
+  const int64_t tiles = divide_up(x.rows, Config::kTileRows) * weight_tiles;
   const int lane = threadIdx.x % 32;
   // `next` is the place of `tile` among the kThreads tiles that has_work describes.
   for (int64_t tile = blockIdx.x, next = 0; tile < tiles;
@@ -165,19 +165,20 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
       __syncthreads();  // all threads have read the old flags
       has_work[threadIdx.x] =
           thread_tile < tiles &&
-          (has_nonfinite_row<Config::kXRows>(x, first_x_row(thread_tile, tiles_n)) ||
-           has_nonfinite_row<Config::kWeightRows>(weight, first_weight_row(thread_tile, tiles_n)));
+          (has_nonfinite_row<Config::kTileRows>(x, first_row_of(thread_tile, weight_tiles)) ||
+           has_nonfinite_row<Config::kTileColumns>(weight,
+                                                   first_column_of(thread_tile, weight_tiles)));
       __syncthreads();
     }
     if (!has_work[next]) continue;
-    const int first_m = static_cast<int>(first_x_row(tile, tiles_n));
-    const int first_n = static_cast<int>(first_weight_row(tile, tiles_n));
-    multiply_tile(x, weight, k, first_m, first_n, warp_sums);
+    const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
+    const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
+    multiply_tile(x, weight, k, first_row, first_column, warp_sums);
     __syncthreads();
     // The first warp finishes the tile: lane j has result j.
     if (threadIdx.x < 32) {
-      const int row = first_m + lane / Config::kWeightRows;
-      const int column = first_n + lane % Config::kWeightRows;
+      const int row = first_row + lane / Config::kTileColumns;
+      const int column = first_column + lane % Config::kTileColumns;
       const bool is_replaced =
           row < epilogue.m && column < epilogue.n &&
           (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));

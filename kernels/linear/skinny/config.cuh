@@ -38,9 +38,9 @@ struct Config {
   static constexpr int kTileEndBatches = 1;
 };
 
-// The type in which a lane sums its products, for tiles of kM rows of x.
-template <int kM>
-using Sum = std::conditional_t<(kM > 4), float, double>;
+// The type in which a lane sums its products, for tiles of kTileRows rows of x.
+template <int kTileRows>
+using Sum = std::conditional_t<(kTileRows > 4), float, double>;
 
 // The arguments of skinny_kernel. The launch sets `batches` when it has chosen the cluster size.
 struct Arguments {
@@ -50,7 +50,7 @@ struct Arguments {
   int64_t weight_stride;
   Epilogue<float> epilogue;
   int k;
-  int x_tiles;       // of kM rows
+  int x_tiles;       // of kTileRows rows
   int weight_tiles;  // of kTileColumns columns
   int batches = 0;   // of K, in each block of a cluster
 
@@ -64,20 +64,20 @@ struct Arguments {
         x_tiles(blocks_of(linear.m, tile_rows)),
         weight_tiles(blocks_of(linear.n, Config::kTileColumns)) {}
 
-  // Returns how far apart a cluster's tiles of columns are. Each tile of x has clusters / x_tiles
-  // clusters, which take its tiles of columns in turn (skinny_kernel has an example).
+  // Returns how far apart a cluster's tiles of the weight are. Each tile of x has clusters /
+  // x_tiles clusters, which take its tiles of the weight in turn (skinny_kernel has an example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.
   __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
 };
 
-// The shared memory of a block: the sums of two tiles, double [2][kM][kTileColumns], and the
-// block's range of x, Sum<kM> [steps][kM][kStepK].
-template <int kM>
+// The shared memory of a block: the sums of two tiles, double [2][kTileRows][kTileColumns], and the
+// block's range of x, Sum<kTileRows> [steps][kTileRows][kStepK].
+template <int kTileRows>
 constexpr size_t shared_bytes(int batches) {
-  return kM *
-         (2 * Config::kTileColumns * sizeof(double) + batches * Config::kBatchK * sizeof(Sum<kM>));
+  return kTileRows * (2 * Config::kTileColumns * sizeof(double) +
+                      batches * Config::kBatchK * sizeof(Sum<kTileRows>));
 }
 
 }  // namespace kernels::skinny

@@ -62,23 +62,23 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 
 // Copies the block's range of x to `x` in shared memory: k_range elements of each row, from first_k
 // on. Elements past the last row and past whole_k are zeros. A warp copies one row of one step at a
-// time. Copy number i is that of row i % kM in step i / kM.
-template <int kM>
+// time. Copy number i is that of row i % kTileRows in step i / kTileRows.
+template <int kTileRows>
 __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int first_k,
                        int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kM>);  // of one row in one step
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // of one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int steps = k_range / Config::kStepK;
 #pragma unroll 4
-  for (int i = warp; i < steps * kM; i += Config::kWarps) {
-    const int row = first_row + i % kM;
-    const int step = i / kM;
+  for (int i = warp; i < steps * kTileRows; i += Config::kWarps) {
+    const int row = first_row + i % kTileRows;
+    const int step = i / kTileRows;
     const int k = first_k + step * Config::kStepK + lane * Config::kLaneK;
     const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
-    store_step<Sum<kM>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
+    store_step<Sum<kTileRows>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
   }
 }
 
@@ -89,7 +89,7 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 // step of the next batch. `tile` and `batch` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Arguments& arguments;
-  int tile;                       // of columns
+  int tile;                       // of the weight
   const int first_k;              // this lane's K in the block's first step
   int batch = 0;                  // of the block's range of K
   const float* source = nullptr;  // the weight of the warp's first column, at first_k
@@ -127,25 +127,25 @@ struct PrefetchedWeights {
   }
 };
 
-// Adds the products of one step to this lane's sums [kM][kWarpColumns]. `x_address` is the
+// Adds the products of one step to this lane's sums [kTileRows][kWarpColumns]. `x_address` is the
 // address in shared memory of this lane's elements of the step's first row of x.
-template <int kM>
-__device__ __forceinline__ void multiply_step(Sum<kM> (&lane_sums)[kM * Config::kWarpColumns],
-                                              const PrefetchedWeights& weights, int step,
-                                              uint32_t x_address) {
+template <int kTileRows>
+__device__ __forceinline__ void multiply_step(
+    Sum<kTileRows> (&lane_sums)[kTileRows * Config::kWarpColumns], const PrefetchedWeights& weights,
+    int step, uint32_t x_address) {
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    Sum<kM> a[4];
-    load_step(x_address + m * Config::kStepK * sizeof(Sum<kM>), a);
+  for (int row = 0; row < kTileRows; ++row) {
+    Sum<kTileRows> a[4];
+    load_step(x_address + row * Config::kStepK * sizeof(Sum<kTileRows>), a);
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kM>& sum = lane_sums[m * Config::kWarpColumns + i];
+      Sum<kTileRows>& sum = lane_sums[row * Config::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
-      sum = fma(a[3], Sum<kM>{b.w}, sum);
-      sum = fma(a[2], Sum<kM>{b.z}, sum);
-      sum = fma(a[1], Sum<kM>{b.y}, sum);
-      sum = fma(a[0], Sum<kM>{b.x}, sum);
+      sum = fma(a[3], Sum<kTileRows>{b.w}, sum);
+      sum = fma(a[2], Sum<kTileRows>{b.z}, sum);
+      sum = fma(a[1], Sum<kTileRows>{b.y}, sum);
+      sum = fma(a[0], Sum<kTileRows>{b.x}, sum);
     }
   }
 }

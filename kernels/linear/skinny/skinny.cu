@@ -15,14 +15,14 @@
 // float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
 // weight in flight all the time.
 //
-// Row n of the weight makes column n of out, and is called column n here. A cluster of up to 8
-// blocks computes a tile of kM rows of x (16 at most) and 32 columns, and then goes on to further
-// tiles of columns. The blocks of the cluster divide K among them. Each block keeps its range of x
-// in shared memory for all its tiles. For a cluster of 4 blocks:
+// Rows and columns are those of out: column n is made from row n of the weight. A cluster of up to
+// 8 blocks computes a tile of kTileRows rows of x (16 at most) and 32 columns, and then goes on to
+// further tiles of the weight. The blocks of the cluster divide K among them. Each block keeps its
+// range of x in shared memory for all its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
-//      x       |    kM rows; each block has its range in shared memory
+//      x       |  kTileRows rows; each block has its range in shared memory
 //      weight  |  32 columns of the tile, streamed through registers
 //
 // Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a "step",
@@ -69,9 +69,10 @@ namespace kernels::skinny {
 
 // ------------------------------------------------------------------------------------------ kernel
 
-// Computes tiles of kM rows of x. Cluster c has tile c % x_tiles of x. Its first tile of columns is
-// c / x_tiles, and its tiles of columns are tile_step() = clusters / x_tiles apart. Example: with 6
-// clusters and 2 tiles of x, cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ... of columns.
+// Computes tiles of kTileRows rows of x. Cluster c has tile c % x_tiles of x. Its first tile of the
+// weight is c / x_tiles, and its tiles of the weight are tile_step() = clusters / x_tiles apart.
+// Example: with 6 clusters and 2 tiles of x, cluster 3 has tile 1 of x, and the tiles 1, 4, 7 ...
+// of the weight.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
 // blocks hardly ever wait for each other. That takes two buffers for sums:
@@ -82,20 +83,20 @@ namespace kernels::skinny {
 //
 // `arrive` tells the cluster that a block's sums are there, and that it has read the other buffer.
 // `wait` waits until all blocks of the cluster have arrived.
-template <int kM>
+template <int kTileRows>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
     skinny_kernel(const __grid_constant__ Arguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* sums = reinterpret_cast<double*>(dynamic_memory);  // [kM][kTileColumns]
-  double* previous_sums = sums + kM * Config::kTileColumns;  // of the previous tile
-  uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kM * Config::kTileColumns);
+  double* sums = reinterpret_cast<double*>(dynamic_memory);         // [kTileRows][kTileColumns]
+  double* previous_sums = sums + kTileRows * Config::kTileColumns;  // of the previous tile
+  uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kTileRows * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int k_range = arguments.batches * Config::kBatchK;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
-  const int first_row = cluster % arguments.x_tiles * kM;
+  const int first_row = cluster % arguments.x_tiles * kTileRows;
   int tile = cluster / arguments.x_tiles;
 
   PrefetchedWeights weights{arguments, tile, first_k + lane * Config::kLaneK};
@@ -103,13 +104,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 #pragma unroll
   for (int step = 0; step < Config::kStepsPerBatch; ++step) weights.load(step);
   weights.advance();
-  load_x<kM>(arguments, x, first_row, first_k, k_range);
+  load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kM][kWarpColumns], and after add_lanes kTotals totals. If there are
-  // fewer than 32 sums, kLanesPerTotal lanes have the same total. Example: kM = 2 has 8 sums, so
-  // four lanes have the same one.
-  constexpr int kCount = kM * Config::kWarpColumns;
+  // A lane has kCount sums, [kTileRows][kWarpColumns], and after add_lanes kTotals totals. If there
+  // are fewer than 32 sums, kLanesPerTotal lanes have the same total. Example: kTileRows = 2 has 8
+  // sums, so four lanes have the same one.
+  constexpr int kCount = kTileRows * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
   int previous = -1;  // the tile whose sums are in previous_sums, if there is one
@@ -117,14 +118,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
-    Sum<kM> lane_sums[kCount] = {};
+    Sum<kTileRows> lane_sums[kCount] = {};
     uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
     for (int batch = 0; batch < arguments.batches; ++batch) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBatch; ++step) {
-        multiply_step<kM>(lane_sums, weights, step, x_address);
+        multiply_step<kTileRows>(lane_sums, weights, step, x_address);
         weights.load(step);
-        x_address += kM * Config::kStepK * sizeof(Sum<kM>);
+        x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
       }
       weights.advance();
     }
@@ -134,13 +135,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     // Store the results of the tile before. Its sums have arrived in the meantime.
     if (previous >= 0) {
       ptx::cluster_wait();
-      store_results<kM>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
+      store_results<kTileRows>(arguments, previous_sums, first_row,
+                               previous * Config::kTileColumns);
     }
     // Share this tile's sums. The first of the lanes with the same total stores it.
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {
-        const int index = lane * kCount / 32 + i;  // in lane_sums [kM][kWarpColumns]
+        const int index = lane * kCount / 32 + i;  // in lane_sums [kTileRows][kWarpColumns]
         const int row = index / Config::kWarpColumns;
         const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
         sums[row * Config::kTileColumns + column] = totals[i];
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   }
   if (previous >= 0) {
     ptx::cluster_wait();
-    store_results<kM>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
+    store_results<kTileRows>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
   }
   ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 
 // Returns how many clusters of 1 << log_size blocks run at once on the current device. CUDA's
 // runtime is asked once for each device and size.
-template <int kM>
+template <int kTileRows>
 int known_active_clusters(int log_size) {
   constexpr int kDevices = 64;  // For further devices the runtime is asked each time.
   static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
@@ -176,7 +178,7 @@ int known_active_clusters(int log_size) {
   one_cluster.threads = Config::kThreads;
   one_cluster.shared_bytes = Config::kMaxBytes;
   one_cluster.cluster_size = 1 << log_size;
-  const int clusters = count_active_clusters(skinny_kernel<kM>, one_cluster);
+  const int clusters = count_active_clusters(skinny_kernel<kTileRows>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
   return clusters;
 }
@@ -191,23 +193,23 @@ struct Clusters {
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
 // fewer clusters run at once. The time is counted in batches:
 //
-//   time = waves * tiles of columns of a cluster * (batches of a block + kTileEndBatches)
+//   time = waves * tiles of the weight of a cluster * (batches of a block + kTileEndBatches)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndBatches.)
-template <int kM>
+template <int kTileRows>
 Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
-  constexpr bool kSumsInFloat = std::is_same_v<Sum<kM>, float>;
+  constexpr bool kSumsInFloat = std::is_same_v<Sum<kTileRows>, float>;
   const int all_batches = blocks_of(k, Config::kBatchK);
   Clusters best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
     const int batches = blocks_of(all_batches, 1 << log_size);
-    if (shared_bytes<kM>(batches) > Config::kMaxBytes) continue;
+    if (shared_bytes<kTileRows>(batches) > Config::kMaxBytes) continue;
     // Sums in float that are too long are accepted only in the largest cluster.
     const bool is_too_long = kSumsInFloat && batches > Config::kMaxFloatBatches;
     if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
-    const int clusters = known_active_clusters<kM>(log_size);
+    const int clusters = known_active_clusters<kTileRows>(log_size);
     const int tiles_each = blocks_of(weight_tiles, std::max(clusters / x_tiles, 1));
     const int64_t waves = blocks_of(x_tiles, clusters);
     const int64_t time = waves * tiles_each * (batches + Config::kTileEndBatches);
@@ -215,30 +217,30 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
     least_time = time;
     best.cluster_size = 1 << log_size;
     best.batches = batches;
-    // As few clusters as are needed if each computes tiles_each tiles of columns.
+    // As few clusters as are needed if each computes tiles_each tiles of the weight.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
   }
   return best;
 }
 
-// Launches the kernel with kM rows in a tile, or with fewer if a block's range of kM rows of x does
-// not fit into shared memory.
-template <int kM>
+// Launches the kernel with kTileRows rows in a tile, or with fewer if a block's range of kTileRows
+// rows of x does not fit into shared memory.
+template <int kTileRows>
 void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
-  Arguments arguments(linear, /*tile_rows=*/kM);
+  Arguments arguments(linear, /*tile_rows=*/kTileRows);
   const Clusters clusters =
-      choose_clusters<kM>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
-  if constexpr (kM > 1) {
-    if (clusters.blocks == 0) return launch_tiles<kM / 2>(linear, stream);
+      choose_clusters<kTileRows>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
+  if constexpr (kTileRows > 1) {
+    if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(linear, stream);
   }
   arguments.batches = clusters.batches;
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = Config::kThreads;
-  grid.shared_bytes = shared_bytes<kM>(clusters.batches);
+  grid.shared_bytes = shared_bytes<kTileRows>(clusters.batches);
   grid.stream = stream;
   grid.cluster_size = clusters.cluster_size;
-  launch_or_throw(grid, skinny_kernel<kM>, arguments);
+  launch_or_throw(grid, skinny_kernel<kTileRows>, arguments);
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.

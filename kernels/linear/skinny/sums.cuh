@@ -70,7 +70,7 @@ __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
 // Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
 // products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
 // of the element, in shared memory. The other blocks have theirs at the same place.
-template <int kM>
+template <int kTileRows>
 __device__ float finish_sum(const Arguments& arguments, const double* block_sum, int row,
                             int column) {
   double sum = sum_of_blocks(block_sum);
@@ -82,7 +82,7 @@ __device__ float finish_sum(const Arguments& arguments, const double* block_sum,
   }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
   // are summed again, in double. The sum stays NaN once it is NaN, so the loop ends there.
-  constexpr bool kMayOverflow = std::is_same_v<Sum<kM>, float>;
+  constexpr bool kMayOverflow = std::is_same_v<Sum<kTileRows>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
     for (int k = 0; k < arguments.k && !isnan(sum); ++k) {
@@ -97,21 +97,21 @@ __device__ float finish_sum(const Arguments& arguments, const double* block_sum,
 // of the cluster's blocks.
 //
 // A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
-// handles 4 bytes at once. A tile [kM][32] has 4 bytes in each row: byte b is in row b / 4, and its
-// columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster of 2
-// blocks:
+// handles 4 bytes at once. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row b / 4,
+// and its columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster
+// of 2 blocks:
 //
 //   byte    0     1     2     3     4     5     6     7     8     9    ...
 //   block   0     1     0     1     0     1     0     1     0     1
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
-template <int kM>
+template <int kTileRows>
 __device__ void store_results(const Arguments& arguments, const double* sums, int first_row,
                               int first_column) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
   constexpr int kBytesPerRow = Config::kTileColumns / 8;
-  constexpr int kBytes = kM * kBytesPerRow;
+  constexpr int kBytes = kTileRows * kBytesPerRow;
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -129,7 +129,7 @@ __device__ void store_results(const Arguments& arguments, const double* sums, in
     float z = 0;
     if (exists) {
       const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
-      z = finish_sum<kM>(arguments, sum, row, column);
+      z = finish_sum<kTileRows>(arguments, sum, row, column);
       *epilogue.out_at(row, column) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {

@@ -45,15 +45,16 @@ namespace kernels::sm80::gemm_fp16x3 {
 
 struct Config {
   static constexpr int kThreads = 256;
-  static constexpr int kWarpsM = 2;  // along M
-  static constexpr int kWarpsN = 4;  // along N
 
-  // The block's tile of results, and a k-tile.
-  static constexpr int kBlockM = 128;  // rows of x
-  static constexpr int kBlockN = 128;  // rows of the weight
-  static constexpr int kBlockK = 32;
-  static constexpr int kRowBytes = kBlockK * sizeof(__half);  // of a k-tile
-  static constexpr int kTileBytes = kBlockM * kRowBytes;      // hi or lo of one operand
+  // The tile of a block, the part of it that a warp computes, and the depth of a k-tile. Rows and
+  // columns are those of out: column n is made from row n of the weight.
+  static constexpr int kTileRows = 128;
+  static constexpr int kTileColumns = 128;
+  static constexpr int kWarpRows = 64;
+  static constexpr int kWarpColumns = 32;
+  static constexpr int kKTileDepth = 32;
+  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // of a k-tile
+  static constexpr int kPartBytes = kTileRows * kRowBytes;        // hi or lo of one operand
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
   static constexpr int kVectorHalves = kVectorBytes / sizeof(__half);
@@ -61,34 +62,39 @@ struct Config {
 
   // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
   // more than a block can have on sm_86, sm_89 and sm_120.
-  static constexpr int kStageBytes = 4 * kTileBytes;
+  static constexpr int kStageBytes = 4 * kPartBytes;
   static constexpr int kStages = 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
   // The instruction mma.m16n8k16 multiplies a fragment [16, 16] of x by a fragment [8, 16] of the
-  // weight. A warp's part of the tile has kFragmentsM x kFragmentsN such products.
+  // weight, so it makes 16 rows x 8 columns. A warp's part of the tile has kXFragments x
+  // kWeightFragments such products.
   static constexpr int kMmaM = 16;
   static constexpr int kMmaN = 8;
   static constexpr int kMmaK = 16;
-  static constexpr int kFragmentsM = kBlockM / kWarpsM / kMmaM;
-  static constexpr int kFragmentsN = kBlockN / kWarpsN / kMmaN;
+  static constexpr int kXFragments = kWarpRows / kMmaM;
+  static constexpr int kWeightFragments = kWarpColumns / kMmaN;
 
-  // The epilogue stages two fragments along M at a time: a subtile of 32 rows. In shared memory a
+  // The epilogue stages two fragments of x at a time: a subtile of 32 rows. In shared memory a
   // row has 8 floats more than it needs, which avoids bank conflicts.
   static constexpr int kSubtileFragments = 2;
   static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
-  static constexpr int kSubtileColumns = kFragmentsN * kMmaN;
+  static constexpr int kSubtileColumns = kWarpColumns;
   static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
   static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // of a warp
 };
-static_assert(Config::kBlockM == Config::kBlockN,
+static_assert(Config::kTileRows / Config::kWarpRows *
+                      (Config::kTileColumns / Config::kWarpColumns) ==
+                  Config::kThreads / 32,
+              "the warps compute the tile");
+static_assert(Config::kTileRows == Config::kTileColumns,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
-    Config::kFragmentsM == 4,
-    "for each of the four fragments along M, a quarter of a stage is copied, and a quarter of the "
+    Config::kXFragments == 4,
+    "for each of the four fragments of x, a quarter of a stage is copied, and a quarter of the "
     "weight's fragments loaded");
 static_assert(Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
-static_assert(Config::kBlockK == 2 * Config::kMmaK, "a k-tile has two k-steps");
+static_assert(Config::kKTileDepth == 2 * Config::kMmaK, "a k-tile has two k-steps");
 static_assert(Config::kThreads / 32 * Config::kSubtileFloats * sizeof(float) <=
                   Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
@@ -117,7 +123,7 @@ __device__ inline uint32_t next_stage(uint32_t stage) {
 // end become zeros.
 struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
-  static constexpr int kRowsOfThread = Config::kBlockM / kRowStep;  // of each operand
+  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
 
   int64_t stride;                       // elements between rows of a split matrix: the padded k
   int64_t x_hi_to_lo, weight_hi_to_lo;  // elements from a number's hi to its lo
@@ -129,16 +135,16 @@ struct Copies {
   uint32_t stage = 0;        // offset of the stage that is written next
 
   __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
-                    int first_m, int first_n, int k, uint32_t shared) {
+                    int first_row, int first_column, int k, uint32_t shared) {
     stride = k;
     x_hi_to_lo = operand_x.lo - operand_x.hi;
     weight_hi_to_lo = operand_weight.lo - operand_weight.hi;
-    const int row = threadIdx.x / Config::kRowVectors;
+    const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
-    x_rows_left = operand_x.rows - first_m - row;
-    weight_rows_left = operand_weight.rows - first_n - row;
-    x = operand_x.hi + stride * (first_m + row) + vector * Config::kVectorHalves;
-    weight = operand_weight.hi + stride * (first_n + row) + vector * Config::kVectorHalves;
+    x_rows_left = operand_x.rows - first_row - row;
+    weight_rows_left = operand_weight.rows - first_column - row;
+    x = operand_x.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
+    weight = operand_weight.hi + stride * (first_column + row) + vector * Config::kVectorHalves;
     target = shared + vector_offset(row, vector);
     k_left = k - vector * Config::kVectorHalves;
   }
@@ -155,18 +161,18 @@ struct Copies {
       const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;
       const __half* const source = (is_x ? x : weight) + stride * row;
       const bool exists = k_left > 0 && row < (is_x ? x_rows_left : weight_rows_left);
-      const uint32_t operand_offset = is_x ? 0 : 2 * Config::kTileBytes;
+      const uint32_t operand_offset = is_x ? 0 : 2 * Config::kPartBytes;
       const uint32_t address = target + stage + operand_offset + row * Config::kRowBytes;
       ptx::copy_async(address, source, exists);
       const int64_t hi_to_lo = is_x ? x_hi_to_lo : weight_hi_to_lo;
-      ptx::copy_async(address + Config::kTileBytes, source + hi_to_lo, exists);
+      ptx::copy_async(address + Config::kPartBytes, source + hi_to_lo, exists);
     }
     const bool is_last_quarter = quarter == 3;
     if (!is_last_quarter) return;
     ptx::commit_copies();
-    x += Config::kBlockK;
-    weight += Config::kBlockK;
-    k_left -= Config::kBlockK;
+    x += Config::kKTileDepth;
+    weight += Config::kKTileDepth;
+    k_left -= Config::kKTileDepth;
     stage = next_stage(stage);
   }
 };
@@ -178,8 +184,10 @@ struct Copies {
 struct Fragments {
   static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
 
-  uint32_t a[2][Config::kFragmentsM][2][4];  // of x: k-step, fragment, Part, registers
-  uint32_t b[2][2][Config::kFragmentsN][2];  // of the weight: k-step, Part, fragment, registers
+  // Of x: k-step, fragment, Part, registers.
+  uint32_t a[2][Config::kXFragments][2][4];
+  // Of the weight: k-step, Part, fragment, registers.
+  uint32_t b[2][2][Config::kWeightFragments][2];
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
   //
@@ -190,11 +198,11 @@ struct Fragments {
   //                vector 0        vector 1        vector 0        vector 1
   uint32_t a_address, b_address;
 
-  __device__ Fragments(uint32_t shared, int warp_m, int warp_n) {
+  __device__ Fragments(uint32_t shared, int warp_row, int warp_column) {
     const int lane = threadIdx.x % 32;
-    a_address = shared + vector_offset(warp_m + lane % 16, lane / 16);
-    b_address = shared + 2 * Config::kTileBytes +
-                vector_offset(warp_n + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    a_address = shared + vector_offset(warp_row + lane % 16, lane / 16);
+    b_address = shared + 2 * Config::kPartBytes +
+                vector_offset(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
@@ -204,7 +212,7 @@ struct Fragments {
     for (int part = kHi; part <= kLo; ++part) {
       uint32_t (&target)[4] = a[k_step][fragment][part];
       const uint32_t place =
-          stage + part * Config::kTileBytes + fragment * (Config::kMmaM * Config::kRowBytes);
+          stage + part * Config::kPartBytes + fragment * (Config::kMmaM * Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
                          (a_address ^ k_step * kStepBytes) + place);
     }
@@ -213,33 +221,33 @@ struct Fragments {
   // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
   // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
-    constexpr int kLoadsOfPart = Config::kFragmentsN / 2;
+    constexpr int kLoadsOfPart = Config::kWeightFragments / 2;
     constexpr int kLoads = 2 * kLoadsOfPart / 4;  // of a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
       const int part = i / kLoadsOfPart;
       const int j = i % kLoadsOfPart * 2;
-      uint32_t (&target)[Config::kFragmentsN][2] = b[k_step][part];
+      uint32_t (&target)[Config::kWeightFragments][2] = b[k_step][part];
       const uint32_t place =
-          stage + part * Config::kTileBytes + j * (Config::kMmaN * Config::kRowBytes);
+          stage + part * Config::kPartBytes + j * (Config::kMmaN * Config::kRowBytes);
       ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
                          (b_address ^ k_step * kStepBytes) + place);
     }
   }
 };
 
-// A warp's results. The indices of both arrays: fragment along M, fragment along N, register.
+// A warp's results. The indices of both arrays: fragment of x, fragment of the weight, register.
 struct Results {
   // Promoted over all k-tiles; 2^11 times too large.
-  float sums[Config::kFragmentsM][Config::kFragmentsN][4] = {};
+  float sums[Config::kXFragments][Config::kWeightFragments][4] = {};
   // The tensor cores add the products of one k-tile to these.
-  float accumulators[Config::kFragmentsM][Config::kFragmentsN][4] = {};
+  float accumulators[Config::kXFragments][Config::kWeightFragments][4] = {};
 
   // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start
   // value of the next k-tile's accumulators; like the lo products, it is 2^11 times too large.
   __device__ void promote(int fragment) {
 #pragma unroll
-    for (int j = 0; j < Config::kFragmentsN * 4; ++j) {
+    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
       float& accumulator = accumulators[fragment][j / 4][j % 4];
       float& sum = sums[fragment][j / 4][j % 4];
       const float new_sum = fmaf(accumulator, fp16x3::kLoScale, sum);
@@ -248,23 +256,24 @@ struct Results {
     }
   }
 
-  // Removes lo's factor of 2^11, which is exact, from the sums or accumulators of a fragment along
-  // M.
-  __device__ static void remove_lo_scale(float (&values)[Config::kFragmentsN][4]) {
+  // Removes lo's factor of 2^11, which is exact, from the sums or accumulators of a fragment of x.
+  __device__ static void remove_lo_scale(float (&values)[Config::kWeightFragments][4]) {
 #pragma unroll
-    for (int j = 0; j < Config::kFragmentsN * 4; ++j) values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
+    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
+      values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
+    }
   }
 
   // Adds the products of one part of a fragment of x and one part of all fragments of the weight.
   __device__ void multiply(const Fragments& f, int k_step, int fragment, Part part_a, Part part_b) {
 #pragma unroll
-    for (int j = 0; j < Config::kFragmentsN; ++j) {
+    for (int j = 0; j < Config::kWeightFragments; ++j) {
       ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][part_a], f.b[k_step][part_b][j]);
     }
   }
 };
 
-// Makes the products of a k-tile, in four phases, each of which takes the four fragments along M:
+// Makes the products of a k-tile, in four phases, each of which takes the four fragments of x:
 //
 //   phase   k-step   products   loads                                 also
 //   0       0        lo         x; the weight of k-step 1             promote the k-tile before
@@ -292,8 +301,8 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
       __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < Config::kFragmentsM; ++i) {
-      const bool is_last_fragment = i + 1 == Config::kFragmentsM;
+    for (int i = 0; i < Config::kXFragments; ++i) {
+      const bool is_last_fragment = i + 1 == Config::kXFragments;
       if (is_last) copies.copy_quarter(i);
       if (loads_next_k_step) fragments.load_b(next, 1 - k_step, i);
       if (is_lo && !is_last_fragment) fragments.load_a(stage, k_step, i + 1);
@@ -317,13 +326,13 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
 //   in registers   lane 4 g + t has columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
 //   stored         each lane stores four neighbouring columns of one row
 __device__ __forceinline__ void store_results(
-    const float (&sums)[Config::kFragmentsM][Config::kFragmentsN][4], float* staged,
-    const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent, int first_m,
-    int first_n) {
+    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
+    const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent,
+    int first_row, int first_column) {
   constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
-  const int column = first_n + staged_column;
+  const int column = first_column + staged_column;
   float bias[4];
   int exponent_of_weight[4];
 #pragma unroll
@@ -334,19 +343,20 @@ __device__ __forceinline__ void store_results(
     exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
   }
 #pragma unroll
-  for (int first_fragment = 0; first_fragment < Config::kFragmentsM;
+  for (int first_fragment = 0; first_fragment < Config::kXFragments;
        first_fragment += Config::kSubtileFragments) {
-    // Stage the subtile. Fragment i along M has two row blocks of 8 rows; fragment j is along N.
+    // Stage the subtile. Fragment i of x has two row blocks of 8 rows, and fragment j of the weight
+    // has 8 columns.
 #pragma unroll
     for (int i = 0; i < Config::kSubtileFragments; ++i) {
 #pragma unroll
       for (int row_block = 0; row_block < 2; ++row_block) {
 #pragma unroll
-        for (int j = 0; j < Config::kFragmentsN; ++j) {
+        for (int j = 0; j < Config::kWeightFragments; ++j) {
           const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
-          const int row = i * Config::kMmaM + row_block * 8 + lane / 4;
+          const int staged_row = i * Config::kMmaM + row_block * 8 + lane / 4;
           const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
-          *reinterpret_cast<float2*>(staged + row * Config::kSubtilePitch + column_of_lane) =
+          *reinterpret_cast<float2*>(staged + staged_row * Config::kSubtilePitch + column_of_lane) =
               make_float2(neighbours[0], neighbours[1]);
         }
       }
@@ -354,17 +364,18 @@ __device__ __forceinline__ void store_results(
     __syncwarp();
     // Finish and store it.
 #pragma unroll 1
-    for (int row = lane / kLanesOfRow; row < Config::kSubtileRows; row += 32 / kLanesOfRow) {
-      const int out_row = first_m + first_fragment * Config::kMmaM + row;
-      const float* const staged_sums = staged + row * Config::kSubtilePitch + staged_column;
-      const int exponent_of_x = out_row < epilogue.m ? x_exponent[out_row] : 0;
+    for (int staged_row = lane / kLanesOfRow; staged_row < Config::kSubtileRows;
+         staged_row += 32 / kLanesOfRow) {
+      const int row = first_row + first_fragment * Config::kMmaM + staged_row;
+      const float* const staged_sums = staged + staged_row * Config::kSubtilePitch + staged_column;
+      const int exponent_of_x = row < epilogue.m ? x_exponent[row] : 0;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int exponent = exponent_of_x + exponent_of_weight[i];
         z[i] = fp16x3::unscale(staged_sums[i], exponent) + bias[i];
       }
-      finish_four</*kLaneBit=*/1>(epilogue, out_row < epilogue.m, out_row, column, z);
+      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, column, z);
     }
     __syncwarp();
   }
@@ -382,13 +393,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
-  const int warp_m = warp / Config::kWarpsN * (Config::kBlockM / Config::kWarpsM);
-  const int warp_n = warp % Config::kWarpsN * (Config::kBlockN / Config::kWarpsN);
+  // The warp's first row and column in the tile.
+  constexpr int kWarpsInARow = Config::kTileColumns / Config::kWarpColumns;
+  const int warp_row = warp / kWarpsInARow * Config::kWarpRows;
+  const int warp_column = warp % kWarpsInARow * Config::kWarpColumns;
   const Tile tile = tiles.find(blockIdx.x);
-  const int first_m = tile.x * Config::kBlockM;
-  const int first_n = tile.weight * Config::kBlockN;
-  Copies copies(x, weight, first_m, first_n, k, shared_start);
-  Fragments fragments(shared_start, warp_m, warp_n);
+  const int first_row = tile.x * Config::kTileRows;
+  const int first_column = tile.weight * Config::kTileColumns;
+  Copies copies(x, weight, first_row, first_column, k, shared_start);
+  Fragments fragments(shared_start, warp_row, warp_column);
   Results results;
 
   // Start the copies of all stages but one, and load the first fragments.
@@ -404,12 +417,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // Mainloop. The first k-tile promotes accumulators of zeros.
   uint32_t stage = 0;
-  const int k_tiles = (k + Config::kBlockK - 1) / Config::kBlockK;
+  const int k_tiles = (k + Config::kKTileDepth - 1) / Config::kKTileDepth;
   for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, results, stage);
 
   // Promote the accumulators of the last k-tile.
 #pragma unroll
-  for (int i = 0; i < Config::kFragmentsM; ++i) {
+  for (int i = 0; i < Config::kXFragments; ++i) {
     results.promote(i);
     Results::remove_lo_scale(results.sums[i]);
   }
@@ -418,7 +431,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ptx::wait_copies<0>();
   __syncthreads();
   store_results(results.sums, reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats,
-                epilogue, x.exponent, weight.exponent, first_m + warp_m, first_n + warp_n);
+                epilogue, x.exponent, weight.exponent, first_row + warp_row,
+                first_column + warp_column);
 #endif
 }
 

@@ -110,7 +110,7 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 int64_t rows_of_chunk(const LinearArguments& linear) {
   using Config = gemm_fp16x3::Config;
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const Tiling tiling{Config::kBlockM, divide_up(linear.n, Config::kBlockN),
+  const Tiling tiling{Config::kTileRows, divide_up(linear.n, Config::kTileColumns),
                       std::max(multiprocessors, 1)};
   return kernels::rows_of_chunk(linear.m, tiling,
                                 [&](int64_t rows) { return workspace_bytes(linear, rows); });
@@ -138,7 +138,8 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   // Multiply.
   const auto gemm = gemm_fp16x3::gemm_fp16x3_kernel<Matrix>;
   allow_shared_memory(gemm, Config::kSharedBytes);
-  const TileOrder tiles{blocks_of(linear.m, Config::kBlockM), blocks_of(linear.n, Config::kBlockN)};
+  const TileOrder tiles{blocks_of(linear.m, Config::kTileRows),
+                        blocks_of(linear.n, Config::kTileColumns)};
   const int padded_k = static_cast<int>(fp16x3::padded(linear.k));
   Grid gemm_grid{};
   gemm_grid.blocks = tiles.count();
@@ -168,7 +169,8 @@ bool linear_sm80_supports(const LinearArguments& linear) {
       linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest;
   const bool has_sizes =
       linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
-      divide_up(linear.m, Config::kBlockM) * divide_up(linear.n, Config::kBlockN) <= kMaxSize;
+      divide_up(linear.m, Config::kTileRows) * divide_up(linear.n, Config::kTileColumns) <=
+          kMaxSize;
   return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 

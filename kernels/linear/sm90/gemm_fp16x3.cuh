@@ -94,8 +94,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int weight_row = warp_column + fp16x3::column_at_operand_row(g, 0);
-  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, weight_row);
+  const int block_column = warp_column + fp16x3::column_at_operand_row(g, 0);
+  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.

@@ -2,9 +2,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// Row n of the weight makes column n of out, so the kernel and the epilogue call it column n.
-// "Row" alone means a row of x or of out. Eight rows are a row block. (As the weight is wgmma's
-// operand A, rows are columns of wgmma's accumulators.)
+// Rows and columns are those of out: row m is made from row m of x, and column n from row n of the
+// weight. Eight rows are a row block. (As the weight is wgmma's operand A, rows are columns of
+// wgmma's accumulators.)
 //
 // launch_fp16x3.cuh fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and
 // its epilogue (gemm_fp16x3_epilogue.cuh) use both.

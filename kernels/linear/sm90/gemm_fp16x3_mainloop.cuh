@@ -69,7 +69,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
     const int row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
-    const int weight_row = first_block_column(tile, rank);
+    const int column = first_block_column(tile, rank);
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
@@ -81,7 +81,7 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
       ptx::copy_tensor_multicast(x + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight + stage.index * Config::kWeightBytes, &weight_map,
-                       k_tile * Config::kKTileDepth, weight_row, full_of_stage);
+                       k_tile * Config::kKTileDepth, column, full_of_stage);
       stage.advance();
     }
   });
@@ -124,13 +124,13 @@ struct ConsumerWarpgroup {
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `weight_row` is the thread's first row of weight in the block, an even number. A row of a stage
-  // is 128 bytes: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place v ^ (n % 8)
-  // of the row.
-  __device__ ConsumerWarpgroup(uint32_t base, int lane, int weight_row) : base(base) {
+  // `block_column` is the thread's first row of weight in the block, an even number. Such a row is
+  // 128 bytes of a stage: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place
+  // v ^ (n % 8) of the row.
+  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
-    const int place = c ^ weight_row % 8;
-    weight = base + offsetof(SharedMemory, weight) + weight_row * Config::kRowBytes + place * 16;
+    const int place = c ^ block_column % 8;
+    weight = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
     remote_empty = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
                                    lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));

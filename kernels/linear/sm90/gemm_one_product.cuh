@@ -5,7 +5,7 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// Row n of the weight makes column n of out, so the consumers and the epilogue call it column n.
+// Rows and columns are those of out [M, N]: column n is made from row n of the weight.
 //
 // launch_one_product.cuh launches gemm_one_product_kernel in one of four modes
 // (gemm_one_product_arguments.cuh), each with its traits:

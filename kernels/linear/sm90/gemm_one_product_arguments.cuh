@@ -20,21 +20,23 @@ namespace kernels::sm90::gemm_one_product {
 struct Config {
   // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
   // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it, which make
-  // 64 columns of out. Operand B is x, which both warpgroups share.
+  // 64 columns of out. Operand B is x: both blocks of the cluster, and both warpgroups of a block,
+  // multiply all rows of the tile.
   static constexpr int kWarpgroupColumns = 64;
   static constexpr int kWarpColumns = kWarpgroupColumns / 4;  // wgmma gives each warp 16
   static constexpr int kBlockColumns = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
-  static constexpr int kXRows = 256;
-  // The blocks of a cluster multiply the same rows of x. Each loads its share, for all blocks.
-  static constexpr int kXRowsPerBlock = kXRows / BlockConfig::kClusterSize;
+  static constexpr int kTileRows = 256;
+  // Rows of x that each block of a cluster loads, for both blocks.
+  static constexpr int kXRowsPerBlock = kTileRows / BlockConfig::kClusterSize;
   // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
-  static constexpr int kAccumulators = kWarpgroupColumns * kXRows / BlockConfig::kWarpgroupThreads;
+  static constexpr int kAccumulators =
+      kWarpgroupColumns * kTileRows / BlockConfig::kWarpgroupThreads;
 
   // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. These are 64 elements of a
   // 16-bit type, or 32 of float32.
   static constexpr int kKTileBytes = 128;
   // Bytes of x and of the weight in one stage of shared memory.
-  static constexpr int kXBytes = kXRows * kKTileBytes;
+  static constexpr int kXBytes = kTileRows * kKTileBytes;
   static constexpr int kWeightBytes = kBlockColumns * kKTileBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
 
@@ -65,7 +67,7 @@ struct Config {
   // The epilogue subtile of StagedAccumulators, in row blocks. 8 rows of x are a row block (and 8
   // columns of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more
   // float4 is padding (see StagedAccumulatorsReader).
-  static constexpr int kRowBlocks = kXRows / 8;
+  static constexpr int kRowBlocks = kTileRows / 8;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
   static constexpr int kStagedLanes = 32 + 1;
@@ -88,8 +90,8 @@ struct Config {
   static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
   static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
-  static_assert(kXRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
-  static_assert(kXRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
+  static_assert(kTileRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
+  static_assert(kTileRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
 };
 
 // ----- modes

@@ -71,7 +71,7 @@ struct PrefetchedScales {
   using Out = typename Traits::Out;
   static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
-      kIsScaled ? Config::kXRows / BlockConfig::kWarpgroupThreads : 0;
+      kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
   int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more

@@ -128,7 +128,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
 
 #pragma unroll
-  for (int subtile = 0; subtile < Config::kXRows / kSubtileRows; ++subtile) {
+  for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
     auto& staged = staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
@@ -189,7 +189,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 // barrier.
 template <typename T>
 struct PackedGradient {
-  static constexpr int kBoxes = Config::kXRows / Config::kGradientBoxRows;
+  static constexpr int kBoxes = Config::kTileRows / Config::kGradientBoxRows;
   static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
   // [box][pair][word]: word 2 h + b has column block h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];

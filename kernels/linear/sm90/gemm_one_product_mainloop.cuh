@@ -32,8 +32,8 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
   if (!Traits::kConvertsWeight) return true;
   bool fits_fp16 = true;
 #pragma unroll
-  for (int i = threadIdx.x % 32; i < Config::kXRows; i += 32) {
-    const int row = x_tile * Config::kXRows + i;
+  for (int i = threadIdx.x % 32; i < Config::kTileRows; i += 32) {
+    const int row = x_tile * Config::kTileRows + i;
     fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != fp16x3::kNeedsTf32;
   }
   return __all_sync(0xffffffff, fits_fp16);
@@ -88,32 +88,32 @@ struct BoxBegin {
 template <typename Traits>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                            const Arguments<Traits>& args, const LoadTarget& target,
-                                           int x_row, int weight_row, int k) {
+                                           int row, int column, int k) {
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
-    const BoxBegin begin(x_row + i * Config::kBoxRows, k, args.x_is_transposed);
+    const BoxBegin begin(row + i * Config::kBoxRows, k, args.x_is_transposed);
     ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map, begin.contiguous,
                                begin.other, target.full, BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
-    const BoxBegin begin(weight_row + i * Config::kBoxRows, k, args.weight_is_transposed);
+    const BoxBegin begin(column + i * Config::kBoxRows, k, args.weight_is_transposed);
     ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map, begin.contiguous,
                      begin.other, target.full);
   }
 }
 
-// Issues the TMA loads of a k-tile. `x_row` is the first row of this block's half of x, and
-// `weight_row` the first row of its panel. One thread calls it.
+// Issues the TMA loads of a k-tile. `row` is the first row of this block's half of x, and `column`
+// is the block's first column: the first row of its panel of the weight. One thread calls it.
 template <typename Traits>
 __device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                             const Arguments<Traits>& args, const LoadTarget& target,
-                                            int x_row, int weight_row, int k_tile) {
+                                            int row, int column, int k_tile) {
   ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
   if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
-    ptx::copy_tensor_multicast(target.x, &x_map, 0, x_row, k_tile, target.full,
+    ptx::copy_tensor_multicast(target.x, &x_map, 0, row, k_tile, target.full,
                                BlockConfig::kBothBlocks);
-    ptx::copy_tensor(target.weight, &weight_map, 0, weight_row, k_tile, target.full);
+    ptx::copy_tensor(target.weight, &weight_map, 0, column, k_tile, target.full);
   } else {
-    load_boxes(x_map, weight_map, args, target, x_row, weight_row, k_tile * args.kKTileDepth);
+    load_boxes(x_map, weight_map, args, target, row, column, k_tile * args.kKTileDepth);
   }
 }
 
@@ -133,9 +133,9 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
   PipelineStage<Config::kStages> stage;
   int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int x_row = tile.x * Config::kXRows + rank * Config::kXRowsPerBlock;
+    const int row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
-    const int weight_row = panel * Config::kBlockColumns;
+    const int column = panel * Config::kBlockColumns;
     if (!computes_x_tile(args, tile.x)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
@@ -155,7 +155,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
       target.x = x + stage.index * Config::kXBytes;
       target.weight = weight + stage.index * Config::kWeightBytes;
       target.full = barrier_of(full, stage.index);
-      load_k_tile(x_map, weight_map, args, target, x_row, weight_row, k_tile);
+      load_k_tile(x_map, weight_map, args, target, row, column, k_tile);
     }
     k_tiles_before += k_tiles;
   });
@@ -233,12 +233,12 @@ struct ConsumerWarpgroup {
     empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
     x = base + offsetof(SharedMemory<Traits>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
-    const int first_weight_row = warpgroup * Config::kWarpgroupColumns;
-    weight = base + offsetof(SharedMemory<Traits>, weight) + first_weight_row * Config::kKTileBytes;
+    const int first_column = warpgroup * Config::kWarpgroupColumns;
+    weight = base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
   // The first row of x, and the first column, that the warpgroup multiplies.
-  __device__ int row(const Tile& tile) const { return tile.x * Config::kXRows; }
+  __device__ int row(const Tile& tile) const { return tile.x * Config::kTileRows; }
   __device__ int column(const Tile& tile) const {
     return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
   }

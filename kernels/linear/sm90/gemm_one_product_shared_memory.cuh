@@ -45,7 +45,7 @@ template <typename T>
 struct alignas(16) Scales {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
   float bias[Config::kWarpgroupColumns];
-  float x_scale[kIsScaled ? Config::kXRows : 1];                      // 2^-x_exponent
+  float x_scale[kIsScaled ? Config::kTileRows : 1];                   // 2^-x_exponent
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 

@@ -98,12 +98,12 @@ Tiling chunk_tiling(const LinearArguments& linear) {
   Tiling tiling{};
   if (linear.precision == Precision::kHighest) {
     tiling.rows_of_tile = gemm_fp16x3::Config::kWideRows;
-    tiling.tiles_along_n = 1;
+    tiling.weight_tiles = 1;
     tiling.tiles_of_wave = 1;
   } else {
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    tiling.rows_of_tile = gemm_one_product::Config::kXRows;
-    tiling.tiles_along_n = one_product_tiles(linear).weight_tiles;
+    tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
+    tiling.weight_tiles = one_product_tiles(linear).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
   return tiling;

@@ -35,7 +35,7 @@ namespace kernels::sm90 {
 // x, and divide its rows of the weight.
 inline TileOrder one_product_tiles(const LinearArguments& linear) {
   using Config = gemm_one_product::Config;
-  return {blocks_of(linear.m, Config::kXRows),
+  return {blocks_of(linear.m, Config::kTileRows),
           blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
