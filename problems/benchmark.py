@@ -111,7 +111,7 @@ def time_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]
     In each round the calls come in random order.
     """
     clock = CudaClock(x.device) if x.is_cuda else CpuClock()
-    return _time_rounds(calls, lambda call: clock.time(call, x).seconds)
+    return _time_rounds(calls, lambda call: clock.time(call, x))
 
 
 def time_host_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:

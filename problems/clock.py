@@ -1,11 +1,12 @@
 """The time of one call, for problems/benchmark.py.
 
-The referee's timings do not use it.
+The referee's timings do not use it. The referee times many calls in a row, in a process that may
+falsify its clock (referee/child/clock.py). Here both modules are trusted, so each call is timed
+alone, in this process.
 """
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,73 +14,42 @@ from torch.cuda import Event, synchronize
 
 FLUSH_BYTES = 1 << 30  # several times the largest L2
 # Flushes before each call. They take an H200 1.2 ms, in which even a slow host launches the whole
-# call. One flush would be too short for a call on DTensors or a compiled training step.
+# call.
 FLUSHES = 4
-
-
-class Timed(NamedTuple):
-    """A call's output and its time.
-
-    Attributes:
-        output: what the call returned.
-        seconds: on a GPU the device's time, on a CPU the wall-clock time.
-        wall_seconds: the wall-clock time.
-    """
-
-    output: Tensor
-    seconds: float
-    wall_seconds: float
 
 
 class CpuClock:
     """Wall-clock time of one call."""
 
-    def time(
-        self, call: Callable[[Tensor], Tensor], x: Tensor, prepare: Callable | None = None
-    ) -> Timed:
-        """Call `prepare`, then time `call(x)`."""
-        if prepare is not None:
-            prepare()
+    def time(self, call: Callable[[Tensor], object], x: Tensor) -> float:
+        """Return the seconds that `call(x)` takes."""
         start = perf_counter()
-        output = call(x)
+        result = call(x)
         seconds = perf_counter() - start
-        return Timed(output, seconds, seconds)
+        del result  # not earlier: the time does not include freeing it
+        return seconds
 
 
 class CudaClock:
-    """Device time of one call with a cold L2, and the wall-clock time until the GPU is idle."""
+    """Device time of one call with a cold L2."""
 
     def __init__(self, device: torch.device) -> None:
         self._flush_memory = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        self._flush_start = Event(enable_timing=True)
-        self._call_start = Event(enable_timing=True)
-        self._call_end = Event(enable_timing=True)
+        self._start = Event(enable_timing=True)
+        self._end = Event(enable_timing=True)
 
-    def time(
-        self, call: Callable[[Tensor], Tensor], x: Tensor, prepare: Callable | None = None
-    ) -> Timed:
-        """Flush the L2, call `prepare`, then time `call(x)` by two events.
+    def time(self, call: Callable[[Tensor], object], x: Tensor) -> float:
+        """Flush the L2, and return the seconds of `call(x)` on the current stream, by two events.
 
         The host launches the call while the GPU flushes the L2. So the time between the events is
-        the device's, without the host's time for the launch. The wall-clock time does not include
-        the flush.
-
-        `prepare` may write new values to x; the GPU does that after the flush. A call that computes
-        on another stream, without waiting for this one, begins during the flush. Its time is too
-        short, and its output shows that, because it read the old values.
+        the device's, without the host's time for the launch.
         """
         synchronize()
-        start = perf_counter()
-        self._flush_start.record()
         for _ in range(FLUSHES):
             self._flush_memory.zero_()
-        if prepare is not None:
-            prepare()
-        self._call_start.record()
-        output = call(x)
-        self._call_end.record()
+        self._start.record()
+        result = call(x)
+        self._end.record()
         synchronize()
-        seconds_with_flush = perf_counter() - start
-        flush_seconds = self._flush_start.elapsed_time(self._call_start) * 1e-3
-        call_seconds = self._call_start.elapsed_time(self._call_end) * 1e-3
-        return Timed(output, call_seconds, seconds_with_flush - flush_seconds)
+        del result  # not earlier: the time does not include freeing it
+        return self._start.elapsed_time(self._end) * 1e-3

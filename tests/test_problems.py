@@ -1,11 +1,9 @@
-"""`problems/`: ReLU's small cases, how many rows of x fit into memory, and the clock of a GPU."""
-
-from functools import partial
+"""`problems/`: ReLU's small cases, and how many rows of x fit into memory."""
 
 import pytest
 import torch
 
-from problems import clock, elementwise, sizes
+from problems import elementwise, sizes
 from referee.reference import random_values
 from referee.reference.dtypes import DTYPES
 
@@ -58,25 +56,3 @@ def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
     for wanted, size in [(21, 10), (None, 56)]:
         with pytest.raises(ValueError, match="GiB"):
             sizes.choose_rows(wanted, 4096, size, CPU)
-
-
-@pytest.mark.gpu
-def test_a_call_that_works_during_the_flush_reads_old_values():
-    """Such a call on another stream would gain the time of the flush; so its output is wrong.
-
-    The clock writes ones to x after the flush. The call reads x before that, when it has zeros.
-    """
-    x = torch.zeros(1000, device="cuda")
-    side = torch.cuda.Stream()
-
-    def early(x):
-        with torch.cuda.stream(side):
-            out = x.clone()
-        torch.cuda.current_stream().wait_stream(side)
-        return out
-
-    timer = clock.CudaClock(x.device)
-    timer.time(early, x)
-    output, *_ = timer.time(early, x, partial(x.fill_, 1.0))
-    assert not output.any()
-    assert x.all()

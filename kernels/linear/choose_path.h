@@ -25,10 +25,9 @@
 //   fp16x3_gradient_wins        gradients that lost with the limits of the forward
 //   one_product_wins_float32    the gradient that lost with the least work of the forward
 //
-// How to measure again, for another GPU or kernel: let choose_path return our path for all sizes,
-// then Path::kTorch for all sizes, and run `python -m problems.benchmark linear` each time. (ROWS
-// and FEATURES in problems/benchmark.py are its sizes.) A limit belongs between the sizes where our
-// path takes less time and those where torch does.
+// How to measure again, for another GPU or kernel: docs/CONTRIBUTING.md, "Retune the choice of a
+// path". It times each path at the same sizes. A limit belongs between the sizes where our path
+// takes less time and those where torch does.
 
 #pragma once
 
