@@ -1,7 +1,7 @@
 """The tables of README and docs/BENCHMARKS.md, made from the results in docs/benchmarks/*.json.
 
 A file of results is what a command wrote by `--json`: either `python -m problems.benchmark`, whose
-keys problems/benchmark.py explains, or `python run.py` (referee/README.md, "Results"). Then
+keys problems/benchmark.py explains, or `python run.py` (referee/RESULTS.md). Then
 problems/figures.py added the key "commit", and removed `--json` from "command".
 
 A block of a page begins with a comment that names a view and one or more files of results,

@@ -195,7 +195,8 @@ class Grading:
             compare: whether both constructors must have drawn the same values.
         """
         self.is_timed_module = args is None
-        args = self.problem.args if args is None else args
+        if args is None:
+            args = self.problem.args
         seed = new_seed()
         self.previous_module = None
         self.module = self.problem.construct(seed, args)
@@ -272,9 +273,9 @@ class Grading:
 
     def parameter_names(self) -> list[str]:
         """Return the reference's names of the parameters that have gradients."""
-        ids = {id(p) for p in self.module.parameters() if p.is_floating_point()}
-        state = self.module.state_dict(keep_vars=True)
-        return [name for name in self._changing_names if id(state[name]) in ids]
+        ids_of_parameters = {id(p) for p in self.module.parameters() if p.is_floating_point()}
+        state = self.module.state_dict(keep_vars=True)  # the Parameter objects, not their data
+        return [name for name in self._changing_names if id(state[name]) in ids_of_parameters]
 
     def expected_results(self, inputs: list) -> list[ReferenceTensor]:
         """Return the reference's results for inputs, with their error budgets."""
@@ -319,7 +320,7 @@ class Grading:
 
         Returns:
             The largest of several typical errors, for each result and gradient; infinity if the
-            steps cannot be run, as for want of memory.
+            steps cannot be run, for example for lack of memory.
         """
         largest = [0.0] * len(eager)
         unknown = [math.inf] * len(eager)
@@ -329,10 +330,8 @@ class Grading:
                     others = step_or_none(lambda: self.problem.run_step(*step))
                 if others is None:
                     return unknown
-                for i, (other, x) in enumerate(zip(others, eager, strict=False)):
-                    if other is not None and x is not None and other.shape == x.shape:
-                        error = typical_error(flat_reals(other), flat_reals(x))
-                        largest[i] = max(largest[i], error)
+                for i, error in _typical_errors(others, eager):
+                    largest[i] = max(largest[i], error)
         except (BadReferenceError, torch.OutOfMemoryError):
             return unknown
         return largest
@@ -353,6 +352,14 @@ class Grading:
         self._first_values = {
             name: without_repeats(state[name]).clone() for name in self._changing_names
         }
+
+
+def _typical_errors(others: list, eager: list) -> Iterator[tuple[int, float]]:
+    """Yield the index and the typical error of each result that can be compared with eager's."""
+    for i, (other, x) in enumerate(zip(others, eager, strict=False)):
+        are_both_there = other is not None and x is not None
+        if are_both_there and other.shape == x.shape:
+            yield i, typical_error(flat_reals(other), flat_reals(x))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ A document is the content of a JSON file. Its records are nested like this:
           forward      "summary": a row for each timed call; "seconds": all samples
           step         the same of a training step, or None
 
-README, "Results", explains the keys.
+RESULTS.md explains the keys.
 """
 
 import json

@@ -247,14 +247,18 @@ class _StepRounds:
         other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
         for result_index, quantity in enumerate(self.quantities):
             expected = drawn.expected[result_index]
-            if not quantity.expected or expected is None:
+            has_reference = quantity.expected is not None and expected is not None
+            if not has_reference:
                 continue
             if quantity.expected.shape != list(expected.shape):
                 raise ChangingShapeError
-            description = descriptions[result_index]
-            prefix = f"a timed step's {quantity.name}: "
-            indices = call_index, result_index
-            got = read_quantity(grading, quantity, description, prefix, indices)
+            got = read_quantity(
+                grading,
+                quantity,
+                descriptions[result_index],
+                prefix=f"a timed step's {quantity.name}: ",
+                indices=(call_index, result_index),
+            )
             if early.differs(call_index, result_index, got):
                 raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
             quantity.compare_timed(
@@ -273,14 +277,9 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     inputs_of_steps = [problem.draw() for _ in range(calls)]
     grading.inputs = inputs_of_steps[0]
     parameters = grading.parameter_names()
-    drawn_steps, gradients_of_steps = [], []
-    for inputs in inputs_of_steps:
-        output_gradients = draw_output_gradients(grading, inputs).gradients
-        gradients_of_steps.append(output_gradients)
-        arguments = StepArguments(grading.module, inputs, output_gradients, parameters)
-        with restored_buffers(grading.module):
-            drawn_steps.append(DrawnStep(arguments, problem.run_step(*arguments)))
+    drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
+    gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
     write_all(bench.output_gradients, bench.pool, gradients_of_steps)
     write_state_for_all(grading)
     if bench.are_results_copied:
@@ -290,26 +289,59 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     return drawn_steps
 
 
+def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnStep:
+    """Draw the outputs' gradients of a training step, and run the reference's.
+
+    Args:
+        grading: the file under grading.
+        inputs: the step's inputs.
+        parameters: names of the parameters whose gradients are computed.
+    """
+    output_gradients = draw_output_gradients(grading, inputs).gradients
+    arguments = StepArguments(grading.module, inputs, output_gradients, parameters)
+    with restored_buffers(grading.module):
+        expected = grading.problem.run_step(*arguments)
+    return DrawnStep(arguments, expected)
+
+
 def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
     """Time the training steps of one request of a timed call."""
-    bench, parameters = grading.bench, grading.parameter_names()
-    if timed_call.contestant is grading.solution:  # its file may give them other names
+    bench = grading.bench
+    contestant = timed_call.contestant
+    parameters = grading.parameter_names()
+    if contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
-    is_copied = bench.are_results_copied and timed_call.call == MODULE
-    early = EarlyElements(bench, timed_call.contestant)
-    reply = timed_call.contestant.ask(
+    early = EarlyElements(bench, contestant)
+    outputs = None
+    if bench.are_results_copied and timed_call.call == MODULE:
+        outputs = bench.room_for(grading.result_templates, calls)
+    reply = contestant.ask(
         "run_steps",
         early.read,
         name=timed_call.call,
         inputs=bench.forms(calls),
         output_gradients=_output_gradient_forms(bench, calls),
         parameters=parameters,
-        outputs=bench.room_for(grading.result_templates, calls) if is_copied else None,
+        outputs=outputs,
     )
-    forwards, backwards = _checked_halves(reply["seconds"], calls)
-    step_seconds = [sum(halves) for halves in zip(forwards, backwards, strict=True)]
-    sample = Sample(step_seconds, timed_call.contestant.seconds)
-    return TimedSteps(StepSample(sample, _part_of_forwards(forwards, backwards)), reply, early)
+    times = _step_sample(reply["seconds"], contestant.seconds, calls)
+    return TimedSteps(times, reply, early)
+
+
+def _step_sample(reply_seconds: object, request_seconds: float, calls: int) -> StepSample:
+    """Return the times of a request.
+
+    Args:
+        reply_seconds: the seconds in the reply, which may be anything.
+        request_seconds: the seconds of the request by the referee's clock.
+        calls: the number of training steps of the request.
+    """
+    forwards, backwards = _checked_halves(reply_seconds, calls)
+    step_seconds = [
+        forward + backward for forward, backward in zip(forwards, backwards, strict=True)
+    ]
+    sample = Sample(step_seconds, request_seconds)
+    return StepSample(sample, _part_of_forwards(forwards, backwards))
 
 
 def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:

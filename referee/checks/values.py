@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import torch
+
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.results import check_results, read_result
@@ -10,6 +12,7 @@ from referee.comparison.case import Case
 from referee.contestants.memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.reference.problem import Problem
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
@@ -54,21 +57,15 @@ def check_values(grading: Grading) -> None:
 
 def _compare_forwards(grading: Grading) -> ComparedForwards:
     """Compare the results of forwards with several inputs and parameters."""
-    problem = grading.problem
-    if grading.is_timed_module:  # it was constructed for the setting before
-        grading.redraw_state()
-    else:
-        grading.progress("constructing", "the module")
-        grading.construct(compare=True)
-    count = FORWARDS_AFTER_OWN_CASES if problem.file.covers_all_values else FORWARDS
+    _construct_or_redraw(grading)
+    count = FORWARDS
+    if grading.problem.file.covers_all_values:
+        count = FORWARDS_AFTER_OWN_CASES
     largest_relative_error = 0.0
     have_eagers_bits = True
     last_errors = Errors()
     for index in range(count):
-        # The second forward has the first one's inputs with other parameters, if there are any: a
-        # solution that keeps a result for its input alone is wrong there.
-        has_first_inputs = index == 1 and bool(grading.parameter_names())
-        inputs = grading.inputs if has_first_inputs else grading.draw_inputs()
+        inputs = _inputs_of_forward(grading, index)
         if index > 0:
             grading.redraw_state()
         is_last = index == count - 1
@@ -79,6 +76,26 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
             largest_relative_error = max(largest_relative_error, comparison.errors.relative)
             have_eagers_bits = have_eagers_bits and comparison.has_eagers_bits
     return ComparedForwards(last_errors, largest_relative_error, have_eagers_bits)
+
+
+def _construct_or_redraw(grading: Grading) -> None:
+    """Construct the module; if it was constructed for the setting before, give it new values."""
+    if grading.is_timed_module:
+        grading.redraw_state()
+    else:
+        grading.progress("constructing", "the module")
+        grading.construct(compare=True)
+
+
+def _inputs_of_forward(grading: Grading, index: int) -> list:
+    """Return the inputs of a forward; the first has index 0.
+
+    If there are parameters, the second forward has the inputs of the first one and other
+    parameters. A solution that keeps a result for its input alone is wrong there.
+    """
+    if index == 1 and grading.parameter_names():
+        return grading.inputs
+    return grading.draw_inputs()
 
 
 def _label(grading: Grading) -> str:
@@ -99,21 +116,22 @@ def _forward_name(grading: Grading, index: int) -> str:
         name = "other parameters"
     else:
         name = f"draw {index + 1}"
-    label = _label(grading)
-    return f"{label}, {name}" if label else name
+    return ", ".join(filter(None, [_label(grading), name]))
 
 
 def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
     """Set the verdict's accuracy class; check that it is good enough for the problem."""
-    problem, relative_error = grading.problem, compared.largest_relative_error
+    problem = grading.problem
+    relative_error = compared.largest_relative_error
     usual = accuracy_class(relative_error)
     reached = problem.accuracy(relative_error, compared.have_eagers_bits, usual)
     if not grading.verdict.accuracy:  # the first precision setting's class is kept
         grading.verdict.accuracy = reached
     least = problem.least_accuracy()
     if least and reached != least:
-        reason = f"lower precision than {least.partition('-')[0]}: {reached}, relative error "
-        raise NotCorrectError(WRONG, f"{reason}{relative_error:.2g}")
+        precision = least.partition("-")[0]  # "float32" of "float32-grade"
+        reason = f"lower precision than {precision}: {reached}, relative error {relative_error:.2g}"
+        raise NotCorrectError(WRONG, reason)
 
 
 def _check_results_stay(grading: Grading) -> None:
@@ -128,20 +146,33 @@ def _check_results_stay(grading: Grading) -> None:
     held_count = _count_of_held_results(grading)
     if held_count == 0:
         return
-    first_inputs = problem.draw()
-    inputs_of_calls = [first_inputs]
-    for _ in range(held_count):
-        if problem.input_source.repeats:  # equal results would not show an overwritten one
-            inputs_of_calls.append(unusual_inputs(problem, ALTERED, first_inputs))
-        else:
-            inputs_of_calls.append(problem.draw())
+    # After the last held result, one more call follows, which may overwrite it.
+    inputs_of_calls = _draw_different_inputs(problem, held_count + 1)
     grading.previous_inputs = []  # these calls keep none
     calls = [_call(grading, inputs) for inputs in inputs_of_calls]
-    # A solution may compute another function of altered inputs: the first result alone is compared.
-    compared_count = 1 if problem.input_source.repeats else held_count
+    compared_count = held_count
+    if problem.input_source.repeats:
+        # All inputs but the first are altered. A solution may compute another function of these.
+        compared_count = 1
     for call_index in range(compared_count):
         _check_held_result(grading, calls, inputs_of_calls, call_index)
     bench.free_results(grading.solution)
+
+
+def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
+    """Return the inputs of some calls, which must have different results.
+
+    If equal inputs are drawn every time, all but the first are altered: equal results would not
+    show that one has overwritten another.
+    """
+    first_inputs = problem.draw()
+    inputs_of_calls = [first_inputs]
+    while len(inputs_of_calls) < count:
+        if problem.input_source.repeats:
+            inputs_of_calls.append(unusual_inputs(problem, ALTERED, first_inputs))
+        else:
+            inputs_of_calls.append(problem.draw())
+    return inputs_of_calls
 
 
 def _count_of_held_results(grading: Grading) -> int:
@@ -152,7 +183,8 @@ def _count_of_held_results(grading: Grading) -> int:
         return 0
     bytes_of_call = max(problem.output_bytes, problem.input_bytes)
     room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
-    return max(1, min(MOST_HELD_RESULTS, room // bytes_of_call))
+    count_in_room = room // bytes_of_call
+    return max(1, min(MOST_HELD_RESULTS, count_in_room))
 
 
 def _check_held_result(
@@ -176,12 +208,30 @@ def _check_held_result(
         mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:
             continue
-        for later_inputs in inputs_of_calls[call_index + 1 :]:
-            later = grading.run_reference(later_inputs)[result_index]
-            if later.numel() == len(got) and tensor.other_draws.find_mistake(got, later) is None:
-                reason = "a later call overwrites an earlier call's result; return new memory"
-                raise NotCorrectError(WRONG, reason)
+        if _is_result_of_a_call(grading, got, result_index, inputs_of_calls[call_index + 1 :]):
+            reason = "a later call overwrites an earlier call's result; return new memory"
+            raise NotCorrectError(WRONG, reason)
         raise NotCorrectError(WRONG, f"{name}: {mistake}")
+
+
+def _is_result_of_a_call(
+    grading: Grading, got: torch.Tensor, result_index: int, inputs_of_calls: list[list]
+) -> bool:
+    """Return whether values are the right result of one of several calls.
+
+    Args:
+        grading: the file under grading.
+        got: the values, flat.
+        result_index: which of a call's results they may be.
+        inputs_of_calls: the inputs of each call.
+    """
+    other_draws = grading.reference_tensors[result_index].other_draws
+    for inputs in inputs_of_calls:
+        expected = grading.run_reference(inputs)[result_index]
+        has_its_size = expected.numel() == len(got)
+        if has_its_size and other_draws.find_mistake(got, expected) is None:
+            return True
+    return False
 
 
 def _call(grading: Grading, inputs: list) -> dict:

@@ -12,6 +12,11 @@ import torch
 # larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
 # Every process frees a block of this size first so that all have the same threshold.
 FREED_FIRST_BYTES = 31 << 20
+# A result of fewer bytes may get a free block that is somewhat larger than itself.
+SMALL_BYTES = 1 << 20
+# A freed block of fewer bytes stays with malloc, whose threshold is about as large. A result may
+# then get any of several free blocks.
+KEPT_BY_MALLOC_BYTES = 32 << 20
 
 
 def set_malloc_threshold() -> None:
@@ -25,18 +30,27 @@ def poison_free_memory(size: int, device: torch.device) -> None:
     The allocator probably uses this memory for a result of `size` bytes next. If the solution does
     not write its whole result, NaN stays in it.
     """
-    if not size:
+    if size == 0:
         return
-    sizes = [size]
-    if size < 1 << 20:
-        # malloc may take a free block that is somewhat larger.
-        sizes = list(range(size, size + 1024, 64))
-    elif size < 1 << 25:
-        # Freed blocks below malloc's threshold (about 32 MiB, see FREED_FIRST_BYTES) stay with
-        # malloc. It may take any of several free ones.
-        sizes = [size] * 4
-    blocks = [torch.empty(n, dtype=torch.uint8, device=device).fill_(0xFF) for n in sizes]
+    # All blocks are held at once. Otherwise each would be the memory of the one before.
+    blocks = [
+        torch.empty(block_size, dtype=torch.uint8, device=device).fill_(0xFF)
+        for block_size in _sizes_of_likely_blocks(size)
+    ]
     del blocks  # the memory is free again
+
+
+def _sizes_of_likely_blocks(size: int) -> list[int]:
+    """Return the sizes of blocks of which the allocator probably takes one for a result.
+
+    For 1,000 bytes these are 1,000, 1,064 and so on up to 1,960; for 2 MiB four times 2 MiB; and
+    for 64 MiB only 64 MiB.
+    """
+    if size < SMALL_BYTES:
+        return list(range(size, size + 1024, 64))
+    if size < KEPT_BY_MALLOC_BYTES:
+        return [size] * 4
+    return [size]
 
 
 @contextmanager

@@ -66,9 +66,11 @@ class _WrongInEveryStep:
 
     def __init__(self) -> None:
         self._had_a_right_step = False
-        self._least_relative_error = math.inf  # of a step
-        self._least_wrong_share = math.inf  # of the elements of a step
-        self._always_wrong: torch.Tensor | None = None  # mask of elements wrong in every step
+        # The least of the steps so far: of the relative error, and of the share of wrong elements.
+        self._least_relative_error = math.inf
+        self._least_wrong_share = math.inf
+        # A flat mask of the elements that are wrong in every step; None before a step is wrong.
+        self._always_wrong: torch.Tensor | None = None
         # The probability that rounding alone makes an element wrong in every step.
         self._chance = 1.0
 
@@ -87,18 +89,21 @@ class _WrongInEveryStep:
         self._least_relative_error = min(self._least_relative_error, relative_error)
         self._least_wrong_share = min(self._least_wrong_share, share)
         self._chance *= share
-        self._always_wrong = wrong if self._always_wrong is None else self._always_wrong & wrong
+        if self._always_wrong is None:
+            self._always_wrong = wrong
+        else:
+            self._always_wrong = self._always_wrong & wrong
 
     def is_mistake(self) -> bool:
         """Return whether all steps together show a mistake that rounding does not explain."""
         if self._always_wrong is None or self._had_a_right_step:
             return False
-        if self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING:
+        are_too_many = self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING
+        are_too_far_off = self._least_relative_error > GROSS
+        if are_too_many or are_too_far_off:
             return True
-        if self._least_relative_error > GROSS:
-            return True
-        count_by_rounding = self._chance * len(self._always_wrong)
-        return count_by_rounding < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
+        predicted_count = self._chance * len(self._always_wrong)
+        return predicted_count < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
 class Quantity:
@@ -122,8 +127,8 @@ class Quantity:
         self.is_wrong_in_one_step = False
         self._first_mistake = ""
         self._timed_steps = 0
-        self._steps_far_off = 0  # of the timed ones
-        self._inaccurate_steps = 0  # likewise
+        self._timed_steps_far_off = 0
+        self._inaccurate_timed_steps = 0
         self._wrong_in_every_step = _WrongInEveryStep()
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
@@ -135,8 +140,14 @@ class Quantity:
         """
         comparison = self.expected.compare(got.reshape(-1))
         self.comparison = comparison
-        relative_error = comparison.errors.relative
-        self._record(comparison.wrong, relative_error, comparison.mistake or "", is_strict)
+        any_is_wrong = bool(comparison.wrong.any())
+        if any_is_wrong and comparison.mistake:
+            self._keep_first(comparison.mistake)
+        one_step_decides = is_strict or self.expected.must_equal_eager
+        if not one_step_decides:
+            self._wrong_in_every_step.add(comparison.wrong, comparison.errors.relative)
+        elif any_is_wrong:
+            self.is_wrong_in_one_step = True
         self.expected.forget()
 
     def compare_timed(
@@ -155,25 +166,48 @@ class Quantity:
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
-        # The rules of several steps are for gradients that rounding can change. Anything else is
-        # right or wrong in each step.
-        if self.expected.must_equal_eager or self.kind is Kind.RESULT:
-            if mistake := self.expected.other_draws.find_mistake(got, eager, second_look):
-                self.is_wrong_in_one_step = True
-                self._keep_first(mistake)
-            return
-        wrong = self.expected.other_draws.find_wrong(got, eager)
-        mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
-        relative_error = relative_difference(got, eager) if mistake else 0.0
-        self._timed_steps += 1
-        if relative_error > LARGEST_RELATIVE_ERROR:
+        one_step_decides = self.expected.must_equal_eager or self.kind is Kind.RESULT
+        if one_step_decides:
+            self._compare_alone(got, eager, second_look)
+        else:
+            self._compare_gradient(got, eager, error_of_other_roundings)
+
+    def _compare_alone(
+        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
+    ) -> None:
+        """Compare a tensor of which one timed step decides whether it is wrong.
+
+        The arguments are those of `compare_timed`.
+        """
+        mistake = self.expected.other_draws.find_mistake(got, eager, second_look)
+        if mistake:
             self.is_wrong_in_one_step = True
             self._keep_first(mistake)
-        if relative_error > self._least_far_off():
-            self._steps_far_off += 1
-        if mistake and self._is_inaccurate(got, eager, error_of_other_roundings):
-            self._inaccurate_steps += 1
-        self._record(wrong, relative_error, mistake or "", is_strict=False)
+
+    def _compare_gradient(
+        self,
+        got: torch.Tensor,
+        eager: torch.Tensor,
+        error_of_other_roundings: Callable[[], float],
+    ) -> None:
+        """Compare a gradient of a timed step; the rules of several steps decide about it.
+
+        The arguments are those of `compare_timed`.
+        """
+        self._timed_steps += 1
+        wrong = self.expected.other_draws.find_wrong(got, eager)
+        mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
+        relative_error = 0.0
+        if mistake:
+            self._keep_first(mistake)
+            relative_error = relative_difference(got, eager)
+            if relative_error > LARGEST_RELATIVE_ERROR:
+                self.is_wrong_in_one_step = True
+            if relative_error > self._least_far_off():
+                self._timed_steps_far_off += 1
+            if self._is_inaccurate(got, eager, error_of_other_roundings):
+                self._inaccurate_timed_steps += 1
+        self._wrong_in_every_step.add(wrong, relative_error)
 
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
@@ -191,26 +225,6 @@ class Quantity:
         made.expected = self.expected
         return made
 
-    def _record(
-        self, wrong: torch.Tensor, relative_error: float, mistake: str, is_strict: bool
-    ) -> None:
-        """Record the comparison of one step.
-
-        Args:
-            wrong: a flat mask of the elements that are off by too much.
-            relative_error: the relative error of the whole tensor.
-            mistake: what is wrong, in words; it counts only if an element is wrong.
-            is_strict: whether a single wrong element is a mistake.
-        """
-        any_is_wrong = bool(wrong.any())
-        if any_is_wrong:
-            self._keep_first(mistake)
-        if self.expected.must_equal_eager or is_strict:
-            if any_is_wrong:
-                self.is_wrong_in_one_step = True
-        else:
-            self._wrong_in_every_step.add(wrong, relative_error)
-
     def _is_inaccurate(
         self, got: torch.Tensor, eager: torch.Tensor, error_of_other_roundings: Callable[[], float]
     ) -> bool:
@@ -221,7 +235,7 @@ class Quantity:
         """
         typical = typical_error(flat_reals(got), flat_reals(eager))
         if typical <= self.expected.typical_slack:
-            return False
+            return False  # the usual case, in which no other roundings are computed
         return typical > MOST_TIMES_OTHER_ROUNDINGS * error_of_other_roundings()
 
     def _least_far_off(self) -> float:
@@ -238,11 +252,11 @@ class Quantity:
 
     def _is_far_off_in_most_steps(self) -> bool:
         """Return whether the relative error was too large in more than half of the timed steps."""
-        return self._steps_far_off > self._timed_steps / 2
+        return self._timed_steps_far_off > self._timed_steps / 2
 
     def _is_inaccurate_in_many_steps(self) -> bool:
         """Return whether the typical error was too large in more timed steps than it may be."""
-        return self._inaccurate_steps > LARGEST_INACCURATE_SHARE * self._timed_steps
+        return self._inaccurate_timed_steps > LARGEST_INACCURATE_SHARE * self._timed_steps
 
 
 def make_quantities(inputs: list, parameters: list[str], output_count: int) -> list[Quantity]:

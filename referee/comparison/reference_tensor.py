@@ -94,17 +94,19 @@ class ReferenceTensor:
         self._limit = _flat(limit)
         real_dtype = self.eager.dtype
         self.must_equal_eager = must_equal_eager or not real_dtype.is_floating_point
+        # A result in float64 is compared with eager's: nothing more exact is known.
         needs_exact = not self.must_equal_eager and real_dtype != torch.float64
         self._exact = _flat(exact) if needs_exact else None
         self.eager_errors = Errors()
-        self.budget = Budget()
         self.typical_slack = math.inf
-        if self._exact is not None:
+        if self.must_equal_eager:
+            self.budget = Budget()
+        elif self._exact is None:
+            self.budget = budget_without_float64(real_dtype)
+        else:
             self.eager_errors = self._measure_eager(_flat(in_tf32))
             self.typical_slack = self._measure_typical_slack(_flat(in_tf32), terms)
             self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
-        elif not self.must_equal_eager:
-            self.budget = budget_without_float64(real_dtype)
         self.other_draws = OtherDraws(
             self._widened_budget(), self.eager_errors, self.must_equal_eager
         )
@@ -130,10 +132,17 @@ class ReferenceTensor:
         if comparison.mistake is None or second_look is None:
             return comparison
         excused = find_excused(comparison.wrong, got, self.eager, self.budget, second_look)
-        return comparison if excused is None else self._compare(got, excused)
+        if excused is None:
+            return comparison
+        return self._compare(got, excused)
 
     def _compare(self, got: torch.Tensor, excused: torch.Tensor | None = None) -> Comparison:
-        """Compare a flat result with the reference's, without the elements of a mask."""
+        """Compare a flat result with the reference's, block by block.
+
+        Args:
+            got: the flat result.
+            excused: a flat mask of elements whose errors count as zeros; None if all count.
+        """
         sums = ErrorSums()
         wrong = torch.zeros(self._length, dtype=torch.bool, device=got.device)
         first_wrong = ""
@@ -141,9 +150,10 @@ class ReferenceTensor:
         for block in blocks(self._length):
             got_part, eager_part = got[block], self.eager[block]
             is_same = first_mismatch(got_part, eager_part) is None
-            has_eagers_bits = has_eagers_bits and is_same
-            if is_same and self.must_equal_eager:
-                continue
+            if not is_same:
+                has_eagers_bits = False
+            elif self.must_equal_eager:
+                continue  # there is no error to add
             expected = self._expected(block)
             error = element_errors(got_part, eager_part, expected)
             if excused is not None:
@@ -169,21 +179,28 @@ class ReferenceTensor:
             first_wrong: the first of them, in words.
             result: how far off the result is.
         """
-        if self._limit is not None and self._is_as_accurate_as_eager(result):
+        has_limits = self._limit is not None
+        if has_limits and self._is_as_accurate_as_eager(result):
             return None
         if wrong_count:
-            fault = "elements beyond the error budget"
-            if self.must_equal_eager:
-                fault = "elements differ"
-            return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
-        if self._limit is None and result.mean > self.budget.mean_slack:
+            return self._describe_wrong_elements(wrong_count, first_wrong)
+        is_mean_limited = not has_limits
+        if is_mean_limited and result.mean > self.budget.mean_slack:
             return describe_mean_error(result.mean, self.budget.mean_slack)
         return None
+
+    def _describe_wrong_elements(self, wrong_count: int, first_wrong: str) -> str:
+        """Return how many elements are off by too much, and the first of them, in words."""
+        fault = "elements beyond the error budget"
+        if self.must_equal_eager:
+            fault = "elements differ"
+        return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
 
     def _is_as_accurate_as_eager(self, result: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""
         is_max_small = result.largest <= CHANCE_OF_MAX * self.eager_errors.largest
-        return is_max_small and result.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
+        is_mean_small = result.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
+        return is_max_small and is_mean_small
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element of a block may be."""
@@ -199,7 +216,8 @@ class ReferenceTensor:
         if self._exact is None:
             return eager
         exact = self._exact[block]
-        return torch.where(eager.isfinite() & exact.isfinite(), exact, eager)
+        are_both_finite = eager.isfinite() & exact.isfinite()
+        return torch.where(are_both_finite, exact, eager)
 
     # The methods from here on set the budgets. Only the constructor calls them.
 
@@ -212,7 +230,7 @@ class ReferenceTensor:
         return other if other.mean > own.mean else own
 
     def _measure(self, result: torch.Tensor) -> Errors:
-        """Return the errors of a flat result of the reference."""
+        """Return the errors of a flat result of the reference, compared with the exact one."""
         sums = ErrorSums()
         for block in blocks(self._length):
             expected = self._expected(block)
@@ -230,7 +248,10 @@ class ReferenceTensor:
         return typical_slack(typical, self.eager_errors, self.eager.dtype, terms)
 
     def _widened_budget(self) -> Budget:
-        """Return the budget of the distance from eager's result in another draw."""
+        """Return the budget of the distance from eager's result in another draw.
+
+        Eager's result is off itself, so only the limit of the mean distance is wider.
+        """
         budget = self.budget
         if self._limit is not None:
             budget = replace(budget, mean_slack=max(budget.mean_slack, _mean(self._limit)))
@@ -245,5 +266,8 @@ def _flat(x: torch.Tensor | None) -> torch.Tensor | None:
 
 def _mean(limit: torch.Tensor) -> float:
     """Return the mean of a flat tensor of limits; those that are not finite count as zeros."""
-    total = sum(limit[block].nan_to_num(0, 0, 0).sum().item() for block in blocks(len(limit)))
+    total = 0.0
+    for block in blocks(len(limit)):
+        finite = limit[block].nan_to_num(0, 0, 0)
+        total += finite.sum().item()
     return total / max(len(limit), 1)
