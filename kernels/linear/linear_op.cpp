@@ -37,6 +37,11 @@ namespace {
 
 // ------------------------------------------------------------------------------ argument adapters
 
+[[noreturn]] void fail_for_output_mask(const char* expected, int64_t output_mask) {
+  fail("linear_relu_divide_gradients: expected " + std::string(expected) + ", got output_mask " +
+       std::to_string(output_mask));
+}
+
 // The dispatcher passes arguments one by one, and our functions take a struct of them. For such a
 // function f, the dispatcher gets pack_inputs<f>, which makes the struct and calls f.
 template <auto function>
@@ -55,15 +60,10 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
   const bool needs_grad_weight = (output_mask & kGradWeight) != 0;
   const bool needs_grad_bias = (output_mask & kGradBias) != 0;
   const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
-  if (!is_in_range)
-    fail("linear_relu_divide_gradients: output_mask must be 0 to 7, got " +
-         std::to_string(output_mask));
+  if (!is_in_range) fail_for_output_mask("output_mask from 0 to 7", output_mask);
   if (weight.has_value() != needs_grad_x || x.has_value() != needs_grad_weight) {
-    fail(
-        "linear_relu_divide_gradients: expected weight if and only if bit 0 of output_mask is set, "
-        "and "
-        "input if and only if bit 1 is, got output_mask " +
-        std::to_string(output_mask));
+    fail_for_output_mask("weight if and only if bit 0 is set, input if and only if bit 1 is",
+                         output_mask);
   }
   return function({grad_output, mask, x, weight, needs_grad_bias, divisor});
 }

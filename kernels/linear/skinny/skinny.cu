@@ -41,8 +41,7 @@
 // added up, in double:
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
-//   2. sum_of_blocks adds the sums of the blocks of a cluster, which read each other's shared
-//   memory.
+//   2. sum_of_blocks adds the sums of a cluster's blocks, which read each other's shared memory.
 //   3. finish_sum adds the products of the last k % 4 elements of K, which fill no float4, and the
 //      bias.
 //
