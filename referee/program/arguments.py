@@ -139,8 +139,11 @@ def readable(text: str) -> Path:
 
 
 def _devices(text: str) -> list[str]:
-    """Return the names in "cuda:0,cuda:1", each once."""
-    return list(dict.fromkeys(text.split(",")))
+    """Return the names in "cuda:0,cuda:1"; raise ArgumentTypeError if one is empty."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name; expected cuda:0,cuda:1")
+    return names
 
 
 def positive(text: str) -> int:

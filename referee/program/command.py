@@ -105,7 +105,13 @@ def _grade_folders(
     """
     devices = [device]
     if args.devices:
-        devices = [choose_device(name)[0] for name in args.devices]
+        chosen = [choose_device(name)[0] for name in args.devices]
+        # "cuda,cuda:0" is one GPU. The CPU may be named several times, for as many workers.
+        devices = [
+            device
+            for index, device in enumerate(chosen)
+            if device.type == "cpu" or device not in chosen[:index]
+        ]
     document = records.document(command_line, "grading", records.environment(devices[0]))
     job = folders.find_work(args)
     names = ", ".join(map(str, devices))

@@ -12,6 +12,7 @@ from torch import nn
 from referee.contestants.execute import execute
 from referee.contestants.results import flatten, plain
 from referee.messages import first_error_line
+from referee.reference.random_values import reseed
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -64,9 +65,15 @@ class ReferenceFile:
 
         Tensors are on the device. They are dense, with neither gaps nor overlaps, unless the file
         covers all values.
+
+        The file may set a seed when it is imported, and `get_inputs` may set one in each call. A
+        solution can read the file. So the generators get new seeds before the call and after it:
+        neither these inputs nor what is drawn next can be foreseen.
         """
+        reseed()
         with device:
             inputs = self._list_from("get_inputs")
+        reseed()
         for value in inputs:
             if type(value) not in ARGUMENT_TYPES:
                 raise self.bad(

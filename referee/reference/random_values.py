@@ -4,7 +4,9 @@
 change earlier values, because the sizes and signs of parameters matter.
 """
 
+import random
 import secrets
+import sys
 
 import torch
 from torch import nn
@@ -20,6 +22,15 @@ LARGEST_WITH_NEW_SIGN = 1e4
 def new_seed() -> int:
     """Return a seed that no solution can foresee."""
     return secrets.randbelow(SEEDS)
+
+
+def reseed() -> None:
+    """Give the global generators of torch, Python and NumPy seeds that no solution can foresee."""
+    torch.manual_seed(new_seed())
+    random.seed(new_seed())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(new_seed())
 
 
 def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -96,3 +96,9 @@ def test_the_package_has_the_documented_names_and_no_others():
         assert getattr(referee, name).__doc__
     with pytest.raises(AttributeError):
         _ = referee.no_such_name
+
+
+@pytest.mark.parametrize("trials", [0, -1])
+def test_a_number_of_rounds_below_one_is_refused(trials):
+    with pytest.raises(ValueError, match="trials of 1 or more"):
+        referee.grade(None, "solution.py", "cpu", trials=trials)

@@ -103,6 +103,7 @@ def test_a_file_of_something_else_is_left_alone(text, problems, tmp_path, capsys
     "options",
     [
         "--devices cpu,tpu",
+        "--devices cpu,",
         "--devices cpu --device cpu",
         "--markdown table.md",
         "--out /no/such/folder/out",

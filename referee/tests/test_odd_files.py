@@ -235,6 +235,26 @@ def test_results_are_not_replayed_though_the_reference_repeats_its_inputs(tmp_pa
     grade(SEEDED, table, tmp_path, trials=1)
 
 
+# A seed that the reference sets when it is imported.
+FORESEEABLE = "torch.manual_seed(0)\n" + reference("return torch.relu(x)", "[torch.randn(64, 64)]")
+# Draws what the reference would draw after its seed. It is wrong if it has foreseen an input.
+FORESEES = module(
+    """
+if x.sum().item() in self.foreseen:
+    return torch.zeros_like(x)
+return torch.relu(x)
+""",
+    """
+torch.manual_seed(0)
+self.foreseen = {torch.randn(64, 64).sum().item() for _ in range(200)}
+""",
+)
+
+
+def test_inputs_are_not_those_that_follow_from_a_seed_of_the_reference(tmp_path):
+    grade(FORESEEABLE, {"foresees": correct(FORESEES)}, tmp_path, trials=1)
+
+
 @pytest.mark.parametrize("values", [torch.rand(1000), torch.ones(1000), torch.zeros(1000)])
 def test_repeated_inputs_are_altered_in_part(values):
     source = SimpleNamespace(float_indices=[0], repeats=True)
