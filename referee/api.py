@@ -63,7 +63,7 @@ class Result:
         reason: why the solution is not correct; "" if it is.
         accuracy: the accuracy class of its results, "exact" or "float32-grade" for example.
         notes: other facts, each in a sentence.
-        record: all results, as `--json` writes them.
+        record: all results, as `--json` writes them; "details" has the traceback of an exception.
         speedup: eager's time of a forward divided by the solution's, the median over rounds. Above
             1 the solution is faster. None if nothing was timed.
         interval: the 95% interval of `speedup`, (low, high); None if nothing was timed.

@@ -109,6 +109,7 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "file": file,
         "verdict": verdict.word,
         "reason": verdict.reason,
+        "details": verdict.details,
         "accuracy": verdict.accuracy,
         "cases": verdict.count,
         "import_seconds": verdict.import_seconds,

@@ -29,6 +29,7 @@ RECORD: Shape = {
     "cases": int,
     "import_seconds": NUMBER,
     "walls": bool,
+    "details": str,
     "refused": list,
     "notes": list,
     "errors": list,
