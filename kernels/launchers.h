@@ -3,7 +3,8 @@
 //
 //   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
 //                linear/fused_pass/fused_pass_cpu.cpp)
-//   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors
+//   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors;
+//                cuda::transpose also by linear/sm90/launch_one_product.cuh
 //
 // Conventions, unless a comment says otherwise:
 //
@@ -51,8 +52,8 @@ enum class Precision {
 // types the quotient is then rounded to out's dtype.
 //
 // Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
-// out: `row` counts along M, and `column` along N. A plain `row` is a row of the weight only in
-// code that handles an operand by itself: that copies, splits or converts it.
+// out: `row` counts along M, and `column` along N. In code that handles one operand by itself (that
+// copies, splits or converts it), `row` is a row of that operand, which may be the weight.
 //
 // linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.

@@ -138,7 +138,7 @@ char* map_memory(size_t bytes) {
 // declines.
 Header* map_block(size_t bytes) {
   // mmap may align to an ordinary page only. So two huge pages more than the data are mapped. The
-  // data begins at the first multiple of kHugePage that leaves room for the header before it, which
+  // data begins at the first multiple of kHugePage that leaves room for the header before it. That
   // is less than kHeaderBytes + kHugePage after `mapped`. The rest is unmapped again.
   static_assert(kHeaderBytes <= kHugePage, "two huge pages have room for header and alignment");
   const size_t mapped_bytes = bytes + 2 * kHugePage;

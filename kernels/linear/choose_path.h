@@ -152,9 +152,9 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// M * N, the size of the result, has to outgrow three costs, which are counted in elements of it:
-// one for each row of x, one for each column, and one for the call. The call's cost is kCallCost /
-// (K - kUncountedK), so it weighs more where K is short. Example: 2^29 / (1024 - 40) is about
+// M * N, the size of the result, has to outgrow three costs, counted in elements of the result:
+// kRowCost for each row of x, kColumnCost for each column, and that of the call, which is kCallCost
+// / (K - kUncountedK) and so weighs more where K is short. Example: 2^29 / (1024 - 40) is about
 // 546,000 elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
@@ -189,9 +189,10 @@ inline bool fp16x3_forward_wins(const Product& product) {
 
   // Two measures of the size have to be large enough:
   //
-  //   columns_squared_k = N^2 K          A least N^2 K excludes few columns with a short K: with
-  //                                      2^24, 128 columns need K >= 1024, and 1024 need K >= 16.
-  //   work = (M N + kExtraElements) K    A least work excludes small products. It counts
+  //   columns_squared_k = N^2 K          Its limit excludes products with both few columns and a
+  //                                      short K: with 2^24, 128 columns need K >= 1024, and 1024
+  //                                      need K >= 16.
+  //   work = (M N + kExtraElements) K    Its limit excludes small products. It counts
   //                                      multiplications, as if out had 2^17 elements more. With
   //                                      2^28, it excludes none from K = 2^11 on, because those
   //                                      2^17 elements alone are 2^28 multiplications then.

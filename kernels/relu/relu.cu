@@ -8,12 +8,13 @@
 //   backward.cuh           relu_backward_kernel: grad_input = grad_output where the mask's bit is
 //                          1, else 0.
 //   backward_strided.cuh   relu_backward_strided_kernel: the same for a grad_output that is not
-//                          dense in memory.
+//                          dense in memory, or not aligned.
 //
 // This file launches them; relu_op.cpp calls it through launchers.h.
 //
 // Shapes: x, out, grad_output and grad_input have n elements of one dtype. The kernels see them as
-// flat arrays that begin at multiples of 16 bytes; only a strided grad_output may begin anywhere.
+// flat arrays that begin at multiples of 16 bytes; only a strided or constant grad_output may begin
+// anywhere. A constant one has a single element.
 // The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
 //
 // Why no kernel can be much faster: ReLU does one comparison for each element, which costs nothing
@@ -37,7 +38,7 @@
 
 namespace kernels::relu {
 
-// The functions of this file return a cudaError_t.
+// The functions of this file return a cudaError_t as an int.
 
 // Launches forward, with or without a mask.
 template <bool kMask>

@@ -8,8 +8,8 @@
 // float32 operands, and leaves all others alone.
 //
 // Each of these results is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is. The
-// finite terms cannot change that, so most of them are left out. Those that are not are added in
-// double, which no product and no sum of finite floats overflows. So a sum is infinite or NaN only
+// finite terms cannot change that, so most of them are left out. All others are added in double, in
+// which products and sums of finite floats do not overflow. So a sum is infinite or NaN only
 // because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,

@@ -22,9 +22,10 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN is split as if it were zero. A later kernel computes its
-// results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one product a GEMM in
-// TF32 (see kNeedsTf32).
+// A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90
+// convert such a row of the weight as it is, and find it by its infinite or NaN sums. A later
+// kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
+// product a GEMM in TF32 (see kNeedsTf32).
 //
 // split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. On sm90 the
 // GEMMs convert the weight: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
@@ -137,8 +138,9 @@ constexpr float kSmallHi = 0x1p-14f;
 // Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. So they pass K as `elements`, and count as many more
-// subnormals as if the zeros had the same share of them (count_subnormals, sm90/convert_patch.cuh).
+// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their
+// count up as if the zeros had the same share of subnormals (count_subnormals,
+// sm90/convert_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

@@ -65,7 +65,8 @@ __device__ T reduce_warp(T value, const Op& op) {
 }
 
 // Combines the values of all threads of the splitter by op; every thread gets the result. Calls
-// with the same T share `warp_values`, so a block must pass __syncthreads between two of them.
+// with the same T and Op share `warp_values`, so a block must pass __syncthreads between two of
+// them.
 template <typename T, typename Op>
 __device__ T reduce(T value, Splitter splitter, const Op& op) {
   __shared__ T warp_values[SplitConfig::kWarps];

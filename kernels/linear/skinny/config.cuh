@@ -64,8 +64,8 @@ struct Arguments {
         x_tiles(blocks_of(linear.m, tile_rows)),
         weight_tiles(blocks_of(linear.n, Config::kTileColumns)) {}
 
-  // Returns how far apart a cluster's tiles of the weight are. Each tile of x has clusters /
-  // x_tiles clusters, which take its tiles of the weight in turn (skinny_kernel has an example).
+  // Returns how far apart a cluster's tiles of the weight are. For each tile of x, clusters /
+  // x_tiles clusters take the tiles of the weight in turn (skinny_kernel has an example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.

@@ -49,7 +49,7 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
 
 // Returns the sum of all blocks' sums of an element. `block_sum` points to this block's, in shared
 // memory, and the other blocks of the cluster have theirs at the same place. All loads are issued
-// before the first one is waited for. The sums are added in pairs, so the order is always the same.
+// before the first one is waited for. The sums are added in pairs, always in the same order.
 __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
   const int cluster_size = ptx::cluster_nctarank();
   const uint32_t address = ptx::shared_address(block_sum);

@@ -238,7 +238,8 @@ struct Fragments {
 
 // A warp's results. The indices of both arrays: fragment of x, fragment of the weight, register.
 struct Results {
-  // Promoted over all k-tiles; 2^11 times too large.
+  // The promoted sums of all k-tiles. They are 2^11 times too large, as the lo products are, so
+  // that the rounding error of a promotion can be added to these.
   float sums[Config::kXFragments][Config::kWeightFragments][4] = {};
   // The tensor cores add the products of one k-tile to these.
   float accumulators[Config::kXFragments][Config::kWeightFragments][4] = {};

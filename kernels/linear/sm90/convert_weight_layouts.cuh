@@ -2,9 +2,10 @@
 // part: one struct for each layout of the weight in memory, RowMajor and Transposed. These structs
 // are all that convert_patch.cuh knows of the layouts.
 //
-// A warp copies a piece, 512 floats, to a buffer in shared memory, in the order that the floats
-// have in global memory. Copy i of lane l copies the four floats from 128 i + 4 l on, so a warp
-// copies 128 successive floats at a time. A lane then converts two octets of the piece.
+// A warp copies a piece, 512 floats, to a buffer in shared memory, row by row (Transposed swaps the
+// halves of some rows). Copy i of lane l copies the four floats from 128 i + 4 l of the piece on,
+// so a warp copies 128 floats that follow each other in the piece. A lane then converts two octets
+// of the piece.
 
 #pragma once
 

@@ -15,7 +15,7 @@
 //           hi product       lo products
 //
 // A tensor core truncates the sum whenever it adds to an accumulator. Two measures keep the error
-// within the bound. First, lo products are added up before hi products: on top of a large sum, they
+// within the bound. First, lo products come first in an accumulator: on top of a large sum, they
 // would lose the very bits for which they are computed. Second, after a short interval of K (the
 // promotion interval), the accumulators are promoted: added, rounded to nearest, to float32 sums in
 // other registers. The next product overwrites the accumulators.

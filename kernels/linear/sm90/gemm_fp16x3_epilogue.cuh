@@ -233,7 +233,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
       for (int r = 0; r < 2; ++r) {  // the thread's columns
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
-        // The general epilogue gets the same bits: multiplication by a power of two is exact.
+        // The general epilogue gets the same z: multiplication by a power of two is exact.
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);

@@ -225,7 +225,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   // its start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
-  // After half types comes a kernel of another call. It may start once the previous one has ended.
+  // Half types have one kernel, so the next one belongs to another call. It may start once the
+  // kernel before this one has ended.
   if constexpr (Traits::kIsHalf) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {

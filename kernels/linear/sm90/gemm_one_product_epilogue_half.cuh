@@ -32,9 +32,9 @@ namespace kernels::sm90::gemm_one_product {
 // Shifted up by g, each bit is at its place in the two words of these rows: row 2 c in bits 0 - 15,
 // row 2 c + 1 in bits 16 - 31. So the two words are the OR of the eight lanes' shifted bits:
 //
-//   1. Lane g < 4 exchanges with lane g + 4, so that one exchange does for both row blocks: the
-//      lower lane keeps its bits of the first row block and gives those of the second, the upper
-//      lane (is_in_second) the opposite. Both have then combined two lanes' bits.
+//   1. A lane with g < 4 exchanges with that of g + 4, so that one exchange does for both row
+//      blocks: the lower lane keeps its bits of the first row block and gives those of the second,
+//      the upper lane (is_in_second) the opposite. Both have then combined two lanes' bits.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
 // Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept. Four lanes

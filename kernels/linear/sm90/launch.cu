@@ -125,7 +125,7 @@ int64_t rows_of_chunk(const LinearArguments& linear) {
 
 namespace kernels::cuda {
 
-// Returns whether the kernels of this file support a call.
+// Returns whether the kernels of this folder support a call.
 //
 // Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
 // x at `highest`, which split_x reads without TMA. (At `high`, RedoTraits loads x by TMA.)
@@ -142,9 +142,9 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. The lower limit for float32 is caution:
-  // no count or index is known to need it, but at K = 2^24 the error bound, which grows with K, is
-  // 2^-6 already (docs/SPLIT.md).
+  // Indices of rows, columns and K are ints in the kernels. That K has a smaller limit in float32
+  // is caution: no count or index is known to need it, but at K = 2^24 the error bound, which grows
+  // with K, is 2^-6 already (docs/SPLIT.md).
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

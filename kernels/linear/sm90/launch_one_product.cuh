@@ -96,7 +96,8 @@ void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& a
       linear.weight, linear.n, linear.k, linear.weight_stride, linear.weight_is_transposed);
   CUtensorMap out_map{};
   if constexpr (Traits::kIsGradient) {
-    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16 rows.
+    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
+    // columns, which are rows of this map.
     const auto out = static_cast<const typename Traits::Out*>(linear.out);
     out_map = make_map(out, linear.n, linear.m, linear.m, gemm_one_product::Config::kWarpColumns);
   }

@@ -104,7 +104,7 @@ struct Barriers {
 };
 
 // Returns the shared-memory address of a stage's barrier. `barriers` is the address of `full` or
-// `empty`, and `index` that of the stage in the ring.
+// `empty`, and `index` is the number of the stage in the ring.
 __device__ inline uint32_t barrier_of(uint32_t barriers, int index) {
   return barriers + index * static_cast<int>(sizeof(uint64_t));
 }

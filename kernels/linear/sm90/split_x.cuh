@@ -49,10 +49,11 @@ struct SampleConfig {
   static constexpr int kMinHiLoExponent = -111;
   static constexpr int kMaxHiLoExponent = 127;
 
-  // For hi alone, the geometric mean of the spans' largest elements is scaled into [2^2, 2^3). An
-  // element overflows fp16 if it is about 2^13 times as large as the mean; no element of a row may
-  // overflow. It is subnormal if it is about 2^16 times smaller; a few elements of a row may be
-  // subnormal. The maximum of an exponent is kMaxHiExponent.
+  // For hi alone, the mean of the exponents of the spans' largest elements, rounded down, becomes
+  // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
+  // fp16 if it is about 2^13 times as large as the mean; no element of a row may overflow. It is
+  // subnormal if it is about 2^16 times smaller; a few elements of a row may be subnormal. The
+  // maximum of an exponent is kMaxHiExponent.
   static constexpr int kHiTarget = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,

@@ -81,8 +81,8 @@ namespace kernels::sm90 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row step:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
-// tile. It is 13 ns on an H200. The model was compared with the measured times of 253 products:
-// docs/EXPERIMENTS.md, "Hopper's products", at `highest`.
+// tile. It is 12 to 13 ns on an H200. The model was fitted to the measured times of 253 products
+// (docs/EXPERIMENTS.md, "Stream-K at `highest`").
 struct StreamKConfig {
   // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors.
   static constexpr int kMaxClusters = 72;
