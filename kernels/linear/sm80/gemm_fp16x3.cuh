@@ -184,9 +184,9 @@ struct Copies {
 struct Fragments {
   static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
 
-  // Of x: k-step, fragment, Part, registers.
+  // The fragments of x have the indices k-step, fragment, Part, register.
   uint32_t a[2][Config::kXFragments][2][4];
-  // Of the weight: k-step, Part, fragment, registers.
+  // Those of the weight have the indices k-step, Part, fragment, register.
   uint32_t b[2][2][Config::kWeightFragments][2];
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
