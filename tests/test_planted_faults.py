@@ -125,7 +125,7 @@ FAULTS = {
     ),
     # The products with lo are dropped, which leaves about TF32's accuracy.
     "gpu_tf32": Fault(
-        FP16X3_MAINLOOP, "1 / fp16x3::kLoScale", "0.0f", "wrong", "lower precision .*TF32"
+        FP16X3_MAINLOOP, "1 / split::kLoScale", "0.0f", "wrong", "lower precision .*TF32"
     ),
 }
 

@@ -1,30 +1,30 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (fp16x3/split_row.cuh)          Every hi and lo, every exponent and state.
-//   nonfinite_kernel (fp16x3/nonfinite.cuh)   The results and mask bits of rows that hold infinity
-//                                             or NaN, and that no others are written.
+//   split_row (split/split_row.cuh)          Every hi and lo, every exponent and state.
+//   nonfinite_kernel (split/nonfinite.cuh)   The results and mask bits of rows that hold infinity
+//                                            or NaN, and that no others are written.
 //
 // `split_and_nonfinite SEED CASES` prints the kernels that ran, a line each; or the first
 // difference, and exits with 1.
 
 #include <cmath>
 
-#include "linear/fp16x3/nonfinite.cuh"
-#include "linear/fp16x3/split_row.cuh"
+#include "linear/split/nonfinite.cuh"
+#include "linear/split/split_row.cuh"
 #include "operands.h"
 
 namespace {
 
 // The kernels of this program. test_emulator.py demands that all of them run.
 
-__global__ void split_row_kernel(fp16x3::SplitMatrix matrix, int64_t k, fp16x3::Splitter splitter) {
-  const bool is_warp = splitter == fp16x3::Splitter::kWarp;
+__global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
+  const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto halves = matrix.lo != nullptr ? fp16x3::Halves::kHiAndLo : fp16x3::Halves::kHi;
-  if (row < matrix.rows) fp16x3::split_row(matrix, halves, row, k, splitter);
+  const auto halves = matrix.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
+  if (row < matrix.rows) split::split_row(matrix, halves, row, k, splitter);
 }
 
-__global__ void nonfinite_rows_kernel(fp16x3::SplitMatrix x, fp16x3::SplitMatrix weight, int64_t k,
+__global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
                                       Epilogue<float> epilogue, const unsigned* has_nonfinite) {
   nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
@@ -51,14 +51,14 @@ std::vector<float> draw_row(int64_t n) {
 }
 
 // Launches split_row_kernel for all rows of the matrix, and returns the status.
-int split(fp16x3::Splitter splitter, const fp16x3::SplitMatrix& matrix, int64_t k) {
+int split_rows(split::Splitter splitter, const split::SplitMatrix& matrix, int64_t k) {
   const int rows = static_cast<int>(matrix.rows);
-  const int threads = fp16x3::threads_of_row(k);
-  const int blocks = splitter == fp16x3::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
+  const int threads = split::threads_of_row(k);
+  const int blocks = splitter == split::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// Returns where the hi of element i of a row is, in the layouts of SplitMatrix (fp16x3/split.cuh).
+// Returns where the hi of element i of a row is, in the layouts of SplitMatrix (split/split.cuh).
 // Its lo is in the same place of the lo matrix.
 int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
                  bool is_k_tiled) {
@@ -72,9 +72,9 @@ int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool ha
 }
 
 // A number of elements that the splitter may have in a row: mostly few, at times very many.
-int64_t draw_k(fp16x3::Splitter splitter) {
-  const bool is_warp = splitter == fp16x3::Splitter::kWarp;
-  const int64_t longest = is_warp ? fp16x3::SplitConfig::kKeptByWarp : 20000;
+int64_t draw_k(split::Splitter splitter) {
+  const bool is_warp = splitter == split::Splitter::kWarp;
+  const int64_t longest = is_warp ? split::SplitConfig::kKeptByWarp : 20000;
   int64_t most = 300;
   if (one_in(3)) {
     most = longest;
@@ -103,10 +103,10 @@ struct ExpectedScale {
 };
 
 // Checks all that has been written for one row, whose elements are `elements`.
-void check_split_row(const fp16x3::SplitMatrix& matrix, int64_t row,
+void check_split_row(const split::SplitMatrix& matrix, int64_t row,
                      const std::vector<float>& elements) {
   const int64_t k = elements.size();
-  const int64_t padded_k = fp16x3::padded(k);
+  const int64_t padded_k = split::padded(k);
   const bool has_lo = matrix.lo != nullptr;
   const ExpectedScale scale(elements, has_lo);
   int64_t nonzeros = 0;
@@ -125,19 +125,19 @@ void check_split_row(const fp16x3::SplitMatrix& matrix, int64_t row,
   }
   const bool has_many_subnormals = subnormals * 32 > nonzeros;
   const bool needs_tf32 = !has_lo && (!scale.can_split || has_many_subnormals);
-  const int exponent = needs_tf32 ? fp16x3::kNeedsTf32 : scale.exponent;
+  const int exponent = needs_tf32 ? split::kNeedsTf32 : scale.exponent;
   require(matrix.exponent[row] == exponent, "exponent", DType::kFloat32, k, row);
-  const int state = scale.can_split ? fp16x3::kExact : fp16x3::kNonfinite;
+  const int state = scale.can_split ? split::kExact : split::kNonfinite;
   if (has_lo) require(matrix.row_state[row] == state, "state", DType::kFloat32, k, row);
 }
 
 // Splits a random matrix, into hi and lo or into hi alone, and checks the results.
 void check_split(bool has_lo) {
-  const auto splitter = one_in(2) ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const auto splitter = one_in(2) ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int64_t k = draw_k(splitter);
   const int64_t rows = draw(1, 9);
   const int64_t stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
-  const int64_t padded_k = fp16x3::padded(k);
+  const int64_t padded_k = split::padded(k);
   const bool is_k_tiled = !one_in(4);
   Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
   Buffer halves((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
@@ -149,14 +149,14 @@ void check_split(bool has_lo) {
     elements.push_back(draw_row(k));
     std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
-  fp16x3::SplitMatrix matrix{x, rows, stride};
+  split::SplitMatrix matrix{x, rows, stride};
   matrix.hi = reinterpret_cast<__half*>(halves.data);
-  const int64_t lo_offset = is_k_tiled ? fp16x3::kKTileNumbers / 2 : rows * padded_k;
+  const int64_t lo_offset = is_k_tiled ? split::kKTileNumbers / 2 : rows * padded_k;
   matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   matrix.row_state = reinterpret_cast<int*>(states.data);
   matrix.is_k_tiled = is_k_tiled;
-  note_launch(split(splitter, matrix, k));
+  note_launch(split_rows(splitter, matrix, k));
   for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, elements[row]);
   require(halves.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
@@ -181,16 +181,16 @@ struct Rows {
       std::copy(drawn.begin(), drawn.end(), elements() + row * stride);
       const bool is_finite = std::all_of(drawn.begin(), drawn.end(),
                                          [](float element) { return std::isfinite(element); });
-      matrix().row_state[row] = is_finite ? fp16x3::kExact : fp16x3::kNonfinite;
+      matrix().row_state[row] = is_finite ? split::kExact : split::kNonfinite;
     }
   }
   float* elements() const { return reinterpret_cast<float*>(memory.data); }
-  fp16x3::SplitMatrix matrix() const {
-    fp16x3::SplitMatrix matrix{elements(), rows, stride};
+  split::SplitMatrix matrix() const {
+    split::SplitMatrix matrix{elements(), rows, stride};
     matrix.row_state = reinterpret_cast<int*>(states.data);
     return matrix;
   }
-  bool is_marked(int64_t row) const { return matrix().row_state[row] == fp16x3::kNonfinite; }
+  bool is_marked(int64_t row) const { return matrix().row_state[row] == split::kNonfinite; }
 };
 
 // The sum of the products of a row of x and a row of weight, added from the last one to the first.

@@ -1,7 +1,7 @@
 // The fp16x3 GEMM for GPUs from sm_80 on: float32 at `highest`, by cp.async, ldmatrix and mma.sync.
 //
 //   out [m, n] float32 = epilogue(x weight^T)
-//   x [m, k], weight [n, k]: split into hi and lo (fp16x3/split.cuh), row-major, with k padded to a
+//   x [m, k], weight [n, k]: split into hi and lo (split/split.cuh), row-major, with k padded to a
 //   multiple of 64
 //
 // launch_chunk (launch.cu) launches it.
@@ -38,7 +38,7 @@
 #include "common/ptx/memory.cuh"
 #include "common/sizes.h"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
+#include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm80::gemm_fp16x3 {
@@ -134,7 +134,7 @@ struct Copies {
   uint32_t target;           // address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;        // offset of the stage that is written next
 
-  __device__ Copies(const fp16x3::SplitMatrix& operand_x, const fp16x3::SplitMatrix& operand_weight,
+  __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
                     int first_row, int first_column, int k, uint32_t shared) {
     stride = k;
     x_hi_to_lo = operand_x.lo - operand_x.hi;
@@ -251,8 +251,8 @@ struct Results {
     for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
       float& accumulator = accumulators[fragment][j / 4][j % 4];
       float& sum = sums[fragment][j / 4][j % 4];
-      const float new_sum = fmaf(accumulator, fp16x3::kLoScale, sum);
-      accumulator = fmaf(accumulator, fp16x3::kLoScale, sum - new_sum);  // the rounding error
+      const float new_sum = fmaf(accumulator, split::kLoScale, sum);
+      accumulator = fmaf(accumulator, split::kLoScale, sum - new_sum);  // the rounding error
       sum = new_sum;
     }
   }
@@ -261,7 +261,7 @@ struct Results {
   __device__ static void remove_lo_scale(float (&values)[Config::kWeightFragments][4]) {
 #pragma unroll
     for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
-      values[j / 4][j % 4] *= 1 / fp16x3::kLoScale;
+      values[j / 4][j % 4] *= 1 / split::kLoScale;
     }
   }
 
@@ -374,7 +374,7 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int exponent = exponent_of_x + exponent_of_weight[i];
-        z[i] = fp16x3::unscale(staged_sums[i], exponent) + bias[i];
+        z[i] = split::unscale(staged_sums[i], exponent) + bias[i];
       }
       finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, column, z);
     }
@@ -382,7 +382,7 @@ __device__ __forceinline__ void store_results(
   }
 }
 
-// The kernel: a block for each tile. k is the padded k. Matrix is always fp16x3::SplitMatrix. The
+// The kernel: a block for each tile. k is the padded k. Matrix is always split::SplitMatrix. The
 // kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
 // this one only if is_built().
 template <typename Matrix>

@@ -6,10 +6,10 @@
 // Three kernels, for each chunk of rows of x (chunks.h):
 //
 //   split_rows_kernel    splits x and, for the first chunk, the weight into hi and lo
-//                        (fp16x3/split_row.cuh)
+//                        (split/split_row.cuh)
 //   gemm_fp16x3_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
 //   nonfinite_kernel     computes the results of rows that hold infinity or NaN
-//                        (fp16x3/nonfinite.cuh)
+//                        (split/nonfinite.cuh)
 //
 // run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
@@ -20,10 +20,10 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/nonfinite.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/split_row.cuh"
 #include "linear/sm80/gemm_fp16x3.cuh"
+#include "linear/split/nonfinite.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/split_row.cuh"
 
 namespace kernels::sm80 {
 
@@ -42,12 +42,12 @@ constexpr bool is_built() {
 }
 
 struct SplitRowsConfig {
-  static constexpr int kThreads = fp16x3::SplitConfig::kThreads;
+  static constexpr int kThreads = split::SplitConfig::kThreads;
   static constexpr int64_t kMaxBlocks = 1 << 20;  // blocks of larger matrices split several rows
 };
 
 // Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
-// block splits one row at a time. Matrix is always fp16x3::SplitMatrix. The kernel is a template
+// block splits one row at a time. Matrix is always split::SplitMatrix. The kernel is a template
 // because nvcc compiles templates only where they are used, and this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    fp16x3::split_row(is_first ? first : second, fp16x3::Halves::kHiAndLo,
-                      is_first ? index : index - first.rows, k, fp16x3::Splitter::kBlock);
+    split::split_row(is_first ? first : second, split::Halves::kHiAndLo,
+                     is_first ? index : index - first.rows, k, split::Splitter::kBlock);
     __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }
 }
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 // split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
 // all chunks find the weight that the first chunk has split.
 struct Workspace {
-  fp16x3::SplitMatrix weight;
-  fp16x3::SplitMatrix x;
+  split::SplitMatrix weight;
+  split::SplitMatrix x;
   size_t bytes;
 
   explicit Workspace(const LinearArguments& linear) {
@@ -86,14 +86,14 @@ struct Workspace {
   }
 
  private:
-  static fp16x3::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
-                                        int64_t stride, int64_t k) {
-    fp16x3::SplitMatrix matrix{};
+  static split::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
+                                       int64_t stride, int64_t k) {
+    split::SplitMatrix matrix{};
     matrix.source = static_cast<const float*>(source);
     matrix.rows = rows;
     matrix.row_stride = stride;
-    matrix.hi = slices->add<__half>(rows * fp16x3::padded(k));
-    matrix.lo = slices->add<__half>(rows * fp16x3::padded(k));
+    matrix.hi = slices->add<__half>(rows * split::padded(k));
+    matrix.lo = slices->add<__half>(rows * split::padded(k));
     matrix.exponent = slices->add<int>(rows);
     matrix.row_state = slices->add<int>(rows);
     return matrix;
@@ -140,7 +140,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   allow_shared_memory(gemm, Config::kSharedBytes);
   const TileOrder tiles{blocks_of(linear.m, Config::kTileRows),
                         blocks_of(linear.n, Config::kTileColumns)};
-  const int padded_k = static_cast<int>(fp16x3::padded(linear.k));
+  const int padded_k = static_cast<int>(split::padded(linear.k));
   Grid gemm_grid{};
   gemm_grid.blocks = tiles.count();
   gemm_grid.threads = Config::kThreads;
@@ -183,7 +183,7 @@ int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {
     for_each_chunk(linear, sm80::rows_of_chunk(linear),
                    [&](const LinearArguments& chunk, bool is_first) {
                      if constexpr (sm80::is_built()) {
-                       sm80::launch_chunk<fp16x3::SplitMatrix>(chunk, is_first, stream);
+                       sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
                      }
                    });
   });

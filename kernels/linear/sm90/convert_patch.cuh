@@ -39,9 +39,9 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight_layouts.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
@@ -62,14 +62,13 @@ struct Patch {
 //   zero        0x0000            0xffff (wraps)    no
 //   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
 //   normal      0x0400 - ...      0x03ff - ...      no
-__device__ inline uint4 round_octet(const float (&v)[fp16x3::kOctet], float scale,
-                                    uint32_t* least) {
+__device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale, uint32_t* least) {
   // Both constants are two 16-bit numbers.
   constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
   constexpr uint32_t kMinusOne = 0xffffffff;
-  uint32_t hi[fp16x3::kOctet / 2];
+  uint32_t hi[split::kOctet / 2];
 #pragma unroll
-  for (int j = 0; j < fp16x3::kOctet / 2; ++j) {
+  for (int j = 0; j < split::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
     *least = __viaddmin_u16x2(hi[j] & kMagnitudeBits, kMinusOne, *least);
@@ -97,7 +96,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   for (const uint32_t bits : pairs) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
-    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(fp16x3::kSmallHi)));
+    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kSmallHi)));
   }
   // Both counts together, nonzeros in .x and normals in .y: first of the lane, then of the row's
   // eight lanes.
@@ -130,12 +129,12 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
     const int64_t row = first_row + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows + lane / 8;
-    const __half* const source = hi_k_tile + k_tile * k_tile_elements +
-                                 row * fp16x3::kKTileNumbers + lane % 8 * fp16x3::kOctet;
+    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers +
+                                 lane % 8 * split::kOctet;
     uint4 octets[C::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * fp16x3::kKTileNumbers);
+      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * split::kKTileNumbers);
     }
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
@@ -168,11 +167,11 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   uint32_t least = ConvertWeightConfig::kNoSubnormal;
 #pragma unroll
   for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
-    alignas(16) float v[fp16x3::kOctet];
+    alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance =
-        Layout::row(0, i) * fp16x3::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
+        Layout::row(0, i) * split::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
   }
   return least;
@@ -188,14 +187,14 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
   using C = ConvertWeightConfig;
-  const fp16x3::SplitMatrix& weight = conversion.weight;
+  const split::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
-  const int64_t k_tile_elements = weight.rows * fp16x3::kKTileNumbers;
+  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
   const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
   __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
-  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * fp16x3::kKTileNumbers +
+  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source = Layout::first_source(weight, first_row, k, lane);
@@ -207,7 +206,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 #pragma unroll
   for (int i = 0; i < Layout::kRows; ++i) {
     const int64_t row = first_row + Layout::row(lane, i);
-    scale[i] = fp16x3::power_of_two(__ldg(weight.exponent + row));
+    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
   }
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
@@ -252,19 +251,19 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
                                    int k_tile) {
   using C = ConvertWeightConfig;
   constexpr int kRowsPerLane = C::kPatchRows / 4;
-  const fp16x3::SplitMatrix& weight = conversion.weight;
+  const split::SplitMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
     const int64_t own_row = lane_row + i % kRowsPerLane * 4;
     const int own_k_tile = k_tile + i / kRowsPerLane;
-    const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * fp16x3::kOctet;
+    const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     uint32_t least = C::kNoSubnormal;
     uint4 octet = {};
-    if (own_row < weight.rows && own_k < fp16x3::padded(k)) {
-      float v[fp16x3::kOctet];
+    if (own_row < weight.rows && own_k < split::padded(k)) {
+      float v[split::kOctet];
       if constexpr (Layout::kIsTransposed) {
-        for (int j = 0; j < fp16x3::kOctet; ++j) {
+        for (int j = 0; j < split::kOctet; ++j) {
           const bool exists = own_k + j < k;
           v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
         }
@@ -272,9 +271,9 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
         load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
                     /*is_aligned=*/true);
       }
-      octet = round_octet(v, fp16x3::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      octet = round_octet(v, split::power_of_two(__ldg(weight.exponent + own_row)), &least);
       __half* const target =
-          weight.hi + (own_k_tile * weight.rows + own_row) * fp16x3::kKTileNumbers;
+          weight.hi + (own_k_tile * weight.rows + own_row) * split::kKTileNumbers;
       *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
@@ -291,10 +290,10 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
 // find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
-  const fp16x3::SplitMatrix& weight = conversion.weight;
+  const split::SplitMatrix& weight = conversion.weight;
   if (row < weight.rows &&
-      fp16x3::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    weight.hi[(k_tile * weight.rows + row) * fp16x3::kKTileNumbers] = __float2half(INFINITY);
+      split::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
+    weight.hi[(k_tile * weight.rows + row) * split::kKTileNumbers] = __float2half(INFINITY);
   }
 }
 

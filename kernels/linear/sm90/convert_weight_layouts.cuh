@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "common/ptx/memory.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
@@ -38,7 +38,7 @@ namespace kernels::sm90::gemm_one_product {
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
 struct ConvertWeightConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = fp16x3::k_tile_depth(fp16x3::Halves::kHi);  // 64 of K
+  static constexpr int kKTileDepth = split::k_tile_depth(split::Halves::kHi);  // 64 of K
   static constexpr int kPatchKTiles = 4;
   static constexpr int kPatchRows = 32;
   static constexpr int kPatchesPerPanel = Config::kBlockColumns / kPatchRows;
@@ -72,7 +72,7 @@ struct ConvertWeightConfig {
                 "the copies of a warp make a piece of a row-major weight");
   static_assert(kPatchRows * kTransposedPieceDepth == kCopiesPerPiece * 32 * 4,
                 "the copies of a warp make a piece of a transposed weight");
-  static_assert(kOctetsPerPiece * fp16x3::kOctet * 32 == kCopiesPerPiece * 32 * 4,
+  static_assert(kOctetsPerPiece * split::kOctet * 32 == kCopiesPerPiece * 32 * 4,
                 "a warp converts all elements of a piece");
   static_assert(kPiecesPerPatch <= 32, "a 32-bit word has a bit for each piece of a patch");
 };
@@ -124,7 +124,7 @@ struct RowMajor {
   __host__ __device__ static constexpr int copying_lane(int lane) { return lane % 16 * 2; }
 
   // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
-  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
+  __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
     return weight.source + (first_row + lane / 16) * weight.row_stride + k + lane % 16 * 4;
   }
@@ -144,7 +144,7 @@ struct RowMajor {
 
   // Reads one of the lane's octets of a piece.
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
-                              float (&v)[fp16x3::kOctet]) {
+                              float (&v)[split::kOctet]) {
     const float4* const loaded = &buffer[copy_of(lane, octet)][copying_lane(lane)];
     *reinterpret_cast<float4*>(v) = loaded[0];
     *reinterpret_cast<float4*>(v + 4) = loaded[1];
@@ -208,7 +208,7 @@ struct Transposed {
     return k * C::kPatchRows + (row ^ swap);
   }
 
-  __device__ static const float* first_source(const fp16x3::SplitMatrix& weight, int64_t first_row,
+  __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
     return weight.source + (k + lane / 8) * weight.row_stride + first_row + lane % 8 * 4;
   }
@@ -226,13 +226,13 @@ struct Transposed {
   }
 
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
-                              float (&v)[fp16x3::kOctet]) {
+                              float (&v)[split::kOctet]) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
     const float* const first_k = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
     const float* const column = first_k + half_of_rows * 16 + lane % 16;
 #pragma unroll
-    for (int i = 0; i < fp16x3::kOctet; ++i) v[i] = column[i * C::kPatchRows];
+    for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }
 
   // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four

@@ -75,14 +75,14 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3_mainloop.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + fp16x3::column_at_operand_row(g, 0);
+  const int block_column = warp_column + split::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;
@@ -110,8 +110,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int column =
-          min(first_column + fp16x3::column_at_operand_row(g, r), args.epilogue.n - 1);
-      consumer.scale[r] = fp16x3::power_of_two(__ldcg(args.weight.exponent + column));
+          min(first_column + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+      consumer.scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
     // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
@@ -156,17 +156,17 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
       const int column = first_column + i;
       const bool has_overflowed =
-          column < args.epilogue.n && __ldcg(args.weight.row_state + column) == fp16x3::kOverflowed;
+          column < args.epilogue.n && __ldcg(args.weight.row_state + column) == split::kOverflowed;
       if (!has_overflowed) continue;
       const float* const row = args.weight.source + column * args.weight.row_stride;
       const float largest = largest_of_row(row, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
-      const int needed = fp16x3::kTopExponent - ilogbf(largest);
+      const int needed = split::kTopExponent - ilogbf(largest);
       args.weight.exponent[column] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
       if (!is_finite) {
         // nonfinite.cuh's kernel, after this one, computes such columns.
-        args.weight.row_state[column] = fp16x3::kNonfinite;
+        args.weight.row_state[column] = split::kNonfinite;
         *args.has_nonfinite = 1;
       }
     }

@@ -15,9 +15,9 @@
 
 #include "common/ptx/cluster.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/stream_k.cuh"
+#include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
@@ -56,7 +56,7 @@ struct Config {
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
                 "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == fp16x3::k_tile_depth(fp16x3::Halves::kHiAndLo),
+  static_assert(kKTileDepth == split::k_tile_depth(split::Halves::kHiAndLo),
                 "x is split into these k-tiles");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
@@ -193,8 +193,8 @@ struct PartialSums {
 // Usually no row is marked, and it ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
-  fp16x3::SplitMatrix x;       // split into hi and lo
-  fp16x3::SplitMatrix weight;  // not split, but with an exponent and a state for each row
+  split::SplitMatrix x;       // split into hi and lo
+  split::SplitMatrix weight;  // not split, but with an exponent and a state for each row
   int k;
   unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first launch starts
   unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first launch starts
@@ -220,7 +220,7 @@ __device__ inline bool computes_weight_tile(const Arguments& args, int weight_ti
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
     const int column = weight_tile * kTileColumns + i;
     has_inexact |=
-        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != fp16x3::kExact;
+        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != split::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }

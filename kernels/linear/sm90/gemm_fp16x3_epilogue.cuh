@@ -19,7 +19,7 @@
 //   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
 //   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight. Its rows have the columns in an order (fp16x3/wgmma_order.cuh)
+// A is wgmma's operand, the weight. Its rows have the columns in an order (split/wgmma_order.cuh)
 // in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
 // g = 2 columns 2 and 3.
 //
@@ -37,12 +37,12 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/epilogue_steps.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -141,7 +141,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == fp16x3::kNonfinite;
+      has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
@@ -174,8 +174,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 // If they differ only by kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
-static_assert(fp16x3::column_at_operand_row(2, 0) == fp16x3::column_at_operand_row(0, 0) + 2 &&
-                  fp16x3::column_at_operand_row(1, 0) == fp16x3::column_at_operand_row(0, 0) + 4,
+static_assert(split::column_at_operand_row(2, 0) == split::column_at_operand_row(0, 0) + 2 &&
+                  split::column_at_operand_row(1, 0) == split::column_at_operand_row(0, 0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
@@ -183,7 +183,7 @@ static_assert(fp16x3::column_at_operand_row(2, 0) == fp16x3::column_at_operand_r
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
-  args.weight.row_state[column] = fp16x3::kOverflowed;
+  args.weight.row_state[column] = split::kOverflowed;
   *args.has_overflowed = 1;
 }
 
@@ -212,8 +212,8 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   if (!kMask && !exists) return;
   const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
                                              inputs.columns[block_column + 1]};
-  const float scale[2] = {fp16x3::power_of_two(-columns[0].exponent),
-                          fp16x3::power_of_two(-columns[1].exponent)};
+  const float scale[2] = {split::power_of_two(-columns[0].exponent),
+                          split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + lane_row;     // in the loop, row 8 * j + 2 * c of the tile
@@ -227,7 +227,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
     if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
-      const float x_scale = fp16x3::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
+      const float x_scale = split::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's columns
@@ -310,7 +310,7 @@ __device__ __forceinline__ void store_general(
         const float sum = is_own_column ? kept[i % 2] : received[i % 2];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
         const int exponent = inputs.x_exponent[row_of_tile] + column.exponent;
-        z[i] = fp16x3::unscale(sum, exponent) + column.bias;
+        z[i] = split::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
       finish_four<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
@@ -327,7 +327,7 @@ __device__ inline void store_results(
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + fp16x3::column_at_operand_row(g, 0);
+  const int block_column = warp_column + split::column_at_operand_row(g, 0);
   if (!inputs.is_fast) {
     const int first_of_four = block_column / 4 * 4;
     store_general(args, inputs, lane, first_of_four, staging, sums);

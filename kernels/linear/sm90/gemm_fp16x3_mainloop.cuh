@@ -41,11 +41,11 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/wgmma_order.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -103,7 +103,7 @@ struct Fragments {
 // A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
 // accumulators and sums of a tile. The thread is lane 4 * g + c of its warp, where g is 0 to 7 and
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
-// neighbouring rows of the weight (column_at_operand_row, fp16x3/wgmma_order.cuh).
+// neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
@@ -140,7 +140,7 @@ struct ConsumerWarpgroup {
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma takes
   // places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of
-  // fp16x3/wgmma_order.cuh, these places have the four elements that it has loaded.
+  // split/wgmma_order.cuh, these places have the four elements that it has loaded.
   //
   // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
   // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
@@ -161,10 +161,9 @@ struct ConsumerWarpgroup {
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
           // The thread has two elements at these places: scaled[i] and scaled[i + 1]. The index i
           // is the same for every c. It is computed for c = 0, whose elements are 0 to 3.
-          const int i = fp16x3::element_at_place(8 * upper);
+          const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + r;  // wgmma's order of registers
-          fp16x3::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg],
-                             &fragments.lo[s][reg]);
+          split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg], &fragments.lo[s][reg]);
         }
       }
     }
@@ -229,7 +228,7 @@ struct ConsumerWarpgroup {
   __device__ void scale_lo_products(Rows<kRows>) {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
-    for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / fp16x3::kLoScale;
+    for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
   // Calls release_stage, or does the same with the address remote_empty, which was computed once.

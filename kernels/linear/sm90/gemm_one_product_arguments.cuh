@@ -9,8 +9,8 @@
 
 #include "common/ptx/wgmma.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -46,7 +46,7 @@ struct Config {
   //   [rows, K]   one row, 128 bytes of K           64 rows x one k-tile
   //   [K, rows]   one k, 64 rows of a 16-bit type   one k-tile x 64 rows
   //
-  // (An operand in k-tiled layout, fp16x3/split.cuh, needs no boxes: its tile is one copy.)
+  // (An operand in k-tiled layout, split/split.cuh, needs no boxes: its tile is one copy.)
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kKTileBytes;
 
@@ -79,7 +79,7 @@ struct Config {
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBoxes = 2;
 
-  static_assert(kKTileBytes / sizeof(__half) == fp16x3::kKTileNumbers,
+  static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
                 "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
   static_assert(kBoxRows == kKTileBytes / sizeof(__half),
                 "the box of a transposed 16-bit operand is square, so all boxes have one size");
@@ -139,7 +139,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 // The parameters of the converter warps. convert_weight.cuh explains the counters.
 struct WeightConversion {
-  fp16x3::SplitMatrix weight;
+  split::SplitMatrix weight;
   unsigned* next;
   unsigned* ready;       // [panels][k_tiles], each kPatchesPerPanel at last
   unsigned* subnormals;  // [N]

@@ -48,11 +48,11 @@
 
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/epilogue_steps.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
@@ -120,7 +120,7 @@ struct PrefetchedScales {
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       scales->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
-          fp16x3::power_of_two(-x_exponent[i]);
+          split::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
   }
@@ -242,7 +242,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
         if constexpr (Scales<T>::kIsScaled) {
           const float x_scale = scales.x_scale[row_in_tile];
           const float weight_scale =
-              fp16x3::power_of_two(-scales.weight_exponent[reader.column + i]);
+              split::power_of_two(-scales.weight_exponent[reader.column + i]);
           // The product of both scales may overflow or underflow. If the smaller one comes first,
           // a multiplication overflows only if the result does.
           z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
@@ -271,7 +271,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     bias[i] = scales.bias[reader.column + i];
-    weight_scale[i] = fp16x3::power_of_two(-scales.weight_exponent[reader.column + i]);
+    weight_scale[i] = split::power_of_two(-scales.weight_exponent[reader.column + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
   // Rows of out from this thread's current row to the end. None if its columns do not exist.

@@ -13,11 +13,11 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -34,7 +34,7 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 #pragma unroll
   for (int i = threadIdx.x % 32; i < Config::kTileRows; i += 32) {
     const int row = x_tile * Config::kTileRows + i;
-    fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != fp16x3::kNeedsTf32;
+    fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != split::kNeedsTf32;
   }
   return __all_sync(0xffffffff, fits_fp16);
 }

@@ -33,11 +33,11 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/nonfinite.cuh"
 #include "linear/sm90/launch_fp16x3.cuh"
 #include "linear/sm90/launch_one_product.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/nonfinite.cuh"
 
 namespace kernels::sm90 {
 

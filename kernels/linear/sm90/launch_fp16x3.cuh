@@ -9,11 +9,11 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
 
 namespace kernels::sm90 {
 
@@ -35,8 +35,8 @@ namespace kernels::sm90 {
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
 struct Fp16x3Workspace {
-  fp16x3::SplitMatrix x;
-  fp16x3::SplitMatrix weight;
+  split::SplitMatrix x;
+  split::SplitMatrix weight;
   gemm_fp16x3::PartialSums partials;  // of the first launch; the second launch's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
@@ -54,7 +54,7 @@ struct Fp16x3Workspace {
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
 
-    x.hi = slices.add<__half>(2 * linear.m * fp16x3::padded(linear.k));
+    x.hi = slices.add<__half>(2 * linear.m * split::padded(linear.k));
     // The lo of a row of a k-tile are behind its hi.
     x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
     x.exponent = slices.add<int>(linear.m);
@@ -100,7 +100,7 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
-      make_k_tiled_map(workspace.x, fp16x3::padded(linear.k) / Config::kKTileDepth,
+      make_k_tiled_map(workspace.x, split::padded(linear.k) / Config::kKTileDepth,
                        tiles.max_rows() / BlockConfig::kClusterSize);
   const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
                                           linear.weight_stride, Config::kBlockColumns);

@@ -20,11 +20,11 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/fp16x3/split.cuh"
 #include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90 {
@@ -171,8 +171,8 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
 struct OneProductWorkspace {
-  fp16x3::SplitMatrix x;
-  fp16x3::SplitMatrix weight;
+  split::SplitMatrix x;
+  split::SplitMatrix weight;
   gemm_one_product::WeightConversion conversion{};
   gemm_one_product::RedoList redo{};
   Transposition weight_copy{};
@@ -183,8 +183,8 @@ struct OneProductWorkspace {
       : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
-    const int64_t padded_k = fp16x3::padded(linear.k);
-    const int64_t k_tiles = padded_k / fp16x3::k_tile_depth(fp16x3::Halves::kHi);
+    const int64_t padded_k = split::padded(linear.k);
+    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Halves::kHi);
     const TileOrder tiles = one_product_tiles(linear);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 

@@ -13,12 +13,12 @@
 #include "common/launch.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "launchers.h"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/split_row.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/split_row.cuh"
 
 namespace kernels::sm90 {
 
@@ -37,7 +37,7 @@ static_assert(TmaConfig::kBoxRowBytes == gemm_one_product::Config::kKTileBytes,
               "a row of a box is a k-tile of a row of gemm_one_product's operands");
 static_assert(TmaConfig::kBoxRowBytes == gemm_fp16x3::Config::kRowBytes,
               "a row of a box is a k-tile of a row of gemm_fp16x3's operands");
-static_assert(TmaConfig::kBoxRowBytes == fp16x3::kKTileNumbers * sizeof(__half),
+static_assert(TmaConfig::kBoxRowBytes == split::kKTileNumbers * sizeof(__half),
               "a row of a box is a row of a k-tile of a k-tiled matrix");
 
 // The type of a tensor's elements, as tensor maps name it.
@@ -101,11 +101,11 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return encode_map(matrix, 2, sizes, strides, box_rows);
 }
 
-// Makes the map of a matrix in the k-tiled layout (fp16x3/split.cuh): [k_tiles][rows][64 fp16]. A
+// Makes the map of a matrix in the k-tiled layout (split/split.cuh): [k_tiles][rows][64 fp16]. A
 // box is box_rows rows of one k-tile.
-inline CUtensorMap make_k_tiled_map(const fp16x3::SplitMatrix& matrix, int64_t k_tiles,
+inline CUtensorMap make_k_tiled_map(const split::SplitMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
-  constexpr cuuint64_t kNumbers = fp16x3::kKTileNumbers;
+  constexpr cuuint64_t kNumbers = split::kKTileNumbers;
   const cuuint64_t rows = matrix.rows;
   const cuuint64_t sizes[] = {kNumbers, rows, static_cast<cuuint64_t>(k_tiles)};
   const cuuint64_t strides[] = {kNumbers * sizeof(__half), rows * kNumbers * sizeof(__half)};
@@ -140,8 +140,8 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
 
 // Returns a float32 operand whose hi and lo are k-tiled. hi, lo, exponent and row_state are null:
 // the caller sets those that it needs.
-inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
-  fp16x3::SplitMatrix matrix{};
+inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
+  split::SplitMatrix matrix{};
   matrix.source = static_cast<const float*>(source);
   matrix.rows = rows;
   matrix.row_stride = row_stride;
@@ -151,15 +151,15 @@ inline fp16x3::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int6
 
 // Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
 // of the workspace.
-inline void launch_split_x(const LinearArguments& linear, const fp16x3::SplitMatrix& x,
-                           const fp16x3::SplitMatrix& weight, size_t bytes_to_clear,
+inline void launch_split_x(const LinearArguments& linear, const split::SplitMatrix& x,
+                           const split::SplitMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
-  const int threads = fp16x3::threads_of_row(linear.k);
+  const int threads = split::threads_of_row(linear.k);
   const int warps = threads / 32;
   const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
   // A warp splits a row that it can keep in its registers, a block a longer one.
-  const bool is_short = linear.k <= fp16x3::SplitConfig::kKeptByWarp;
-  const auto splitter = is_short ? fp16x3::Splitter::kWarp : fp16x3::Splitter::kBlock;
+  const bool is_short = linear.k <= split::SplitConfig::kKeptByWarp;
+  const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
   const auto cleared = static_cast<unsigned*>(linear.workspace);
   const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));

@@ -1,6 +1,6 @@
 // The kernel that runs before each float32 GEMM on Hopper. It prepares both operands:
 //
-//   x [m, k]        is split into fp16 (fp16x3/split.cuh): hi and lo for the fp16x3 GEMM, hi alone
+//   x [m, k]        is split into fp16 (split/split.cuh): hi and lo for the fp16x3 GEMM, hi alone
 //                   for the GEMM with one product
 //   weight [n, k]   gets an exponent for each row, from a sample of the row's elements; the GEMMs
 //                   scale and split or round the weight themselves, as they multiply it
@@ -24,8 +24,8 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/split_row.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/split_row.cuh"
 
 namespace kernels::sm90 {
 
@@ -78,7 +78,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   }
 #pragma unroll 8
   for (int64_t i = vector_elements + lane; i < k; i += 32) compare(row[i * stride]);
-  largest = fp16x3::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
+  largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
   return __uint_as_float(min(largest, kInfinityBits));
 }
@@ -91,7 +91,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
 //   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
 //
 // The beginnings of the spans are rounded down to multiples of four.
-__device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_transposed,
+__device__ inline void load_sample(const split::SplitMatrix& weight, bool is_transposed,
                                    int64_t first_row, int64_t k,
                                    float (&largest_of_lane)[SampleConfig::kRows]) {
   using Config = SampleConfig;
@@ -133,13 +133,13 @@ __device__ inline void load_sample(const fp16x3::SplitMatrix& weight, bool is_tr
 // The kRows rows of the weight from first_row on, whose exponents one warp makes, and the lane's
 // part of their sample. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
-  const fp16x3::SplitMatrix& weight;
+  const split::SplitMatrix& weight;
   bool is_transposed;
   int64_t first_row;
   int64_t k;
   float largest_of_lane[SampleConfig::kRows] = {};
 
-  __device__ SampledRows(const fp16x3::SplitMatrix& weight, bool is_transposed, int64_t first_row,
+  __device__ SampledRows(const split::SplitMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
     load_sample(weight, is_transposed, first_row, k, largest_of_lane);
@@ -156,7 +156,7 @@ struct SampledRows {
 
 // Returns the exponent of row first_row + i if the GEMM splits the weight into hi and lo.
 __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
-  float largest = fp16x3::reduce_warp(rows.largest_of_lane[i], fmaxf);
+  float largest = split::reduce_warp(rows.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = rows.largest_of_whole_row(i);
   const bool has_exponent = largest > 0 && largest < INFINITY;
   const int exponent = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
@@ -186,15 +186,15 @@ __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
   const uint32_t exponents = sums >> 16;
   const uint32_t count = sums & 0xffff;
   const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
-  return min(fp16x3::kMaxHiExponent, SampleConfig::kHiTarget - mean);
+  return min(split::kMaxHiExponent, SampleConfig::kHiTarget - mean);
 }
 
 // Writes the exponents and, with lo, the states of the kRows rows of the weight from first_row on.
 // All lanes of a warp call it.
-__device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
-                                              fp16x3::Halves halves, bool is_transposed,
+__device__ __forceinline__ void sample_weight(const split::SplitMatrix& weight,
+                                              split::Halves halves, bool is_transposed,
                                               int64_t first_row, int64_t k) {
-  const bool has_lo = halves == fp16x3::Halves::kHiAndLo;
+  const bool has_lo = halves == split::Halves::kHiAndLo;
   const SampledRows rows(weight, is_transposed, first_row, k);
 #pragma unroll
   for (int i = 0; i < SampleConfig::kRows; ++i) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
     const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi(rows, i);
     if (threadIdx.x % 32 != 0) continue;
     weight.exponent[row] = exponent;
-    if (has_lo) weight.row_state[row] = fp16x3::kExact;
+    if (has_lo) weight.row_state[row] = split::kExact;
   }
 }
 
@@ -213,10 +213,10 @@ __device__ __forceinline__ void sample_weight(const fp16x3::SplitMatrix& weight,
 //   the blocks after them              split x: a warp or a block for each row
 //   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
 //                                      GEMM's counters and flags
-__global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
-    split_x_kernel(const __grid_constant__ fp16x3::SplitMatrix x,
-                   const __grid_constant__ fp16x3::SplitMatrix weight, bool weight_is_transposed,
-                   int64_t k, int sampling_blocks, fp16x3::Splitter splitter, unsigned* cleared,
+__global__ void __launch_bounds__(split::SplitConfig::kThreads)
+    split_x_kernel(const __grid_constant__ split::SplitMatrix x,
+                   const __grid_constant__ split::SplitMatrix weight, bool weight_is_transposed,
+                   int64_t k, int sampling_blocks, split::Splitter splitter, unsigned* cleared,
                    int64_t cleared_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
@@ -225,15 +225,15 @@ __global__ void __launch_bounds__(fp16x3::SplitConfig::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     cleared[i] = 0;
   }
-  const auto halves = x.lo != nullptr ? fp16x3::Halves::kHiAndLo : fp16x3::Halves::kHi;
+  const auto halves = x.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
-    const bool warp_has_row = splitter == fp16x3::Splitter::kWarp;
+    const bool warp_has_row = splitter == split::Splitter::kWarp;
     const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < x.rows) fp16x3::split_row(x, halves, row, k, splitter);
+    if (row < x.rows) split::split_row(x, halves, row, k, splitter);
     return;
   }
   sample_weight(weight, halves, weight_is_transposed, warp * SampleConfig::kRows, k);

@@ -21,7 +21,7 @@
 
 #include <cuda_runtime.h>
 
-namespace kernels::fp16x3 {
+namespace kernels::split {
 
 // ----- K order
 //
@@ -86,4 +86,4 @@ static_assert(differ_in_bit_2(column_at_operand_row(0, 0), column_at_operand_row
                   differ_in_bit_2(column_at_operand_row(6, 0), column_at_operand_row(7, 0)),
               "two successive g load from different halves of the banks");
 
-}  // namespace kernels::fp16x3
+}  // namespace kernels::split

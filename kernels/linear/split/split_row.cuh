@@ -20,10 +20,10 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
-#include "linear/fp16x3/split.cuh"
-#include "linear/fp16x3/wgmma_order.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/wgmma_order.cuh"
 
-namespace kernels::fp16x3 {
+namespace kernels::split {
 
 // -------------------------------------------------------------------------------- who splits a row
 
@@ -342,4 +342,4 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
   if (halves == Halves::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
-}  // namespace kernels::fp16x3
+}  // namespace kernels::split

@@ -38,7 +38,7 @@
 
 #include <cstdint>
 
-namespace kernels::fp16x3 {
+namespace kernels::split {
 
 // -------------------------------------------------------------------------------- sizes and states
 
@@ -174,4 +174,4 @@ __device__ inline void split_pair(float first, float second, uint32_t* hi, uint3
   *lo = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
-}  // namespace kernels::fp16x3
+}  // namespace kernels::split
