@@ -10,9 +10,9 @@
 //
 //   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
-//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN. ReLU's kernels also keep -0. Linear's kernels on
-//     a GPU do not promise the sign of a zero (Epilogue::finish in linear/epilogue.cuh, and
-//     docs/SPLIT.md, "Division by other divisors").
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. Only Linear's kernels on a GPU do not
+//     promise the sign of a zero (Epilogue::finish in linear/epilogue.cuh, and docs/SPLIT.md,
+//     "Division by other divisors").
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
 //     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
 //     between the forward and the backward.
@@ -36,6 +36,23 @@ constexpr int bytes_of_element(DType dtype) {
   if (dtype == DType::kFloat32) return 4;
   return 2;
 }
+
+// The layout of grad_output in ReLU's backward, whose strides may differ from those of the output.
+// Dimension 0 is the innermost dimension of the output.
+//
+// Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
+// [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
+struct GradientLayout {
+  static constexpr int kMaxDimensions = 4;
+  int dimensions;  // how many entries of the arrays are used, at least 1
+  int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
+
+  // grad_output has the output's own memory order.
+  bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
+
+  // Every element of grad_output is the same one, as in the gradient of a sum.
+  bool is_constant() const { return dimensions == 1 && strides[0] == 0; }
+};
 
 // The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
 // which have one precision, are always kHigh.
@@ -95,23 +112,6 @@ struct Transposition {
   float* target;          // [rows, columns]; the elements of a row are adjacent
   int64_t target_stride;  // from one row of `target` to the next
   int64_t rows, columns;
-};
-
-// The place where ReLU's backward finds the elements of grad_output, whose strides may differ from
-// those of the output. Dimension 0 is the innermost dimension of the output.
-//
-// Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
-// [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
-struct GradientLayout {
-  static constexpr int kMaxDimensions = 4;
-  int dimensions;  // how many entries of the arrays are used, at least 1
-  int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
-
-  // grad_output has the output's own memory order.
-  bool is_dense() const { return dimensions == 1 && strides[0] == 1; }
-
-  // Every element of grad_output is the same one, as in the gradient of a sum.
-  bool is_constant() const { return dimensions == 1 && strides[0] == 0; }
 };
 
 // --------------------------------------------------------------------------------------------- GPU

@@ -139,6 +139,12 @@ def test_both_names_of_an_operator_have_the_same_functions(name):
         assert "CPU" in keys
 
 
+def test_the_stable_namespace_has_the_operators_of_programs_and_no_others():
+    """Operators for tests and measurements have a name of their build alone."""
+    names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
+    assert {name for namespace, _, name in names if namespace == STABLE} == set(OPERATORS)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_and_exported_programs_contain_the_stable_name():
     """So another build can run a saved program."""

@@ -253,7 +253,7 @@ def _placements_if_local(
 class _LocalTensor(torch.autograd.Function):
     """The local tensor of a DTensor, whose gradient can be differentiated again.
 
-    Before torch 2.13, the gradient of `DTensor.to_local` cannot.
+    The gradient of `DTensor.to_local` cannot be differentiated before torch 2.13.
     """
 
     @staticmethod

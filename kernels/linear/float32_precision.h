@@ -12,7 +12,12 @@
 
 namespace kernels {
 
-enum class Float32Setting { kTf32, kFloat32, kOther };
+// The values of torch's setting fp32_precision.
+enum class Float32Setting {
+  kTf32,     // "tf32"
+  kFloat32,  // "ieee" or "none"
+  kOther,    // "bfx9": torch makes nine products of bfloat16
+};
 
 // Returns the fp32_precision that torch's product uses. It is the first of these that is set:
 //
@@ -21,8 +26,8 @@ enum class Float32Setting { kTf32, kFloat32, kOther };
 //   torch.backends.cudnn.fp32_precision
 //   torch.backends.fp32_precision
 //
-// Context::allowTF32CuBLAS would not do: it raises an error if a program used both old and new
-// setters.
+// This function does not ask Context::allowTF32CuBLAS, which raises an error if a program has used
+// both old and new setters.
 inline Float32Setting float32_setting() {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
   const std::string setting = at::globalContext().float32Precision("cuda", "matmul");
@@ -37,7 +42,7 @@ inline Float32Setting float32_setting() {
     return Float32Setting::kFloat32;
   }
 #endif
-  return Float32Setting::kOther;  // "bfx9": torch makes nine products of bfloat16
+  return Float32Setting::kOther;
 }
 
 // Returns the variable NVIDIA_TF32_OVERRIDE if it is a single character, otherwise '\0'.

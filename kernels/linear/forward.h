@@ -35,7 +35,8 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   void* const data = out.mutable_data_ptr();
   uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   // Rows matter only to a mask: each of its rows begins a new byte. Without a mask, or if N is a
-  // multiple of 8, the kernels get the matrix as one long row, for which they divide no index.
+  // multiple of 8, the kernels get the matrix as one long row. They then need no division to find
+  // the row of an element.
   const bool is_one_row = mask_data == nullptr || out.size(-1) % 8 == 0;
   const int64_t m = is_one_row ? 1 : rows_of(out);
   const int64_t n = is_one_row ? out.numel() : out.size(-1);

@@ -1,5 +1,7 @@
 // The operators of Linear -> ReLU -> divide: their schemas, and which function runs for which kind
-// of call.
+// of call. torch_support/operators.h explains the kinds of calls, and the suffixes of the
+// functions' names: _autograd, _forward and _composite. Schemas and messages call x `input`, as
+// torch does.
 //
 //   linear_relu_divide(x, weight, bias, divisor)
 //       The operator that users call: out [..., N] = relu(x weight^T + bias) / divisor.
