@@ -125,26 +125,26 @@ struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
   static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
 
-  int64_t stride;                       // elements between rows of a split matrix: the padded k
-  int64_t x_hi_to_lo, weight_hi_to_lo;  // elements from a number's hi to its lo
-  // Rows from the thread's first one on; negative if that one is past the end.
-  int x_rows_left, weight_rows_left;
-  const __half *x, *weight;  // hi of the vectors that are copied next, in the thread's first row
-  int k_left;                // elements of K from these vectors on
-  uint32_t target;           // address of the thread's vector in the first stage's hi of x
-  uint32_t stage = 0;        // offset of the stage that is written next
+  // What the thread copies of x, or of the weight.
+  struct Operand {
+    const __half* hi;  // hi of the vector that is copied next, in the thread's first row
+    int64_t hi_to_lo;  // elements from a number's hi to its lo
+    int rows_left;     // rows from the thread's first row on; below 1 if that one is past the end
+  };
+  Operand x;
+  Operand weight;
+  int64_t stride;      // elements between rows of a split matrix: the padded k
+  int k_left;          // elements of K from the next vector on
+  uint32_t target;     // address of the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;  // offset of the stage that is written next
 
   __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
                     int first_row, int first_column, int k, uint32_t shared) {
     stride = k;
-    x_hi_to_lo = operand_x.lo - operand_x.hi;
-    weight_hi_to_lo = operand_weight.lo - operand_weight.hi;
     const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
-    x_rows_left = operand_x.rows - first_row - row;
-    weight_rows_left = operand_weight.rows - first_column - row;
-    x = operand_x.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
-    weight = operand_weight.hi + stride * (first_column + row) + vector * Config::kVectorHalves;
+    x = operand_from(operand_x, first_row, row, vector);
+    weight = operand_from(operand_weight, first_column, row, vector);
     target = shared + vector_offset(row, vector);
     k_left = k - vector * Config::kVectorHalves;
   }
@@ -160,28 +160,37 @@ struct Copies {
       const int row = i % kRowsOfThread * kRowStep;
       const uint32_t address = target + stage + row * Config::kRowBytes;
       if (i < kRowsOfThread) {
-        copy_vector(address, x + stride * row, x_hi_to_lo, row < x_rows_left);
+        copy_vector(address, x, row);
       } else {
-        const uint32_t weight_address = address + 2 * Config::kPartBytes;
-        copy_vector(weight_address, weight + stride * row, weight_hi_to_lo, row < weight_rows_left);
+        copy_vector(address + 2 * Config::kPartBytes, weight, row);
       }
     }
     const bool is_last_quarter = quarter == 3;
     if (!is_last_quarter) return;
     ptx::commit_copies();
-    x += Config::kKTileDepth;
-    weight += Config::kKTileDepth;
+    x.hi += Config::kKTileDepth;
+    weight.hi += Config::kKTileDepth;
     k_left -= Config::kKTileDepth;
     stage = next_stage(stage);
   }
 
  private:
-  // Starts the copies of one vector, hi and lo, to `address` in shared memory.
-  __device__ void copy_vector(uint32_t address, const __half* hi, int64_t hi_to_lo,
-                              bool row_exists) const {
-    const bool exists = k_left > 0 && row_exists;
+  // Returns what a thread copies of a matrix. The tile begins at first_row, and the thread at `row`
+  // and `vector` of the tile.
+  __device__ Operand operand_from(const split::SplitMatrix& matrix, int first_row, int row,
+                                  int vector) const {
+    const __half* const hi =
+        matrix.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
+    return {hi, matrix.lo - matrix.hi, static_cast<int>(matrix.rows - first_row - row)};
+  }
+
+  // Starts the copies of one vector, hi and lo, `row` rows after the thread's first one. They go to
+  // `address` in shared memory.
+  __device__ void copy_vector(uint32_t address, const Operand& operand, int row) const {
+    const bool exists = k_left > 0 && row < operand.rows_left;
+    const __half* const hi = operand.hi + stride * row;
     ptx::copy_async(address, hi, exists);
-    ptx::copy_async(address + Config::kPartBytes, hi + hi_to_lo, exists);
+    ptx::copy_async(address + Config::kPartBytes, hi + operand.hi_to_lo, exists);
   }
 };
 
