@@ -338,11 +338,31 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
   }
 }
 
-// Finishes and stores a warp's results, one subtile of 32 rows after the other. They change lanes
-// in the warp's shared memory, `staged`:
-//
-//   in registers   lane 4 g + t has columns 2 t and 2 t + 1 of rows g and g + 8 of each fragment
-//   stored         each lane stores four neighbouring columns of one row
+// Writes the sums of one subtile to the warp's shared memory. Fragment i of x has two row blocks of
+// 8 rows, and fragment j of the weight has 8 columns. Of each 8 x 8 sums, lane 4 g + t has columns
+// 2 t and 2 t + 1 of row g.
+__device__ __forceinline__ void stage_subtile(
+    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], int first_fragment,
+    float* staged, int lane) {
+#pragma unroll
+  for (int i = 0; i < Config::kSubtileFragments; ++i) {
+#pragma unroll
+    for (int row_block = 0; row_block < 2; ++row_block) {
+#pragma unroll
+      for (int j = 0; j < Config::kWeightFragments; ++j) {
+        const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
+        const int staged_row = i * Config::kMmaM + row_block * 8 + lane / 4;
+        const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
+        *reinterpret_cast<float2*>(staged + staged_row * Config::kSubtilePitch + column_of_lane) =
+            make_float2(neighbours[0], neighbours[1]);
+      }
+    }
+  }
+}
+
+// Finishes and stores a warp's results, one subtile of 32 rows after the other. The sums pass
+// through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
+// row to store.
 __device__ __forceinline__ void store_results(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
     const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent,
@@ -363,24 +383,8 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kXFragments;
        first_fragment += Config::kSubtileFragments) {
-    // Stage the subtile. Fragment i of x has two row blocks of 8 rows, and fragment j of the weight
-    // has 8 columns.
-#pragma unroll
-    for (int i = 0; i < Config::kSubtileFragments; ++i) {
-#pragma unroll
-      for (int row_block = 0; row_block < 2; ++row_block) {
-#pragma unroll
-        for (int j = 0; j < Config::kWeightFragments; ++j) {
-          const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
-          const int staged_row = i * Config::kMmaM + row_block * 8 + lane / 4;
-          const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
-          *reinterpret_cast<float2*>(staged + staged_row * Config::kSubtilePitch + column_of_lane) =
-              make_float2(neighbours[0], neighbours[1]);
-        }
-      }
-    }
+    stage_subtile(sums, first_fragment, staged, lane);
     __syncwarp();
-    // Finish and store it.
 #pragma unroll 1
     for (int staged_row = lane / kLanesOfRow; staged_row < Config::kSubtileRows;
          staged_row += 32 / kLanesOfRow) {
