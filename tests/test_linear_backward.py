@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.nn.functional import linear
 
 from tests.support.compare import (
@@ -20,7 +20,15 @@ from tests.support.compare import (
     exact_gradients,
 )
 from tests.support.sanitize_markers import ONE_OF_A_WIDTH
-from tests.support.tensors import FLOATING, MATRIX_VIEWS, OPERATORS, draw, linear_modules, step
+from tests.support.tensors import (
+    FLOATING,
+    MATRIX_VIEWS,
+    OPERATORS,
+    draw,
+    linear_modules,
+    linear_path,
+    step,
+)
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 
@@ -300,6 +308,22 @@ def test_second_gradients_with_nan_are_the_references(device, where):
         assert all(grad.requires_grad for grad in grads)
         results.append(torch.autograd.grad(sum(grad.sum() for grad in grads), wanted))
     torch.testing.assert_close(*results, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_gradients_have_tangents_where_a_kernel_would_multiply():
+    """Gradients are linear in grad_output: their tangents are the gradients for its tangent."""
+    ours, _ = linear_modules(64, 128, device="cuda")
+    x = torch.randn(256, 64, device="cuda", requires_grad=True)
+    leaves = [x, *ours.parameters()]
+    with linear_path("sm90"), forward_ad.dual_level():
+        out = ours(x)
+        tangent = torch.randn_like(out)
+        grad_output = forward_ad.make_dual(torch.randn_like(out), tangent)
+        grads = torch.autograd.grad(out, leaves, grad_output, retain_graph=True)
+        got = [forward_ad.unpack_dual(grad).tangent for grad in grads]
+        want = list(torch.autograd.grad(out, leaves, tangent))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_results_have_the_same_bits_every_time(device):
