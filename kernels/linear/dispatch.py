@@ -297,7 +297,7 @@ def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own argument
         weight: a DTensor `[N, K]`.
         bias: a DTensor `[N]`, or None.
         divisor: the divisor.
-        placements: what `_placements_if_local` returns for x, weight and bias.
+        placements: the result of `_placements_if_local` for x, weight and bias.
         operator: our operator.
     """
     from torch.distributed.tensor import DTensor

@@ -13,8 +13,8 @@
 //       output_mask are set, and empty tensors for bits that are not. weight has to be passed
 //       with bit 0, and x with bit 1; otherwise they are None.
 //
-// Two more operators are not part of any program. Tests and measurements call them, so they are
-// registered in this build's own namespace alone (torch_support/operators.h):
+// Two more operators are for tests and measurements. No saved program may contain them, so they are
+// registered in this build's own namespace alone:
 //
 //   set_linear_path(name)
 //       Makes each later product on a GPU take the path of this name; "auto" leaves the choice to

@@ -7,7 +7,7 @@
 //   NAME_composite  the reference's own torch ops; also what the other two run if our kernels do
 //                   not support the operands
 //
-// Every operator is registered under two names:
+// Every operator that a program may contain is registered under two names:
 //
 //   <own namespace>::NAME       this build's operator. Eager calls and torch.compile use it, so two
 //                               versions of the project in one process never mix.

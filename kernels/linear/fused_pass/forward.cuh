@@ -39,8 +39,10 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
 //
 // Each thread handles one vector. With two vectors side by side, each of a warp's two loads would
 // read half of every 32-byte sector, so that all sectors are read twice (docs/EXPERIMENTS.md, "The
-// fused pass"). For n = 11 in float32, a vector has 4 elements, a row is padded to 4 vectors, and
-// the threads have these elements:
+// fused pass").
+//
+// Example: n = 11 in float32. A vector has 4 elements, and a row is padded to 4 vectors. The
+// threads have these elements:
 //
 //   thread        0       1       2       3    |    4       5     ...
 //   row           0       0       0       0    |    1       1

@@ -179,9 +179,11 @@ struct Copies {
   // and `vector` of the tile.
   __device__ Operand operand_from(const split::SplitMatrix& matrix, int first_row, int row,
                                   int vector) const {
-    const __half* const hi =
-        matrix.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
-    return {hi, matrix.lo - matrix.hi, static_cast<int>(matrix.rows - first_row - row)};
+    Operand operand;
+    operand.hi_to_lo = matrix.lo - matrix.hi;
+    operand.rows_left = matrix.rows - first_row - row;
+    operand.hi = matrix.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
+    return operand;
   }
 
   // Starts the copies of one vector, hi and lo, `row` rows after the thread's first one. They go to
@@ -307,21 +309,21 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
   for (int phase = 0; phase < 4; ++phase) {
     const int k_step = phase % 2;
     const bool is_lo = phase < 2;
-    const bool is_last = phase == 3;
-    const bool loads_next_k_step = phase == 0 || is_last;
+    const bool is_last_phase = phase == 3;
+    const bool loads_next_k_step = phase == 0 || is_last_phase;
     uint32_t next = stage;
-    if (is_last) {
+    if (is_last_phase) {
       next = next_stage(stage);
-      // Copies of kStages - 1 stages have begun. All but those of the last kStages - 3 have
-      // arrived: this stage and the next. After the barrier, no warp still reads the stage before
-      // this one, which the copies of this phase overwrite.
+      // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the
+      // last kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still
+      // reads the stage before this one, which the copies of this phase overwrite.
       ptx::wait_copies<Config::kStages - 3>();
       __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < Config::kXFragments; ++i) {
       const bool is_last_fragment = i + 1 == Config::kXFragments;
-      if (is_last) copies.copy_quarter(i);
+      if (is_last_phase) copies.copy_quarter(i);
       if (loads_next_k_step) fragments.load_b(next, 1 - k_step, i);
       if (is_lo && !is_last_fragment) fragments.load_a(stage, k_step, i + 1);
       if (loads_next_k_step && is_last_fragment) fragments.load_a(next, 1 - k_step, 0);
