@@ -1,4 +1,4 @@
-"""Tables of the results of problems/benchmark.py, for its output and for docs/BENCHMARKS.md.
+"""Tables of results, for the output of `python -m problems.benchmark` and for docs/BENCHMARKS.md.
 
 Each function of `TABLES` takes the rows of a file that `--json` wrote, and returns rows of cells,
 of which the first has the columns' titles. All tables of times have the same columns in the same
