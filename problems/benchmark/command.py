@@ -5,19 +5,24 @@ operands  times and errors of LinearReluDivideNew and of eager, on operands of m
 host      the host's time for small forwards and training steps: ReLU of 1,024 elements, and a
           linear module of 64 features on one row
 import    seconds to import model_new.py, without the seconds for torch
+paths     times of each path that can compute a product, for products near the limits of
+          kernels/linear/choose_path.h; needs an H200 or another GPU of compute capability 9.0, and
+          has no options but --json
 report    runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
           device, and renews these documents
 pages     renews these documents from the results in docs/benchmarks/, without measuring
 
-The first four print a table of their results, and write them to the file that --json names. Its
+The first five print a table of their results, and write them to the file that --json names. Its
 keys:
 
-benchmark, command, environment, date   what was measured, how, where, and when (UTC)
+benchmark, command, environment, date, commit
+                   what was measured, how, where, when (UTC), and the commit of this tree
 dtype, precision   of the linear module's and ReLU's tensors; the precision is "" unless the dtype
-                   is float32. `import` has neither.
+                   is float32. `import` and `paths` have neither.
 rows               a dictionary for each row of the measurement. Times are in seconds. "ratio" is
                    the median over the rounds of eager's time / ours. Errors are in the unit u of
-                   problems/benchmark/measure_operands.py.
+                   problems/benchmark/measure_operands.py. The keys of `paths` are explained in
+                   problems/benchmark/measure_paths.py.
 """
 
 import argparse
@@ -29,11 +34,13 @@ from pathlib import Path
 
 import torch
 
-from problems.benchmark import pages, report
+from problems.benchmark import pages, report, tree
 from problems.benchmark.measure_host import measure_host
 from problems.benchmark.measure_import import measure_import
 from problems.benchmark.measure_linear import measure_linear
 from problems.benchmark.measure_operands import measure_operands
+from problems.benchmark.measure_paths import check_device, measure_paths
+from problems.benchmark.paths_tables import summary
 from problems.benchmark.tables import TABLES
 from problems.benchmark.views import dtype_and_setting
 from referee.records import as_json, environment
@@ -48,7 +55,10 @@ WITH_DTYPE: dict[str, Callable[[str, torch.dtype], list[dict]]] = {
     "operands": measure_operands,
     "host": measure_host,
 }
-WITHOUT_OPTIONS: dict[str, Callable[[], list[dict]]] = {"import": measure_import}
+WITHOUT_OPTIONS: dict[str, Callable[[], list[dict]]] = {
+    "import": measure_import,
+    "paths": measure_paths,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,6 +101,11 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
             files.check_writable(args.json)
         except OSError as error:
             parser.error(f"cannot write {args.json}: {error.strerror}")
+    if args.what == "paths":
+        try:
+            check_device(args.device)
+        except ValueError as error:
+            parser.error(str(error))
     return args
 
 
@@ -107,6 +122,7 @@ def _measure(args: argparse.Namespace, arguments: list[str]) -> None:
         "command": shlex.join([*COMMAND, *arguments]),
         "environment": environment(torch.device(args.device)),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": tree.commit(),
     }
     print(f"{machine_and_versions(results['environment'])}\n", flush=True)
     if args.what in WITH_DTYPE:
@@ -118,5 +134,7 @@ def _measure(args: argparse.Namespace, arguments: list[str]) -> None:
     else:
         results["rows"] = WITHOUT_OPTIONS[args.what]()
     print(tables.table(TABLES[args.what](results["rows"])))
+    if args.what == "paths":
+        print(f"\n{summary(results['rows'])}")
     if args.json:
         files.write(args.json, as_json(results))

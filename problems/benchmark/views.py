@@ -6,6 +6,7 @@ files these are, and how a page names a view.
 
 from collections.abc import Callable, Iterator
 
+from problems.benchmark.paths_tables import exceptions_table, summary
 from problems.benchmark.tables import TABLES, Cells
 from problems.linear_yardsticks import THREE_PRODUCTS
 from referee.names import COMPILED
@@ -39,6 +40,13 @@ def view_table(results: list[dict]) -> str:
     [only] = results
     cells = TABLES[only["benchmark"]](only["rows"])
     return f"{heading_of(only)}\n\n{markdown.table(cells)}"
+
+
+def view_paths(results: list[dict]) -> str:
+    """Show the summary of `paths`, and the products for which another path was faster."""
+    [only] = results
+    table = markdown.table(exceptions_table(only["rows"]))
+    return f"{heading_of(only)}\n\n{summary(only['rows'])}\n\n{table}"
 
 
 def view_range(results: list[dict]) -> str:
@@ -155,6 +163,7 @@ def view_errors(results: list[dict], problem: str) -> str:
 VIEWS: dict[str, Callable[..., str]] = {
     "heading": view_heading,
     "table": view_table,
+    "paths": view_paths,
     "range": view_range,
     "comparison": view_comparison,
     "forward": view_forward,
