@@ -23,8 +23,8 @@
 //
 // Two exceptions take the general epilogue: tiles with a row of x or of the weight that was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent), and calls without
-// ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half.cuh) always applies
-// it.
+// ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half_types.cuh) always
+// applies it.
 
 #pragma once
 
