@@ -20,8 +20,8 @@ namespace {
 __global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto halves = matrix.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
-  if (row < matrix.rows) split::split_row(matrix, halves, row, k, splitter);
+  const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
 __global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
@@ -140,7 +140,7 @@ void check_split(bool has_lo) {
   const int64_t padded_k = split::padded(k);
   const bool is_k_tiled = !one_in(4);
   Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
-  Buffer halves((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
+  Buffer numbers((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
   Buffer exponents(rows * 4, 0);
   Buffer states(rows * 4, 0);
   float* const x = reinterpret_cast<float*>(memory.data);
@@ -150,7 +150,7 @@ void check_split(bool has_lo) {
     std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
   }
   split::SplitMatrix matrix{x, rows, stride};
-  matrix.hi = reinterpret_cast<__half*>(halves.data);
+  matrix.hi = reinterpret_cast<__half*>(numbers.data);
   const int64_t lo_offset = is_k_tiled ? split::kKTileNumbers / 2 : rows * padded_k;
   matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
@@ -158,7 +158,7 @@ void check_split(bool has_lo) {
   matrix.is_k_tiled = is_k_tiled;
   note_launch(split_rows(splitter, matrix, k));
   for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, elements[row]);
-  require(halves.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
+  require(numbers.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
           DType::kFloat32, k);
 }
 
