@@ -5,14 +5,14 @@
 // before kernels/, so the #include "common/launch.cuh" of the .cu file finds this one.
 //
 // Blocks run one after another, on one thread of the CPU. A CUDA thread is a fiber: a function with
-// a stack of its own, which runs until it has to wait. It then returns to the scheduler (run_block),
-// which runs the next fiber. A fiber waits
+// a stack of its own, which runs until it has to wait. It then returns to the scheduler
+// (run_block), which runs the next fiber. A fiber waits
 //
 //   at __syncthreads()                    for all fibers of its block
 //   at __ballot_sync, __shfl_xor_sync     for the fibers of its warp: they exchange values
 //
-// No fiber waits for one whose thread has ended. Fibers are made once: fiber i runs thread i of each
-// block, one block after another.
+// No fiber waits for one whose thread has ended. Fibers are made once: fiber i runs thread i of
+// each block, one block after another.
 
 #pragma once
 
