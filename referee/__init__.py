@@ -64,6 +64,7 @@ verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
+    module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
     training_step        the reference's results and gradients of a training step
