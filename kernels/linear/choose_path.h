@@ -25,9 +25,9 @@
 //   fp16x3_gradient_wins        gradients that lost with the limits of the forward
 //   one_product_wins_float32    the gradient that lost with the least work of the forward
 //
-// How to measure again, for another GPU or kernel: docs/CONTRIBUTING.md, "Retune the choice of a
-// path". It times each path at the same sizes. A limit belongs between the sizes where our path
-// takes less time and those where torch does.
+// `python -m problems.benchmark paths` shows how good the limits are: it times every path for
+// products just beside them (problems/benchmark/products.py). docs/CONTRIBUTING.md, "Retune the
+// choice of a path", says how to move a limit, for another GPU or kernel.
 
 #pragma once
 

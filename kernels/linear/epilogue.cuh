@@ -22,8 +22,8 @@
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
-// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half.cuh) always
-// applies ReLU.
+// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half_types.cuh)
+// always applies ReLU.
 
 #pragma once
 
