@@ -79,6 +79,7 @@ struct ForwardStrip {
     column = byte % row_bytes * 8;
     columns = std::min({n - column, kStrip, (end - byte) * 8});
     rows = 1;
+    // At the beginning of a row, the strip has as many whole rows as fit, if any do.
     if (column == 0) {
       const int64_t whole_rows = std::min(kStrip / n, (end - byte) / row_bytes);
       rows = std::max<int64_t>(whole_rows, 1);
@@ -91,8 +92,8 @@ struct ForwardStrip {
 
 // ------------------------------------------------------------------------------------ backward
 
-// grad_z = mask bit ? grad_output / divisor : 0 for a strip of `count` elements whose bits are
-// adjacent, too. The first element has the lowest bit of mask[0].
+// grad_z = mask bit ? grad_output / divisor : 0, for a strip of `count` elements whose bits of the
+// mask are adjacent, as the elements are. The first element has the lowest bit of mask[0].
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
