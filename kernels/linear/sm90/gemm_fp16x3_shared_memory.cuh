@@ -27,6 +27,7 @@ struct EpilogueInputs {
 struct SharedMemory {
   uint8_t x[Config::kStages][Config::kXBytes];
   uint8_t weight[Config::kStages][Config::kWeightBytes];
+  // A subtile of each thread's sums, in the general epilogue.
   float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
   EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
