@@ -145,8 +145,8 @@ struct Tiles {
   // Rows of x that TMA loads for every tile. For a narrow tile, the last 16 of them belong to the
   // next tile, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool is_mixed = other_rows == Config::kNarrowRows;
-    return is_mixed ? Config::kWideRows : other_rows;
+    const bool may_be_wide = other_rows == Config::kNarrowRows;
+    return may_be_wide ? Config::kWideRows : other_rows;
   }
 
   struct RowRange {
@@ -203,15 +203,15 @@ struct Arguments {
   split::SplitMatrix x;       // split into hi and lo
   split::SplitMatrix weight;  // not split, but with an exponent and a state for each row
   int k;
-  unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first launch starts
-  unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first launch starts
+  unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
+  unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts
   bool is_second_launch;
   Tiles tiles;
   Schedule schedule;
   PartialSums partials;
 };
 
-// The first column of a tile that a block computes. `rank` is the block's number in its cluster.
+// Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
   return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockColumns;
 }

@@ -162,8 +162,6 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       inputs.first_column = first_column;
       inputs.is_fast = is_fast;
     }
-    // The consumers come here after the epilogue of the work tile before, so they have read the
-    // other buffer. The next work tile may fill it.
     sync_with_consumers();
   });
 }

@@ -11,8 +11,8 @@
 //   arrives at `full`, with the number of bytes       read the stage
 //   starts TMA copies, which count down the bytes     each warp arrives at `empty` of both blocks
 //
-// `full` is complete when the producer and all bytes have arrived. A consumer warp arrives in
-// both blocks of the cluster because each block loads half of the x tile and multicasts it to both:
+// `full` is complete when the producer and all bytes have arrived. A consumer warp arrives in both
+// blocks of the cluster because each block loads half of the x tile and multicasts it to both:
 // neither block may overwrite a stage that the other one still reads.
 
 #pragma once
