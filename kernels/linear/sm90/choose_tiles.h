@@ -2,11 +2,12 @@
 // estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
 //
 // The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
-// that does not depend on the rows. But if wide tiles are few, some clusters have no work, or many
-// clusters share each tile along K. One of them then has to add the partial sums of all. For
-// example, x [160, 13592] times weight [256, 13592] would be one tile of 160 rows, which takes
-// longer than torch's product when clusters share it in short ranges of K (docs/EXPERIMENTS.md,
-// "Hopper's products"). So three tiles of 64 rows are chosen.
+// that does not depend on the rows. But if wide tiles are few, either some clusters have no work,
+// or many clusters share each tile along K, and one of them has to add the partial sums of all.
+//
+// Example: x [160, 13592] times weight [256, 13592] would be one tile of 160 rows. If clusters
+// share it in short ranges of K, it takes longer than torch's product (docs/EXPERIMENTS.md,
+// "Stream-K at `highest`"). So three tiles of 64 rows are chosen.
 //
 // Times are in row steps, the unit of stream_k.cuh's cost model (StreamKConfig).
 
@@ -38,9 +39,8 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   const double max_sharers =
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums. The schedule cuts tiles only if that saves kMinSaving
-  // k-groups or more. This estimate does the same by counting at least the time of kMinSaving
-  // k-groups for the adding: if sharing saves less than that, uncut_time is shorter.
+  // The time to store and add partial sums, but at least that of kMinSaving k-groups. Where sharing
+  // saves less than these, the schedule does not cut tiles, and uncut_time is shorter here.
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

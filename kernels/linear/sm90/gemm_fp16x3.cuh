@@ -48,7 +48,7 @@
 // The parts are in these files:
 //
 //   split_x.cuh                    the kernel before: splits x, samples the weight
-//   choose_tiles.h                 the host's choice of the tiles' heights
+//   choose_tiles.h                 the host's choice of how many rows a tile has
 //   gemm_fp16x3_arguments.cuh      constants, tiles, and the kernel's arguments
 //   gemm_fp16x3_shared_memory.cuh  a block's shared memory
 //   pipeline.cuh                   the shape of a block, and the ring of stages
@@ -147,8 +147,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 
 // Prepares the second launch: chooses new exponents for the rows of weight that overflowed fp16, by
 // their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
-// block does all rows that it multiplies. Blocks of other clusters may do the same rows, and write
-// the same values.
+// block rescales all rows that it multiplies. Blocks of other clusters may rescale the same rows,
+// and write the same values.
 __device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {

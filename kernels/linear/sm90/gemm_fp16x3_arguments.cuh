@@ -3,8 +3,8 @@
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
 // Rows and columns are those of out: row m is made from row m of x, and column n from row n of the
-// weight. Eight rows are a row block. (As the weight is wgmma's operand A, rows are columns of
-// wgmma's accumulators.)
+// weight. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
+// of wgmma's accumulators.)
 //
 // launch_fp16x3.cuh fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and
 // its epilogue (gemm_fp16x3_epilogue.cuh) use both.
@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "common/ptx/cluster.cuh"
+#include "common/sizes.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/stream_k.cuh"
@@ -23,7 +24,7 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 struct Config {
-  // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x.
+  // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
@@ -47,7 +48,7 @@ struct Config {
   // threads = 88.
   static constexpr int kSums = 64 * kWideRows / BlockConfig::kWarpgroupThreads;
 
-  // ----- The pipeline.
+  // ----- The pipeline
   //
   // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
   // floats of the weight, or hi and lo of 32 elements of x.
@@ -71,28 +72,31 @@ struct Config {
 
   // k-tiles in a k-group, the unit in which the mainloop and the stream-K schedule count K.
   static constexpr int kKTilesPerKGroup = 4;
-  // k-groups of a K, rounded up. TMA writes zeros for the elements past K.
-  static __host__ __device__ int k_groups(int k) {
-    constexpr int kKGroupDepth = kKTilesPerKGroup * kKTileDepth;
-    return (k + kKGroupDepth - 1) / kKGroupDepth;
+  // Returns how many k-groups cover K. TMA writes zeros for the elements past K.
+  static int k_groups(int k) {
+    return static_cast<int>(divide_up(k, kKTilesPerKGroup * kKTileDepth));
   }
 
-  // ----- The promotion interval: after how much of K the accumulators are added to the float32
-  // sums. It is 32 for K below kShortK, 64 below kLongK, and 128 from there on. A short interval is
-  // more accurate, because tensor cores truncate, but takes more time. Longer float32 sums have
-  // larger errors. So the error bound grows with K, and a longer K allows a longer interval
+  // ----- The promotion interval
+  //
+  // The accumulators are added to the float32 sums after every 32 of K if K is below kShortK, after
+  // every 64 if it is below kLongK, and after every 128 from there on. A short interval is more
+  // accurate, because tensor cores truncate, but takes more time. Float32 sums of more terms have
+  // larger errors, so the error bound grows with K, and a longer K allows a longer interval
   // (docs/SPLIT.md).
   static constexpr int kShortK = 2048;
   static constexpr int kLongK = 4096;
 
-  // ----- Registers of a thread. A consumer has 88 accumulators, 88 sums, and 32 registers of split
-  // weight; 24 remain for addresses and loop counters.
+  // ----- Registers of a thread
+  //
+  // A consumer has 88 accumulators, 88 sums, and 32 registers of split weight; 24 remain for
+  // addresses and loop counters.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
   static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
                 "setmaxnreg only moves registers within the block");
 
-  // ----- The subtile that the general epilogue takes at a time: 2 row blocks.
+  // ----- The subtile that the general epilogue takes at a time: 2 row blocks
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
   static constexpr int kSubtiles = kWideRows / kSubtileRows;
@@ -100,7 +104,7 @@ struct Config {
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
                 "tiles are whole subtiles");
 
-  // ----- Numbers of the named barriers. 0 is that of __syncthreads.
+  // ----- Numbers of the named barriers; 0 is that of __syncthreads
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
   // (ConsumerWarpgroup::multiply).
@@ -111,11 +115,14 @@ struct Config {
 // The tiles of out. A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of
 // x that both blocks share. TileOrder numbers the tiles; Tiles adds which rows of x each has.
 //
-// Either all tiles have the same number of rows, kMediumRows or kSmallRows. Then wide_x_tiles is 0.
-// Or some of the x_tiles tiles along M have kWideRows rows, and the others kNarrowRows.
+//   rows of the tiles            wide_x_tiles     other_rows
+//   all kMediumRows              0                kMediumRows
+//   all kSmallRows               0                kSmallRows
+//   kWideRows and kNarrowRows    0 to x_tiles     kNarrowRows
 //
-// Which ones are wide depends on the tile of weight. Example: M = 1024, x_tiles = 6 and
-// wide_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. W is a tile of 176 rows, n one of 160.
+// In the last case, the tile of weight decides which of the x_tiles tiles along M are wide.
+// Example: M = 1024, x_tiles = 6 and wide_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. W is a
+// tile of 176 rows, n one of 160.
 //
 //                    x tile   0  1  2  3  4  5
 //   weight tile 0             W  W  W  W  n  n     shift 0
@@ -135,11 +142,11 @@ struct Tiles {
   __host__ __device__ int count() const { return order.count(); }
   __host__ __device__ Tile find(int number) const { return order.find(number); }
 
-  // Rows of x that TMA loads for every tile: those of the widest one. (For a narrow tile, 16 of the
-  // rows that it loads belong to the next tile, and are not multiplied.)
+  // Rows of x that TMA loads for every tile. For a narrow tile, the last 16 of them belong to the
+  // next tile, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool is_mixed = other_rows == Config::kNarrowRows;
-    return is_mixed ? Config::kWideRows : other_rows;
+    const bool may_be_wide = other_rows == Config::kNarrowRows;
+    return may_be_wide ? Config::kWideRows : other_rows;
   }
 
   struct RowRange {
@@ -175,7 +182,7 @@ struct Tiles {
 };
 
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
-// for one tile's, as it stores partial sums of at most one.
+// for the partial sums of one tile, and stores no more.
 struct PartialSums {
   // [block of the cluster][row block][consumer thread]: four sums
   using Sums = float4[BlockConfig::kClusterSize][Config::kSums / 4][BlockConfig::kConsumerThreads];
@@ -196,15 +203,15 @@ struct Arguments {
   split::SplitMatrix x;       // split into hi and lo
   split::SplitMatrix weight;  // not split, but with an exponent and a state for each row
   int k;
-  unsigned* has_overflowed;  // whether a row is kOverflowed; 0 when the first launch starts
-  unsigned* has_nonfinite;   // whether a row is kNonfinite; 0 when the first launch starts
+  unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
+  unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts
   bool is_second_launch;
   Tiles tiles;
   Schedule schedule;
   PartialSums partials;
 };
 
-// The first column of a tile that a block computes. `rank` is the block's number in its cluster.
+// Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
   return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockColumns;
 }

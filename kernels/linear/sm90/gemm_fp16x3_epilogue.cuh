@@ -126,8 +126,9 @@ __device__ inline void sync_with_consumers() {
 }
 #endif
 
-// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
-// also reports whether a row of x holds infinity or NaN.
+// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn.
+// While the consumers read one buffer, it fills the other. It also reports whether a row of x holds
+// infinity or NaN.
 __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;
@@ -161,8 +162,6 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       inputs.first_column = first_column;
       inputs.is_fast = is_fast;
     }
-    // The consumers come here after the epilogue of the work tile before, which reads the other
-    // buffer. So that buffer may be filled next.
     sync_with_consumers();
   });
 }
@@ -189,14 +188,15 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
 
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 //
-// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes:
-// c, c + 4, c + 8 and c + 12 (or these + 16). In two row blocks, j and j + 1, these lanes have four
-// rows, which makes four bytes. A lane packs its own bits of all four bytes into a word. Two
-// exchanges combine the words of the four lanes, and each lane stores one byte:
+// Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
+// columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
+// two row blocks, j and j + 1, the four lanes have four rows, which makes four bytes. A lane packs
+// its own bits of all four bytes into a word. Two exchanges combine the words of the four lanes,
+// and each lane stores one byte. A digit below is the bit of the column with this number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
-//   lane c       has     ......10    ......10      ......10      ......10     (bits: columns)
+//   lane c       has     ......10    ......10      ......10      ......10
 //   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
 //   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
 //   lane c + 12  has     76......    76......      76......      76......

@@ -17,9 +17,9 @@
 //   freed stages                             0, 1                  2, 3
 //
 // A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
-// registers for the fragments of two k-tiles, so c 2 overwrites the fragments of k-tile 0 when lo 0
-// has ended. A stage of x is freed when its last product has ended: lo 0 and lo 1 for k-tiles 0 and
-// 1, hi 2 and hi 3 for k-tiles 2 and 3.
+// registers for two converted k-tiles, so c 2 overwrites k-tile 0 when lo 0 has ended. The stage of
+// a k-tile is freed when the k-tile's last product has ended: lo 0 and lo 1 for k-tiles 0 and 1,
+// hi 2 and hi 3 for k-tiles 2 and 3.
 //
 // The three promotion intervals differ only in the promotions:
 //
@@ -117,9 +117,10 @@ struct ConsumerWarpgroup {
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t base;          // the block's SharedMemory
-  uint32_t remote_empty;  // the `empty` barrier in block lane % 2 of the cluster, maybe this one
+  uint32_t remote_empty;  // the `empty` barrier of block lane % 2 of the cluster, maybe this block
   uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
+
   float scale[2];  // 2^exponent of the thread's two rows of weight
   float accumulators[Config::kSums];
   float sums[Config::kSums];

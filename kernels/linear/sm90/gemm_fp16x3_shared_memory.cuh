@@ -20,13 +20,14 @@ struct EpilogueInputs {
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
-  int is_fast;       // whether the tile may take the fast epilogue
+  int is_fast;       // 1 if the tile may take the fast epilogue
 };
 
 // A block's shared memory.
 struct SharedMemory {
   uint8_t x[Config::kStages][Config::kXBytes];
   uint8_t weight[Config::kStages][Config::kWeightBytes];
+  // A subtile of each thread's sums, in the general epilogue.
   float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
   EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next

@@ -87,13 +87,13 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   return OneProductWorkspace(linear).bytes;
 }
 
-// Returns how a chunk is divided into tiles. By this, kernels::rows_of_chunk (chunks.h) counts the
-// waves of each size of chunk, because a last wave with few tiles wastes most of the GPU.
+// Returns how a chunk is divided into tiles and waves. A last wave with few tiles wastes most of
+// the GPU, so kernels::rows_of_chunk (chunks.h) chooses the size of chunks with the fewest waves.
 //
 // In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
 // In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). No wave wastes
-// anything, so all sizes of chunk are equally good. Its tiling expresses that by one tile along N
-// and one in a wave: a call then has as many waves as x has tiles, for every size of chunk.
+// anything, so all sizes of chunks are equally good. One tile along N and one in a wave express
+// this: a call then has as many waves as x has tiles, for every size of chunks.
 Tiling chunk_tiling(const LinearArguments& linear) {
   Tiling tiling{};
   if (linear.precision == Precision::kHighest) {
@@ -109,8 +109,8 @@ Tiling chunk_tiling(const LinearArguments& linear) {
   return tiling;
 }
 
-// Returns the rows of a chunk. Copies of operands do not count for the limit of the workspace, so
-// neither does that of a transposed weight.
+// Returns the rows of a chunk. Copies of operands, such as that of a transposed weight, do not
+// count for the limit of the workspace.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   LinearArguments uncopied = linear;
@@ -142,9 +142,9 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. That K has a smaller limit in float32
-  // is caution: no count or index is known to need it, but at K = 2^24 the error bound, which grows
-  // with K, is 2^-6 already (docs/SPLIT.md).
+  // Indices of rows, columns and K are ints in the kernels. The smaller limit of K in float32 is a
+  // precaution: no count or index is known to need it, but the error bound grows with K, and at
+  // K = 2^24 it is already 2^-6 (docs/SPLIT.md).
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

@@ -25,9 +25,9 @@ namespace kernels::sm90 {
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
 //   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
 //   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
-//   x.row_state          int       [m]                    all                       no
+//   x.row_state          int       [m]                    all three                 no
 //   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
-//   weight.row_state     int       [n]                    all                       no
+//   weight.row_state     int       [n]                    all three                 no
 //   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
 // Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
@@ -94,9 +94,9 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
   arguments.tiles = tiles;
   arguments.partials = workspace.partials;
   // `plan` fills in the schedule, and returns how many clusters have work.
-  const auto rows_of = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
+  const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
-                                               tiles.max_rows(), rows_of);
+                                               tiles.max_rows(), row_count);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =

@@ -66,8 +66,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 
 // Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
 // `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows. If the
-// driver rejects these, throws a std::runtime_error that names them. status_of (common/launch.cuh)
-// catches only cudaError_t, so the exception leaves the launcher, and its message is kept.
+// driver rejects the map, throws a std::runtime_error that names these arguments. status_of
+// (common/launch.cuh) catches only cudaError_t, so the exception leaves the launcher, and its
+// message is kept.
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
@@ -156,8 +157,9 @@ inline void launch_split_x(const LinearArguments& linear, const split::SplitMatr
                            cudaStream_t stream) {
   const int threads = split::threads_of_row(linear.k);
   const int warps = threads / 32;
+  // Each warp samples kRows rows of the weight.
   const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
-  // A warp splits a row that it can keep in its registers, a block a longer one.
+  // A warp splits a row of x that fits into its registers, and a block splits a longer row.
   const bool is_short = linear.k <= split::SplitConfig::kKeptByWarp;
   const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);

@@ -11,8 +11,8 @@
 //   arrives at `full`, with the number of bytes       read the stage
 //   starts TMA copies, which count down the bytes     each warp arrives at `empty` of both blocks
 //
-// `full` is complete when the producer has arrived and all bytes have. A consumer warp arrives in
-// both blocks of the cluster because each block loads half of the x tile and multicasts it to both:
+// `full` is complete when the producer and all bytes have arrived. A consumer warp arrives in both
+// blocks of the cluster because each block loads half of the x tile and multicasts it to both:
 // neither block may overwrite a stage that the other one still reads.
 
 #pragma once
@@ -61,8 +61,8 @@ struct BlockConfig {
 
 // ----- the pipeline
 
-// A stage in one of its turns around the ring (CUTLASS's PipelineState). Producer and consumers
-// each keep their own, and advance it once a k-tile.
+// A position in the ring (CUTLASS's PipelineState). The producer and each consumer have one of
+// their own, and advance it once a k-tile.
 template <int kStages>
 struct PipelineStage {
   int index = 0;  // of the stage in the ring
