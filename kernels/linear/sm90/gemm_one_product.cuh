@@ -71,7 +71,7 @@
 //                     accumulators are infinite or NaN, which the consumers notice after the
 //                     mainloop.
 //
-// ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
+// ConvertTraits lists these tiles in a RedoList. A launch with RedoTraits then computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
 //
 // Why the weight is wgmma's operand A: with x as operand A, half types take 1.5 to 2% longer on an
