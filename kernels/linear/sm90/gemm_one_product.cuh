@@ -113,9 +113,9 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
-    const int row = consumer.first_row(tile);
-    const int column = consumer.first_column(tile);
-    const PrefetchedScales<Traits> prefetched(args, row, column);
+    const int first_row = consumer.first_row(tile);
+    const int first_column = consumer.first_column(tile);
+    const PrefetchedScales<Traits> prefetched(args, first_row, first_column);
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
@@ -134,12 +134,14 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, row, column, accumulators, scales, staging.accumulators,
-                    barrier);
+      store_general(args.epilogue, first_row, first_column, accumulators, scales,
+                    staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, row, column, accumulators, scales, staging, barrier);
+      store_fast<false>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+                        barrier);
     } else {
-      store_fast<true>(args.epilogue, row, column, accumulators, scales, staging, barrier);
+      store_fast<true>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+                       barrier);
     }
   });
 }
