@@ -66,7 +66,7 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
 
 // mbarrier.arrive: arrives at the mbarrier of any block of the cluster. `mapped` is its address, as
 // map_shared (cluster.cuh) returns it. The arrival is a release for threads of this block only,
-// which is PTX's default, although threads of another block may wait for it. That is enough here:
+// which is PTX's default, although threads of another block may wait for it. This is enough here:
 // this thread has only read the shared memory that copies overwrite after the arrival, so no writes
 // of its own have to become visible. A release for the cluster would add a fence of all memory.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {

@@ -31,8 +31,8 @@ KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
 // ---------------------------------------------------------------------------- barrier of a cluster
 
 // barrier.cluster.arrive: says that this thread has reached the barrier. All threads of the cluster
-// call it, and those of a warp call it at the same time (`aligned`). What a thread has written
-// before is visible to the threads that wait.
+// call it, and those of a warp call it at the same time (`aligned`). Writes of a thread before it
+// arrives are visible to the threads that wait.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
@@ -51,7 +51,7 @@ __device__ inline void cluster_sync() {
 // ------------------------------------------------------------- shared memory of a cluster's blocks
 
 // mapa: takes an address in this block's shared memory, and returns the address of the same place
-// in the shared memory of the block with the given rank, which may be this block.
+// in the shared memory of the block of this rank, which may be this block itself.
 __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));

@@ -21,7 +21,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return address;
 }
 
-// ld.shared.v4: loads four floats from a multiple of 16 bytes.
+// ld.shared.v4: loads four floats. The address is a multiple of 16.
 __device__ inline float4 load_shared_float4(uint32_t address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -30,7 +30,7 @@ __device__ inline float4 load_shared_float4(uint32_t address) {
   return v;
 }
 
-// ld.shared.v2: loads two doubles from a multiple of 16 bytes.
+// ld.shared.v2: loads two doubles. The address is a multiple of 16.
 __device__ inline double2 load_shared_double2(uint32_t address) {
   double2 v;
   asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.x), "=d"(v.y) : "r"(address));

@@ -15,15 +15,17 @@
 //   ConvertTraits    float32, rounded to fp16, which has TF32's precision but a smaller range
 //   RedoTraits       float32, rounded to TF32: computes again the tiles that do not fit into fp16
 //
-// The pipeline. A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight.
-// Each block computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
+// ----- The pipeline
+//
+// A cluster of two blocks computes tiles of 256 rows of x by 256 rows of the weight. Each block
+// computes 128 of these rows of the weight, in k-tiles of 128 bytes of K:
 //
 //   global memory              shared memory of a block              registers
 //                              (a ring of 4 stages)
 //
 //   x -------- TMA (1) ------> x       256 rows x 128 bytes --+
 //                                                             +--> wgmma: two consumer warpgroups,
-//   weight --- TMA (2) ------> weight  128 rows x 128 bytes --+    each 64 rows of the weight x
+//   weight --- TMA (2) ------> weight  128 rows x 128 bytes --+    each 64 rows of the weight by
 //                                                                  256 rows of x
 //                                                                       |
 //   out <------------------------------ epilogue -----------------------+
@@ -41,26 +43,25 @@
 //   warp 8          TMA producer                                               88 (24)
 //   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
-// The parts are in this file, which has the consumers' loop over tiles and the kernel, and in
-// these:
+// The parts are in these files:
 //
-//   gemm_one_product_
-//     arguments.cuh              constants, modes, and the kernel's arguments
-//     shared_memory.cuh          a block's shared memory
-//     converter.cuh              the converters, and how the producer waits for them
-//     converter_patch.cuh        how a converter converts its part of the weight
-//     converter_layouts.cuh      the part's layout, for a weight and for its transpose
-//     mainloop.cuh               the producer, and the products of the consumers
-//     epilogue.cuh               how the consumers finish and store a tile's accumulators
-//     epilogue_half_types.cuh    the same for half types
+//   split_x.cuh                               float32: the kernel before, which splits x
+//   gemm_one_product_arguments.cuh            constants, modes, and the kernel's arguments
+//   gemm_one_product_shared_memory.cuh        a block's shared memory
+//   pipeline.cuh                              the shape of a block, and the ring of stages
+//   gemm_one_product_converter.cuh            the converters, and how the producer waits for them
+//   gemm_one_product_converter_patch.cuh      how a converter converts its part of the weight
+//   gemm_one_product_converter_layouts.cuh    the part, for a weight and for its transpose
+//   gemm_one_product_mainloop.cuh             the producer, and the products of the consumers
+//   gemm_one_product_epilogue.cuh             how the consumers finish and store a tile
+//   gemm_one_product_epilogue_half_types.cuh  the same for half types
+//   epilogue_steps.cuh                        two parts of the epilogues
+//   this file                                 the consumers' loop over tiles, and the kernel
 //
-//   shared with gemm_fp16x3
-//     split_x.cuh                float32: the kernel before, which splits x
-//     pipeline.cuh               the shape of a block, and the ring of stages
-//     epilogue_steps.cuh         the limit of the fast epilogue, copies to shared memory
+// ----- Tiles computed again in TF32
 //
-// Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
-// computed again if one of its rows does not fit into fp16:
+// fp16 has TF32's 11 significant bits, but a smaller range. A tile is computed again if one of its
+// rows does not fit into fp16:
 //
 //   A row of x        It has infinity or NaN, its largest element is below 2^-112, or many of its
 //                     scaled elements are subnormal. split_x.cuh gives such a row the exponent
@@ -71,11 +72,13 @@
 //                     accumulators are infinite or NaN, which the consumers notice after the
 //                     mainloop.
 //
-// ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
+// ConvertTraits lists these tiles in a RedoList. A launch with RedoTraits then computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
 //
-// Why the weight is wgmma's operand A: with x as operand A, half types take 1.5 to 2% longer on an
-// H200, as the GPU lowers its clock (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
+// ----- Why the weight is wgmma's operand A
+//
+// With x as operand A, half types take 1.5 to 2% longer on an H200, as the GPU lowers its clock
+// (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
 
 #pragma once
 
@@ -110,9 +113,9 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
-    const int row = consumer.first_row(tile);
-    const int column = consumer.first_column(tile);
-    const PrefetchedScales<Traits> prefetched(args, row, column);
+    const int first_row = consumer.first_row(tile);
+    const int first_column = consumer.first_column(tile);
+    const PrefetchedScales<Traits> prefetched(args, first_row, first_column);
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
@@ -131,12 +134,14 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, row, column, accumulators, scales, staging.accumulators,
-                    barrier);
+      store_general(args.epilogue, first_row, first_column, accumulators, scales,
+                    staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, row, column, accumulators, scales, staging, barrier);
+      store_fast<false>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+                        barrier);
     } else {
-      store_fast<true>(args.epilogue, row, column, accumulators, scales, staging, barrier);
+      store_fast<true>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+                       barrier);
     }
   });
 }

@@ -39,6 +39,8 @@ struct Config {
   static constexpr int kXBytes = kTileRows * kKTileBytes;
   static constexpr int kWeightBytes = kBlockColumns * kKTileBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
+  static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
+                "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
 
   // TMA copies an operand in the caller's layout in boxes of 64 lines of 128 bytes:
   //
@@ -49,6 +51,10 @@ struct Config {
   // (An operand in k-tiled layout, split/split.cuh, needs no boxes: its tile is one copy.)
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kKTileBytes;
+  static_assert(kBoxRows == kKTileBytes / sizeof(__half),
+                "the box of a transposed 16-bit operand is square, so all boxes have one size");
+  static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
+  static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
 
   // Numbers of the named barriers. 0 is that of __syncthreads.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
@@ -56,13 +62,16 @@ struct Config {
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
   // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
-  // the converters. Consumers of GradientTraits keep the packed results of a tile beside the
-  // accumulators of the next one. The registers for these come from the workers, which convert
-  // nothing there.
+  // the converters. Consumers of GradientTraits need more registers, because they keep the packed
+  // results of a tile beside the accumulators of the next one. The workers need fewer there,
+  // because they convert nothing.
   static constexpr int kWorkerRegisters = 88;
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kGradientWorkerRegisters = 24;
   static constexpr int kGradientConsumerRegisters = 240;
+  static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters) &&
+                    BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
+                "warpgroups exchange the registers that the block was launched with");
 
   // The epilogue subtile of StagedAccumulators, in row blocks. 8 rows of x are a row block (and 8
   // columns of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more
@@ -73,25 +82,16 @@ struct Config {
   static constexpr int kStagedLanes = 32 + 1;
   // From a staged row block to the next, in float4: four warps.
   static constexpr int kRowBlockPitch = 4 * kStagedLanes;
+  static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
+
   // The epilogue subtile of half types in the fast epilogue, in rows of x.
   static constexpr int kHalfTypeSubtileRows = 64;
+  static_assert(kTileRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
+
   // The epilogue subtile of gradients: a box of one warp's 16 columns x 64 rows of x, which TMA
   // stores. A warp has two buffers for boxes: it writes one while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBuffers = 2;
-
-  static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
-                "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
-  static_assert(kBoxRows == kKTileBytes / sizeof(__half),
-                "the box of a transposed 16-bit operand is square, so all boxes have one size");
-  static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
-  static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
-  static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters),
-                "warpgroups exchange the registers that the block was launched with");
-  static_assert(BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
-                "warpgroups exchange the registers that the block was launched with");
-  static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
-  static_assert(kTileRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
   static_assert(kTileRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
 };
 
@@ -141,7 +141,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 struct WeightConversion {
   split::SplitMatrix weight;
   unsigned* next;
-  unsigned* ready;       // [panels][k_tiles], each kPatchesPerPanel at last
+  unsigned* ready;       // [panels][k_tiles], from 0 to kPatchesPerPanel
   unsigned* subnormals;  // [N]
   int k_tiles;           // in K
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
@@ -152,11 +152,11 @@ struct WeightConversion {
 };
 
 // The tiles to compute again, by their numbers in TileOrder. ConvertTraits writes the list, and
-// RedoTraits, the next kernel, reads it.
+// RedoTraits, which runs after it, reads it.
 struct RedoList {
   unsigned* count;      // 0 at first
   unsigned* is_listed;  // [all tiles], 0 at first
-  int* tiles;           // [count]
+  int* tiles;           // [all tiles], of which the first `count` are set
 
   // Lists a tile once, even if several warps of both blocks add it.
   __device__ void add(int tile) const {

@@ -159,9 +159,9 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   const PatchOrder order(conversion, weight_tiles, clusters);
   const unsigned patches = order.count();
   const unsigned first = take_patch(conversion);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. The first
-  // patch could be converted before is_needed is called, as the producers wait for it. That makes
-  // the kernel slower (docs/EXPERIMENTS.md, "Hopper's products").
+  // The atomic operation above and the loads of is_needed are in flight at the same time. If
+  // is_needed were called only after the first patch, for which producers wait, the kernel would be
+  // slower (docs/EXPERIMENTS.md, "Hopper's products").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first, 0);
   while (number < patches) {

@@ -138,7 +138,7 @@ struct RowMajor {
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerPiece; ++i) {
       ptx::copy_async_with_policy(&buffer[i][lane], address, policy);
-      address += 2 * row_stride;
+      address += 2 * row_stride;  // the warp has copied two rows of 64
     }
   }
 
@@ -221,7 +221,7 @@ struct Transposed {
       const bool is_swapped = i >= C::kCopiesPerPiece / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
       ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, policy);
-      address += 4 * row_stride;
+      address += 4 * row_stride;  // the warp has copied 32 rows of 4 k
     }
   }
 

@@ -28,6 +28,7 @@
 //       count_pieces           after the conversion, if pieces have subnormals
 //         count_subnormals
 //     convert_edge_patch       a patch at the edge of the weight, octet by octet
+//       load_edge_octet
 //       round_octet
 //       count_subnormals
 //     mark_row_for_tf32        puts an infinity into rows with too many subnormals
@@ -246,34 +247,43 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   return any_counted;
 }
 
+// Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
+template <typename Layout>
+__device__ __forceinline__ void load_edge_octet(const split::SplitMatrix& weight, int64_t row,
+                                                int64_t first_k, int64_t k,
+                                                float (&v)[split::kOctet]) {
+  if constexpr (Layout::kIsTransposed) {
+    for (int j = 0; j < split::kOctet; ++j) {
+      const bool exists = first_k + j < k;
+      v[j] = exists ? weight.source[(first_k + j) * weight.row_stride + row] : 0;
+    }
+  } else {
+    load_floats(v, weight.source + row * weight.row_stride, first_k, k, /*is_aligned=*/true);
+  }
+}
+
 // Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
-// shared memory. Eight lanes share a row, with eight k each, so a lane has every fourth row of the
-// patch, from lane_row on. Returns whether it has counted subnormals. All lanes of a warp call it.
+// shared memory. Eight lanes share a row, with an octet each, so the warp converts four rows of one
+// k-tile at a time. lane_row is the lane's first row. Returns whether it has counted subnormals.
+// All lanes of a warp call it.
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                    int k_tile) {
   using C = ConverterConfig;
-  constexpr int kRowsPerLane = C::kPatchRows / 4;
+  constexpr int kRowsAtATime = 4;
+  constexpr int kRowsPerLane = C::kPatchRows / kRowsAtATime;
   const split::SplitMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
-    const int64_t own_row = lane_row + i % kRowsPerLane * 4;
+    const int64_t own_row = lane_row + i % kRowsPerLane * kRowsAtATime;
     const int own_k_tile = k_tile + i / kRowsPerLane;
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     uint32_t least = C::kNoSubnormal;
     uint4 octet = {};
     if (own_row < weight.rows && own_k < split::padded(k)) {
       float v[split::kOctet];
-      if constexpr (Layout::kIsTransposed) {
-        for (int j = 0; j < split::kOctet; ++j) {
-          const bool exists = own_k + j < k;
-          v[j] = exists ? weight.source[(own_k + j) * weight.row_stride + own_row] : 0;
-        }
-      } else {
-        load_floats(v, weight.source + own_row * weight.row_stride, own_k, k,
-                    /*is_aligned=*/true);
-      }
+      load_edge_octet<Layout>(weight, own_row, own_k, k, v);
       octet = round_octet(v, split::power_of_two(__ldg(weight.exponent + own_row)), &least);
       __half* const target =
           weight.hi + (own_k_tile * weight.rows + own_row) * split::kKTileNumbers;

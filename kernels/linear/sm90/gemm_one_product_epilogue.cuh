@@ -58,7 +58,7 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// The index of a thread's accumulator for row 2 c of a row block. That of row 2 c + 1 follows.
+// The index of a thread's accumulator for row 2 c of a row block. The one for row 2 c + 1 follows.
 // `column_block` is 0 for column g and 1 for column g + 8 of the warp.
 __host__ __device__ constexpr int accumulator_index(int row_block, int column_block) {
   return 4 * row_block + 2 * column_block;

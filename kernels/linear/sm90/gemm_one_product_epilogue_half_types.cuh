@@ -46,10 +46,10 @@ namespace kernels::sm90::gemm_one_product {
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bits)[2],
                                                        bool is_in_second, int g) {
   const uint32_t kept = is_in_second ? mask_bits[1] : mask_bits[0];
-  const uint32_t given = is_in_second ? mask_bits[0] : mask_bits[1];
+  const uint32_t sent = is_in_second ? mask_bits[0] : mask_bits[1];
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
   uint32_t words = kept << g;
-  words |= __shfl_xor_sync(0xffffffff, given << g, 4 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, sent << g, 4 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;

@@ -24,7 +24,7 @@
 // error of very small elements.
 //
 // A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90
-// convert such a row of the weight as it is, and find it by its infinite or NaN sums. A later
+// convert such a row of the weight like any other, and find it by its infinite or NaN sums. A later
 // kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
 // product a GEMM in TF32 (see kNeedsTf32).
 //
