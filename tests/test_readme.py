@@ -13,13 +13,18 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 DESIGN = (ROOT / "docs" / "DESIGN.md").read_text()
 CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "referee").glob("*.md")),
-]
+PAGES_BESIDE_THE_REFEREES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*PAGES_BESIDE_THE_REFEREES, *sorted((ROOT / "referee").glob("*.md"))]
 
 LINK = re.compile(r"\]\(([^):]+)\)")
+# A source file in code font, such as `linear/gate.h`.
+FILE = re.compile(r"`([\w/.]+\.(?:py|cpp|h|cuh?))`")
+FILES_ELSEWHERE = {
+    "ATen/autocast_mode.h",  # torch
+    "run_and_check.py",  # KernelBench
+    "kernels/gelu/dispatch.py",  # an example
+    "test_referee_kinds.py",  # an older commit
+}
 # How the code reads an environment variable or a macro.
 READ = [
     re.compile(r"""\benviron(?:\.get\(|\.setdefault\(|\[)["'](\w+)["']"""),
@@ -31,13 +36,18 @@ SET_BY_THE_BUILD = {"PATH", "LC_ALL"}
 STEP = re.compile(r"^\| `([\w:.]+)` \| `([\w/]+\.(?:py|cpp|h|cuh?))` \|", re.MULTILINE)
 
 
-def source_texts() -> list[str]:
-    """Return the texts of all Python, C++ and CUDA files."""
+def source_files() -> list[Path]:
+    """Return all Python, C++ and CUDA files."""
     paths = list(ROOT.glob("*.py"))
     for folder in ("kernels", "problems", "referee", "tests"):
         paths += (ROOT / folder).rglob("*")
     suffixes = (".py", ".cpp", ".h", ".cu", ".cuh")
-    return [path.read_text() for path in paths if path.suffix in suffixes]
+    return [path for path in paths if path.suffix in suffixes]
+
+
+def source_texts() -> list[str]:
+    """Return the texts of all Python, C++ and CUDA files."""
+    return [path.read_text() for path in source_files()]
 
 
 def kernel_files() -> list[str]:
@@ -113,6 +123,14 @@ def test_links_lead_to_a_file_and_a_heading_that_exist(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES_BESIDE_THE_REFEREES, ids=lambda page: page.name)
+def test_the_files_that_documents_name_exist(page):
+    """A page may leave out the first folders of a path."""
+    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in source_files()]
+    for file in set(FILE.findall(page.read_text())) - FILES_ELSEWHERE:
+        assert any(path.endswith(f"/{file}") for path in paths), file
 
 
 def test_the_modules_docstrings_name_their_arguments_dtypes_and_errors():
