@@ -83,7 +83,7 @@ class Findings:
     is_forward_only: bool = False
     # Set by check_values, read by time_forwards.
     reference_tensors: list[ReferenceTensor] = field(default_factory=list)
-    # Set by check_other_inputs, read by check_gradients.
+    # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
     run: Run | None = None
