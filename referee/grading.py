@@ -5,7 +5,6 @@ The checks are functions in the files of `referee/checks`. They take a `Grading`
 `referee/checks/__init__` list them in their order.
 """
 
-import base64
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -153,21 +152,6 @@ class Grading:
         self.problem.setting = setting
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
-
-    def import_file(self) -> float:
-        """Have the solution's process import its file; return the seconds that it took."""
-        self.progress("importing")
-        reference = self.problem.file
-        reply = self.solution.ask(
-            "import_file",
-            text=base64.b64encode(self.file.text).decode(),
-            path=str(self.file.path.resolve()),
-            names=list(reference.solutions),
-            folders=[str(reference.path.resolve().parent), *reference.folders],
-        )
-        seconds = reply["seconds"]  # the solution may have changed them
-        is_number = isinstance(seconds, float) and math.isfinite(seconds)
-        return seconds if is_number else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed and give the solution the reference's parameters.
