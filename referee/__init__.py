@@ -52,6 +52,7 @@ rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
     turns                all take turns in a round
     samples              the samples of all rounds; whether the solution's clock is false
+    step_samples         the same of training steps, divided into forward and backward
     early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager

@@ -5,7 +5,6 @@ The checks are functions in the files of `referee/checks`. They take a `Grading`
 `referee/checks/__init__` list them in their order.
 """
 
-import base64
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,7 +82,7 @@ class Findings:
     is_forward_only: bool = False
     # Set by check_values, read by time_forwards.
     reference_tensors: list[ReferenceTensor] = field(default_factory=list)
-    # Set by check_other_inputs, read by check_gradients.
+    # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
     run: Run | None = None
@@ -153,21 +152,6 @@ class Grading:
         self.problem.setting = setting
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
-
-    def import_file(self) -> float:
-        """Have the solution's process import its file; return the seconds that it took."""
-        self.progress("importing")
-        reference = self.problem.file
-        reply = self.solution.ask(
-            "import_file",
-            text=base64.b64encode(self.file.text).decode(),
-            path=str(self.file.path.resolve()),
-            names=list(reference.solutions),
-            folders=[str(reference.path.resolve().parent), *reference.folders],
-        )
-        seconds = reply["seconds"]  # the solution may have changed them
-        is_number = isinstance(seconds, float) and math.isfinite(seconds)
-        return seconds if is_number else 0.0
 
     def construct(self, args: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed and give the solution the reference's parameters.

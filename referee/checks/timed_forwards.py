@@ -152,7 +152,7 @@ class _ForwardRounds:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         rewrite_small_memory(grading)
-        # Nobody reads what yardsticks and the empty call return, so no room for copies is made.
+        # Nobody reads what yardsticks and the empty call return.
         templates = drawn.expected[0] if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:

@@ -18,14 +18,15 @@ from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
+from referee.reference.module import ReferenceModule
 from referee.reference.training_step import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
-from referee.rounds.samples import RoundSamples, note_clock
+from referee.rounds.samples import note_clock
+from referee.rounds.step_samples import StepSample, StepSamples, make_step_sample
 from referee.rounds.timed_requests import (
     EMPTY_REQUESTS,
     TimedCall,
-    checked_seconds,
     empty_call,
     make_flush,
     plan,
@@ -39,7 +40,6 @@ from referee.rounds.turns import (
     write_state_for_all,
 )
 from referee.times.timing import StepTimings, Timings
-from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
@@ -58,28 +58,16 @@ class DrawnStep(NamedTuple):
     expected: list[torch.Tensor | None]
 
 
-class StepSample(NamedTuple):
-    """The times of one request of training steps.
-
-    Attributes:
-        sample: the times of the whole steps.
-        part_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
-    """
-
-    sample: Sample
-    part_of_forwards: float
-
-
 class TimedSteps(NamedTuple):
     """A request of training steps and what came of it.
 
     Attributes:
-        times: the times of the request.
+        step_sample: the times of the request.
         reply: the process's reply.
         early: the elements that were read before the clock stopped.
     """
 
-    times: StepSample
+    step_sample: StepSample
     reply: dict
     early: EarlyElements
 
@@ -121,10 +109,10 @@ def _time_rounds(grading: Grading) -> None:
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, calls)
     rounds.prepare()
-    for times in timed_rounds(grading, rounds.run, "the training step"):
-        rounds.keep(times)
-        _set_times(step, rounds.samples, rounds.parts_of_forwards)
-    note_clock(grading, rounds.samples)
+    for samples in timed_rounds(grading, rounds.run, "the training step"):
+        rounds.samples.add(samples)
+        rounds.samples.set_times(step)
+    note_clock(grading, rounds.samples.whole)
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
@@ -151,8 +139,6 @@ class _StepRounds:
 
     Attributes:
         samples: the samples of the timed rounds so far.
-        parts_of_forwards: which part of the steps was spent in forwards, by the timed call's name,
-            for each of these rounds.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
@@ -162,10 +148,7 @@ class _StepRounds:
         self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
         self._nothing = empty_call(grading.bench)
         self._timed_calls = [*timed_calls, self._nothing]
-        self.samples = RoundSamples(grading.problem.names, timed_calls)
-        self.parts_of_forwards: dict[str, list[float]] = {
-            timed_call.name: [] for timed_call in timed_calls
-        }
+        self.samples = StepSamples(grading.problem.names, timed_calls)
         self._flush = make_flush(grading.bench)
         self._memory = RoundMemory(
             grading.bench, [timed_call.contestant for timed_call in timed_calls]
@@ -177,24 +160,18 @@ class _StepRounds:
         _note_kept_bytes(self._grading)
         for _ in range(EMPTY_REQUESTS):
             timed = _time_steps(self._grading, self._nothing, self._calls)
-            self.samples.empties.append(timed.times.sample)
+            self.samples.whole.empties.append(timed.step_sample.sample)
         self._memory.begin()
 
     def run(self) -> dict[str, StepSample]:
-        """Run a round; return the timed calls' times by name."""
+        """Run a round; return the timed calls' samples by name."""
         drawn_steps = _draw_round(self._grading, self._calls)
-        times = {}
+        samples = {}
         for timed_call in in_random_order(self._timed_calls):
-            times[timed_call.name] = self._take_turn(timed_call, drawn_steps)
+            samples[timed_call.name] = self._take_turn(timed_call, drawn_steps)
         self._memory.end_round()
-        self.samples.empties.append(times.pop(self._nothing.name).sample)
-        return times
-
-    def keep(self, times: dict[str, StepSample]) -> None:
-        """Keep the times of a timed round, which `run` has returned."""
-        self.samples.add({name: its_times.sample for name, its_times in times.items()})
-        for name, its_times in times.items():
-            self.parts_of_forwards[name].append(its_times.part_of_forwards)
+        self.samples.whole.empties.append(samples.pop(self._nothing.name).sample)
+        return samples
 
     def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
@@ -203,13 +180,13 @@ class _StepRounds:
         self._flush()
         self._memory.begin_turn()
         templates = None
-        if timed_call.call == MODULE:  # nobody reads what the empty call returns
+        if timed_call.call == MODULE:  # nobody reads what others return
             templates = _templates_of(drawn_steps[0])
         timed = _time_steps(grading, timed_call, self._calls, templates)
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
-        return timed.times
+        return timed.step_sample
 
     def _compare_request(
         self, calls: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
@@ -247,7 +224,7 @@ class _StepRounds:
         grading = self._grading
         if len(descriptions) != len(self.quantities):
             raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
-        other_roundings = _ErrorsOfOtherRoundings(grading, drawn)
+        other_roundings = _ErrorsOfOtherRoundings(grading.reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             expected = drawn.expected[result_index]
             has_reference = quantity.expected is not None and expected is not None
@@ -338,24 +315,8 @@ def _time_steps(
         parameters=parameters,
         outputs=outputs,
     )
-    times = _step_sample(reply["seconds"], contestant.seconds, calls)
-    return TimedSteps(times, reply, early)
-
-
-def _step_sample(reply_seconds: object, request_seconds: float, calls: int) -> StepSample:
-    """Return the times of a request.
-
-    Args:
-        reply_seconds: the seconds in the reply, which may be anything.
-        request_seconds: the seconds of the request by the referee's clock.
-        calls: the number of training steps of the request.
-    """
-    forwards, backwards = _checked_halves(reply_seconds, calls)
-    step_seconds = [
-        forward + backward for forward, backward in zip(forwards, backwards, strict=True)
-    ]
-    sample = Sample(step_seconds, request_seconds)
-    return StepSample(sample, _part_of_forwards(forwards, backwards))
+    step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
+    return TimedSteps(step_sample, reply, early)
 
 
 def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
@@ -363,55 +324,16 @@ def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
     return [region.form for region in bench.output_gradients[:calls]]
 
 
-def _checked_halves(seconds: object, calls: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of each forward and of each backward; zeros if the reply has none."""
-    halves = seconds if isinstance(seconds, dict) else {}
-    forwards, backwards = halves.get("forward"), halves.get("backward")
-    return checked_seconds(forwards, calls), checked_seconds(backwards, calls)
-
-
-def _part_of_forwards(forwards: list[float], backwards: list[float]) -> float:
-    """Return which part of a request's steps were forwards, by the process's clock."""
-    total = sum(forwards) + sum(backwards)
-    return sum(forwards) / total if total > 0 else 0.5
-
-
-def _set_times(step: StepTimings, samples: RoundSamples, parts: dict[str, list[float]]) -> None:
-    """Set the times of forwards and backwards in all rounds so far.
-
-    A step's seconds follow from both clocks, as a call's do. The process's own clock alone says
-    which part of them is the forward's.
-
-    Args:
-        step: takes the times.
-        samples: the samples of the timed calls.
-        parts: which part of the steps was spent in forwards, by name, for each round.
-    """
-    overhead = samples.overhead()
-    for name, its_samples in samples.by_name.items():
-        seconds = overhead.seconds_of_calls(its_samples)
-        walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
-        of_forwards = parts[name]
-        of_backwards = [1 - part for part in of_forwards]
-        step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))
-        step.backward.set(name, _multiply(seconds, of_backwards), _multiply(walls, of_backwards))
-
-
-def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
-    """Return these parts of each step's seconds."""
-    return [whole * part for whole, part in zip(seconds, parts, strict=True)]
-
-
 class _ErrorsOfOtherRoundings:
     """Computes how far other roundings move the gradients of one training step, when asked.
 
     Args:
-        grading: the file under grading.
+        reference: the reference's module.
         drawn: the step.
     """
 
-    def __init__(self, grading: Grading, drawn: DrawnStep) -> None:
-        self._grading = grading
+    def __init__(self, reference: ReferenceModule, drawn: DrawnStep) -> None:
+        self._reference = reference
         self._drawn = drawn
         self._errors: list[float] = []
 
@@ -419,7 +341,7 @@ class _ErrorsOfOtherRoundings:
         """Return the largest typical error of a result or gradient with other roundings."""
         if not self._errors:
             arguments, expected = self._drawn
-            self._errors = self._grading.reference.errors_of_other_roundings(arguments, expected)
+            self._errors = self._reference.errors_of_other_roundings(arguments, expected)
         return self._errors[result_index]
 
 

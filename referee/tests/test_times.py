@@ -209,12 +209,11 @@ def test_nobody_is_blamed_for_late_launches_on_a_gpu():
     samples = RoundSamples(names, timed_calls)
     for _ in range(3):
         samples.add({names.eager: request, names.control: request})
+    timings = SimpleNamespace(seconds={names.eager: [3.0] * 3, names.control: [3.0] * 3})
     grading = SimpleNamespace(
         problem=SimpleNamespace(names=names),
         device=torch.device("cuda"),
-        run=SimpleNamespace(
-            timings=SimpleNamespace(seconds={names.eager: [3.0] * 3, names.control: [3.0] * 3})
-        ),
+        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
     )
     check_eager_speed(grading, Plan(calls=8, seconds_alone=[1.0] * 5), samples)  # raises nothing
     assert samples.lateness() == 3.0

@@ -1,0 +1,86 @@
+"""The samples of training steps, and how each step is divided into its forward and its backward.
+
+A step's seconds follow from both clocks, as a call's do. The process's own clock alone says which
+part of them is the forward's.
+"""
+
+from typing import NamedTuple
+
+from referee.rounds.samples import RoundSamples
+from referee.rounds.timed_requests import TimedCall, checked_seconds
+from referee.times.timing import Names, StepTimings
+from referee.times.two_clocks import Sample
+
+
+class StepSample(NamedTuple):
+    """The times of one request of training steps.
+
+    Attributes:
+        sample: the times of the whole steps.
+        part_of_forwards: the part of the steps that was spent in forwards, from 0 to 1.
+    """
+
+    sample: Sample
+    part_of_forwards: float
+
+
+class StepSamples:
+    """The samples that all timed calls have in the rounds of training steps so far.
+
+    Args:
+        names: the names of the solution, of eager and of eager again.
+        timed_calls: all but the empty call.
+
+    Attributes:
+        whole: the samples of whole steps.
+    """
+
+    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
+        self.whole = RoundSamples(names, timed_calls)
+        # The part of each request that was spent in forwards, by the timed call's name.
+        self._parts_of_forwards: dict[str, list[float]] = {
+            timed_call.name: [] for timed_call in timed_calls
+        }
+
+    def add(self, samples: dict[str, StepSample]) -> None:
+        """Add the samples of a timed round, by the timed calls' names."""
+        self.whole.add({name: step_sample.sample for name, step_sample in samples.items()})
+        for name, step_sample in samples.items():
+            self._parts_of_forwards[name].append(step_sample.part_of_forwards)
+
+    def set_times(self, step: StepTimings) -> None:
+        """Set the times of forwards and backwards in all rounds so far."""
+        overhead = self.whole.overhead()
+        for name, samples in self.whole.by_name.items():
+            seconds = overhead.seconds_of_calls(samples)
+            walls = [sample.request_seconds / len(sample.call_seconds) for sample in samples]
+            of_forwards = self._parts_of_forwards[name]
+            of_backwards = [1 - part for part in of_forwards]
+            step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))
+            step.backward.set(
+                name, _multiply(seconds, of_backwards), _multiply(walls, of_backwards)
+            )
+
+
+def make_step_sample(reply_seconds: object, request_seconds: float, calls: int) -> StepSample:
+    """Return the times of a request.
+
+    Args:
+        reply_seconds: the seconds in the reply, which may be anything.
+        request_seconds: the seconds of the request by the referee's clock.
+        calls: the number of training steps of the request.
+    """
+    halves = reply_seconds if isinstance(reply_seconds, dict) else {}
+    forwards = checked_seconds(halves.get("forward"), calls)
+    backwards = checked_seconds(halves.get("backward"), calls)
+    step_seconds = [
+        forward + backward for forward, backward in zip(forwards, backwards, strict=True)
+    ]
+    total = sum(step_seconds)
+    part_of_forwards = sum(forwards) / total if total > 0 else 0.5
+    return StepSample(Sample(step_seconds, request_seconds), part_of_forwards)
+
+
+def _multiply(seconds: list[float], parts: list[float]) -> list[float]:
+    """Return these parts of each step's seconds."""
+    return [whole * part for whole, part in zip(seconds, parts, strict=True)]
