@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from model_new import linear_ops
 from problems.benchmark import command, measure_paths, paths_tables, products, rounds, views
 from problems.benchmark.choice import chosen_paths
 from problems.benchmark.tables import TABLES
@@ -66,6 +67,15 @@ def test_a_page_shows_only_the_products_whose_chosen_path_is_not_good():
     assert heading == "a GPU, torch 2, CUDA 13.0; `c`; commit abc, 2026-01-02"
     assert summary == SUMMARY
     assert table == markdown.table(CELLS[:2])
+
+
+@pytest.mark.parametrize("operation", products.OPERATIONS)
+def test_a_call_computes_a_product_of_the_right_size(operation):
+    product = products.Product("", operation, "float32", "highest", m=24, n=40, k=16)
+    call, operand = measure_paths._make_call(linear_ops, product, "cpu")
+    found = call(operand)
+    results = [found] if product.is_forward else found
+    assert [list(result.shape) for result in results if result.numel() > 0] == [[24, 40]]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

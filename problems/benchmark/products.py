@@ -53,7 +53,7 @@ class Product:
 
     @property
     def weight_has_vector_rows(self) -> bool:
-        """As `Product` of choose_path.h explains it, if the weight is contiguous."""
+        """As `Product` of choose_path.h explains it. A gradient's second operand is transposed."""
         vector_elements = 4 if self.dtype == "float32" else 8
         return self.is_forward and self.k % vector_elements == 0
 
