@@ -62,13 +62,13 @@ class Product:
 # two, choose_path returns different paths on an H200. tests/test_linear_paths.py checks this.
 _PAIRS = {
     (FORWARD, HIGHEST): [
-        # skinny_wins
+        # skinny_wins: SkinnyLimits
         ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
-        ("kLongKOfSkinny", (8, 20480, 512), (8, 20480, 384)),
-        ("kLongKOfSkinny", (16, 16384, 512), (16, 16384, 384)),
+        ("kLongK", (8, 20480, 512), (8, 20480, 384)),
+        ("kLongK", (16, 16384, 512), (16, 16384, 384)),
         ("kMediumTiles", (16, 8192, 256), (16, 10240, 256)),
-        ("kMediumKOfSkinny", (16, 8192, 256), (16, 8192, 192)),
-        ("kMediumKOfSkinny", (32, 4096, 256), (32, 4096, 192)),
+        ("kMediumK", (16, 8192, 256), (16, 8192, 192)),
+        ("kMediumK", (32, 4096, 256), (32, 4096, 192)),
         ("kLeastColumns", (64, 8, 4096), (64, 4, 4096)),
         ("kFewTiles", (32, 2048, 128), (32, 2560, 128)),
         ("kSmallProduct", (32, 4096, 1024), (32, 4096, 1280)),
@@ -104,7 +104,7 @@ _PAIRS = {
         ("kColumnCost", (128, 8192, 4096), (112, 8192, 4096)),
     ],
     (FORWARD, HIGH): [
-        # skinny_wins
+        # skinny_wins: SkinnyLimits
         ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
         # choose_path
