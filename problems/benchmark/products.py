@@ -59,7 +59,7 @@ class Product:
 
 
 # For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it. For the
-# two, choose_path returns different paths on an H200. tests/test_linear_paths.py checks this.
+# two, choose_path returns different paths on an H200. tests/test_benchmark_paths.py checks this.
 _PAIRS = {
     (FORWARD, HIGHEST): [
         # skinny_wins: SkinnyLimits
