@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import torch
 
+from problems.small_cases import Layout
 from referee.comparison.compare import INTEGERS
 from referee.reference.dtypes import DTYPES
 from referee.reference.random_values import random_tensor
@@ -26,32 +27,39 @@ RANDOM_DRAWS = 3  # how many larger tensors of each dtype are drawn, each from a
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
 SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
 
-# Layouts: a name, the shape of a dense tensor, and a function that returns a view of it.
-LAYOUTS: list[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
-    ("x[::2]", (257,), lambda x: x[::2]),
-    ("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
-    ("x[:, 1:]", (33, 65), lambda x: x[:, 1:]),
-    ("x[:, 1:], large", (300, 401), lambda x: x[:, 1:]),
-    ("x[:, :1]", (33, 65), lambda x: x[:, :1]),
-    ("x[:, 5:5]", (33, 65), lambda x: x[:, 5:5]),
-    ("x[1]", (3, 129), lambda x: x[1]),
-    ("x[7], 0-d", (9,), lambda x: x[7]),
-    ("transposed", (17, 129), lambda x: x.t()),
-    ("transposed, large", (301, 401), lambda x: x.t()),
-    ("transposed slice", (33, 65), lambda x: x[:, 1:].t()),
-    ("permuted", (5, 6, 7), lambda x: x.permute(2, 0, 1)),
-    ("permuted slice", (5, 6, 7), lambda x: x.permute(1, 2, 0)[1:, ::2]),
-    ("channels_last", (2, 3, 5, 7), lambda x: x.to(memory_format=torch.channels_last)),
-    ("channels_last, one channel", (2, 1, 5, 7),
-     lambda x: x.to(memory_format=torch.channels_last)),
-    ("channels_last_3d", (2, 3, 4, 5, 3), lambda x: x.to(memory_format=torch.channels_last_3d)),
-    ("expanded rows", (1, 33), lambda x: x.expand(5, 33)),
-    ("expanded columns", (33, 1), lambda x: x.expand(33, 5)),
-    ("expanded scalar", (), lambda x: x.expand(3, 4)),
-    ("overlapping", (40,), lambda x: x.unfold(0, 5, 2)),
-    *((f"storage offset {k}", (1024 + k,), lambda x, k=k: x[k:]) for k in (1, 2, 3, 4, 5, 8, 15)),
-    ("storage offset 1, 2-d", (1 + 12 * 33,), lambda x: x[1:].view(12, 33)),
-]  # fmt: skip
+LAYOUTS = [
+    Layout("x[::2]", (257,), lambda x: x[::2]),
+    Layout("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
+    Layout("x[:, 1:]", (33, 65), lambda x: x[:, 1:]),
+    Layout("x[:, 1:], large", (300, 401), lambda x: x[:, 1:]),
+    Layout("x[:, :1]", (33, 65), lambda x: x[:, :1]),
+    Layout("x[:, 5:5]", (33, 65), lambda x: x[:, 5:5]),
+    Layout("x[1]", (3, 129), lambda x: x[1]),
+    Layout("x[7], 0-d", (9,), lambda x: x[7]),
+    Layout("transposed", (17, 129), lambda x: x.t()),
+    Layout("transposed, large", (301, 401), lambda x: x.t()),
+    Layout("transposed slice", (33, 65), lambda x: x[:, 1:].t()),
+    Layout("permuted", (5, 6, 7), lambda x: x.permute(2, 0, 1)),
+    Layout("permuted slice", (5, 6, 7), lambda x: x.permute(1, 2, 0)[1:, ::2]),
+    Layout("channels_last", (2, 3, 5, 7), lambda x: x.to(memory_format=torch.channels_last)),
+    Layout(
+        "channels_last, one channel",
+        (2, 1, 5, 7),
+        lambda x: x.to(memory_format=torch.channels_last),
+    ),
+    Layout(
+        "channels_last_3d", (2, 3, 4, 5, 3), lambda x: x.to(memory_format=torch.channels_last_3d)
+    ),
+    Layout("expanded rows", (1, 33), lambda x: x.expand(5, 33)),
+    Layout("expanded columns", (33, 1), lambda x: x.expand(33, 5)),
+    Layout("expanded scalar", (), lambda x: x.expand(3, 4)),
+    Layout("overlapping", (40,), lambda x: x.unfold(0, 5, 2)),
+    *(
+        Layout(f"storage offset {k}", (1024 + k,), lambda x, k=k: x[k:])
+        for k in (1, 2, 3, 4, 5, 8, 15)
+    ),
+    Layout("storage offset 1, 2-d", (1 + 12 * 33,), lambda x: x[1:].view(12, 33)),
+]
 
 
 @cache
@@ -78,7 +86,7 @@ def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInp
     Yields:
         A name, which begins with the dtype's name, and a function that returns the input.
     """
-    views = [(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES] + LAYOUTS
+    dense = [Layout(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES]
     for name, dtype in dtypes_of_relu(device).items():
         for k in range(RANDOM_DRAWS):
             generator = torch.Generator().manual_seed(seed + k)
@@ -88,16 +96,18 @@ def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInp
         yield f"{name}, special values", partial(values.to, device, copy=True)
         generator = torch.Generator(device=device).manual_seed(seed)
         yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
-        for view_name, shape, view in views:
-            make = partial(random_tensor, shape, dtype, device, generator)
-            yield f"{name}, {view_name}", lambda make=make, view=view: view(make())
+        for layout in [*dense, *LAYOUTS]:
+            make = partial(random_tensor, layout.shape, dtype, device, generator)
+            yield f"{name}, {layout.name}", lambda make=make, view=layout.view: view(make())
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:
-    """Return the values at the edges of a dtype, each with its negative, on the CPU, `[n]`."""
+    """Return the values at the edges of a dtype, on the CPU, `[n]`; floats of both signs."""
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
-        low = [limits.min, limits.min + 1, -1] if limits.min else [limits.max // 2 + 1]
+        is_signed = limits.min < 0
+        # For unsigned dtypes, the number of which only the highest bit is set.
+        low = [limits.min, limits.min + 1, -1] if is_signed else [limits.max // 2 + 1]
         return torch.tensor([*low, 0, 1, limits.max - 1, limits.max], dtype=dtype)
     limits = torch.finfo(dtype)
     normal = limits.smallest_normal

@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn import functional
 from problems import operands
 from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
-from problems.small_cases import changed_in_part
+from problems.small_cases import Layout, changed_in_part
 from referee.comparison.accuracy import CLASSES
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
@@ -38,9 +37,9 @@ FLOAT32_GRADE = "float32-grade"
 SETTINGS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
 SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 16384)}
 
-# How many tensors of the weight's size are in memory at once, counted in the weight's dtype: the
-# reference's weight, a copy in float64 (which counts twice) and the magnitudes in float64 (twice),
-# random values from which new weights are made, eager's weight, the solution's, and gradients.
+# How many tensors of the weight's size are in memory at once. In float32 these are the reference's
+# weight, a copy of it in float64 (which counts as two) and its magnitudes in float64 (two), random
+# values from which new weights are made, eager's weight, the solution's, and two gradients.
 WEIGHT_COPIES = 10
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
@@ -50,20 +49,7 @@ RANDOM_SIZES = 8  # how many sizes are drawn at random, which no solution can fo
 LARGEST_RANDOM_SIZE = 150
 
 
-class Layout(NamedTuple):
-    """A layout of x with 33 features.
-
-    Attributes:
-        name: of the case.
-        shape: of a dense tensor.
-        view: returns x, a view of the dense tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    view: Callable[[Tensor], Tensor]
-
-
+# Layouts of x with 33 features.
 X_LAYOUTS = [
     Layout("x[:, 1:]", (9, 34), lambda dense: dense[:, 1:]),
     Layout("x[:, ::2]", (9, 66), lambda dense: dense[:, ::2]),
@@ -101,18 +87,22 @@ class LinearReluDivideProblem(Problem):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The precision settings that are measured; a sweep measures one of them."""
-        return self.some_settings or self.settings_for(self.dtype, self.device)
+        """The precision settings that are measured: all, unless `some_settings` names some."""
+        if self.some_settings:
+            return self.some_settings
+        return self.settings_for(self.dtype, self.device)
 
     @property
     def work(self) -> int:
         """The floating-point operations of one product."""
-        return 2 * math.prod(self.shape) * self.args[1]
+        _k, n, _divisor = self.args
+        return 2 * math.prod(self.shape) * n
 
     @property
     def moved(self) -> int:
         """Bytes that a call reads and writes: those of x and out, and of the weight."""
-        return super().moved + math.prod(self.args[:2]) * self.dtype.itemsize
+        k, n, _divisor = self.args
+        return super().moved + n * k * self.dtype.itemsize
 
     def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
@@ -132,8 +122,8 @@ class LinearReluDivideProblem(Problem):
         [eager] = self.run(module, inputs)
         is_timed_size = tuple(x.shape) == tuple(self.shape)
         if is_timed_size:
-            # These values are far from the ends of float32's range, so their magnitudes can be
-            # summed in float32.
+            # The inputs of this size are uniform in [-1, 1), so their magnitudes can be summed in
+            # float32. Other inputs may be near the ends of its range.
             z = functional.linear(*_convert_operands(module.linear, x, torch.float64))
             magnitude = _sum_magnitudes(module.linear, x, torch.float32).double()
         else:
@@ -158,6 +148,7 @@ class LinearReluDivideProblem(Problem):
         info = torch.finfo(x.dtype)
         smallest_subnormal = info.smallest_normal * info.eps
         relative_limit = self._relative_limit(x.dtype, terms=x.shape[-1])
+        # Results that underflow are rounded by an amount that does not shrink with the terms.
         limit = magnitude * (relative_limit / divisor) + 2 * smallest_subnormal
         if x.dtype.itemsize == 2:
             # The result is rounded to a half type, and the product too may be rounded, before the
@@ -174,9 +165,10 @@ class LinearReluDivideProblem(Problem):
         if self._may_be_tf32:
             return 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
         if dtype == torch.float32:
-            # The errors of a plain sum of K terms add up as random signs do, to about sqrt(K). The
-            # factor allows six standard deviations.
+            # A plain sum of K terms is rounded K times. The errors have random signs, so together
+            # they are about sqrt(K) of one. The factor 8 allows six standard deviations.
             return (4 + 8 * math.sqrt(terms)) * U32
+        # Half types. A product of two elements is exact in float32, in which the sum is computed.
         return (16 + 4 * math.sqrt(terms)) * U32
 
     @property
@@ -255,7 +247,7 @@ class LinearReluDivideProblem(Problem):
         yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
     def _operand_cases(self, suffix: str) -> Iterator[Case]:
-        """Yield the operands on which products err most, as parameters of one module.
+        """Yield a case for each of `operands.CASES`: x, and the parameters of one module.
 
         The first case constructs the module.
 
@@ -301,7 +293,10 @@ class LinearReluDivideProblem(Problem):
     def sweep(init_inputs: list, device: torch.device) -> list[SweepShape]:
         """Return the shapes of x in a sweep."""
         k, n, _divisor = init_inputs
-        return [SweepShape((rows, k), max(rows, n) * k) for rows in SWEEP_ROWS[device.type]]
+        return [
+            SweepShape((rows, k), max(rows * k, n * k, rows * n))
+            for rows in SWEEP_ROWS[device.type]
+        ]
 
 
 # ------------------------------------------------------------------------------------------- cases
@@ -371,7 +366,7 @@ def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
         arguments = None  # the module of the case before
 
 
-# ---------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------- exact sums
 
 
 def exact_sums(module: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ def yardstick(name: str, module: nn.Module, inputs: list) -> Yardstick | None:
         The function; None if there is no such yardstick for the dtype or the precision setting.
 
     Raises:
-        ValueError: the library's epilogue cannot apply the divisor.
+        ValueError: the name is LIBRARY, and the divisor is no power of two above 0.
     """
     [x] = inputs
     weight = module.linear.weight

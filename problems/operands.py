@@ -3,9 +3,9 @@
 `CASES` has a function for each case. It returns float32 operands: x `[m, k]`, weight `[n, k]` and
 bias `[n]`, where k is at least 8.
 
-In most cases the three operands are independent: `IndependentOperands` has one function for each.
-The functions for x and weight take a `Draw`, the number of rows, and k. `functools.partial` sets
-their keyword arguments.
+The three operands of a case are independent: `IndependentOperands` has one function for each. The
+functions for x and weight take a `Draw`, the number of rows, and k. `functools.partial` sets their
+keyword arguments.
 """
 
 from collections.abc import Callable
@@ -324,7 +324,7 @@ def nonfinite_bias(draw: Draw, n: int) -> Tensor:
 # x and weight of some of the cases below.
 _lognormal = partial(lognormal, sigma=1)
 _wide_lognormal = partial(lognormal, sigma=2)
-_twelve_bit_integers = partial(integers, largest=4095)  # one bit more than hi has
+_twelve_bit_integers = partial(integers, largest=4095)  # one bit more than float16 has
 _outlier_rows = partial(scaled_rows, factors=[3e3, 1.0, 1.0])
 _zero_rows = partial(scaled_rows, factors=[0.0, 1.0, 1.0])
 _half_sparse = partial(sparse, share=0.5)

@@ -1,12 +1,27 @@
-"""Small cases that both problems have."""
+"""Small cases that both problems have, and the record of a layout."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
 from referee.comparison.case import Case
 from referee.reference.random_values import draw_into
+
+
+class Layout(NamedTuple):
+    """A layout of x.
+
+    Attributes:
+        name: of the case.
+        shape: of a dense tensor.
+        view: returns x, a view of the dense tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    view: Callable[[torch.Tensor], torch.Tensor]
 
 
 def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:

@@ -41,8 +41,8 @@ def _product_kernel(  # noqa: PLR0913, PLR0917, sizes and tiles are a kernel's a
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     index = tl.program_id(0)
-    # Tiles are numbered along M first, within a band of eight tiles. Blocks that run at the same
-    # time thus read the same few tiles of the weight, which stay in L2.
+    # Tiles are numbered along M first, within a band of eight rows of tiles. So blocks that run at
+    # the same time read the same few tiles of the weight, which stay in L2.
     band = index // (8 * tiles_n)
     band_rows = min(tiles_m - 8 * band, 8)  # the last band may have fewer than eight
     tile_m = 8 * band + index % (8 * tiles_n) % band_rows

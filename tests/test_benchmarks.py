@@ -50,12 +50,12 @@ class Wrong(LinearReluDivide):
 
 @pytest.mark.parametrize("linear", [LinearReluDivide, Wrong])
 @pytest.mark.parametrize(
-    "what, count, lines", [("linear", 12, 4), ("host", 4, 4), ("operands", 9, 9)]
+    "what, row_count, table_lines", [("linear", 12, 4), ("host", 4, 4), ("operands", 9, 9)]
 )
 def test_results_have_positive_times_and_operands_have_errors(
-    what, count, lines, linear, monkeypatch, tmp_path, capsys
+    what, row_count, table_lines, linear, monkeypatch, tmp_path, capsys
 ):
-    """The results have `count` rows, and the table that is printed has `lines` below its titles."""
+    """`table_lines` does not count the line of titles."""
     ours = SimpleNamespace(SOLUTIONS={"relu": Model, "linear_relu_divide": linear})
     monkeypatch.setitem(sys.modules, "model_new", ours)
     monkeypatch.setattr(rounds, "ROUNDS", 3)
@@ -71,9 +71,9 @@ def test_results_have_positive_times_and_operands_have_errors(
         "highest",
     )
     assert results["command"] == f"python -m problems.benchmark {what} --device cpu --json {path}"
-    assert len(table.splitlines()) == 1 + lines
+    assert len(table.splitlines()) == 1 + table_lines
     rows = results["rows"]
-    assert len(rows) == count
+    assert len(rows) == row_count
     for row in rows:
         for key in ("ours_seconds", "eager_seconds", "ratio"):
             assert row[key] > 0

@@ -5,7 +5,7 @@ import pytest
 from problems.benchmark import choice
 from tests.support.processes import compiled
 
-# Reads problems and prints the path of each. A problem is the ten numbers that `problem` returns.
+# Reads products and prints the path of each. A product is the ten numbers that `product` returns.
 PROGRAM = choice.SOURCE.read_text()
 
 
@@ -14,20 +14,20 @@ def paths_of(tmp_path_factory):
     flags = ["-Wall", "-Wextra", "-Werror"]
     program = compiled(tmp_path_factory.mktemp("paths"), PROGRAM, "c++", *flags)
 
-    def call(problems):
-        text = "\n".join(" ".join(map(str, map(int, problem))) for problem in problems)
+    def call(products):
+        text = "\n".join(" ".join(map(str, map(int, product))) for product in products)
         return program(text=text)
 
     return call
 
 
-def problem(
+def product(
     m,
     n,
     k,
     bits=32,
     highest=True,
-    relu=True,
+    forward=True,
     vectors=True,
     transposed=False,
     capability=90,
@@ -41,18 +41,18 @@ def problem(
         k: the columns of both.
         bits: the bits of the dtype.
         highest: whether the precision is `highest`.
-        relu: whether there is a ReLU.
+        forward: whether it is a forward, not a gradient.
         vectors: whether the rows of weight can be read as vectors.
         transposed: whether x is transposed.
         capability: the GPU's compute capability.
         sms: the GPU's multiprocessors.
     """
-    return bits, highest, m, n, k, relu, vectors, transposed, capability, sms
+    return bits, highest, m, n, k, forward, vectors, transposed, capability, sms
 
 
 HIGH = {"highest": False}
 HALF = {"bits": 16}
-GRADIENT = {"relu": False}
+GRADIENT = {"forward": False}
 COLUMNS = {"vectors": False}
 LARGE = (4096, 8192, 8192)
 # Sizes, options, and the expected path. The sizes are far from the limits so that these can change
@@ -89,13 +89,13 @@ TABLE = [
 ]
 
 
-def test_each_problem_of_the_table_takes_the_expected_path(paths_of):
-    got = paths_of(problem(*sizes, **options) for sizes, options, _ in TABLE)
+def test_each_product_of_the_table_takes_the_expected_path(paths_of):
+    got = paths_of(product(*sizes, **options) for sizes, options, _ in TABLE)
     wrong = [(*line, path) for line, path in zip(TABLE, got, strict=True) if line[2] != path]
     assert wrong == []
 
 
 def test_sizes_beyond_32_bits_are_handled(paths_of):
     large = 1 << 31
-    problems = [problem(large, 256, 4096), problem(1024, large, 1024, highest=False)]
-    assert paths_of(problems) == ["sm90", "sm90"]
+    products = [product(large, 256, 4096), product(1024, large, 1024, highest=False)]
+    assert paths_of(products) == ["sm90", "sm90"]

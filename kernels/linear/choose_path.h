@@ -3,8 +3,8 @@
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
 // run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
-// (without ReLU). tests/test_linear_paths.py compiles this file alone, so it includes neither torch
-// nor CUDA.
+// (without ReLU). problems/benchmark/print_paths.cpp includes this file alone, so it includes
+// neither torch nor CUDA.
 //
 // The tensor-core kernels are of two kinds:
 //

@@ -53,6 +53,7 @@ def _draw_bars(summaries: dict[tuple, list[dict]], figure: object) -> None:
     figure.set_size_inches(*INCHES)
     axes = figure.subplots()
     for i, (role, label) in enumerate(BARS.items()):
+        # A contestant that was not timed has no bar: its height is 0.
         ratios = [by_role(summaries[key], role).get("ratio", 0.0) for key in GROUPS]
         # The middle bar of a group is at the group's place, the others to its left and right.
         centers = [group + BAR_DISTANCE * (i - 1) for group in range(len(GROUPS))]

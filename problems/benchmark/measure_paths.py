@@ -24,6 +24,8 @@ from problems.benchmark.choice import chosen_paths
 from problems.benchmark.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
 from problems.benchmark.rounds import time_in_turn
 
+Call = Callable[[Tensor], object]  # takes the first operand
+
 DIVISOR = 2.0
 # Bits of linear_relu_divide_gradients' argument output_mask: which gradients are computed.
 GRAD_X = 1
@@ -65,9 +67,9 @@ def _time_paths(product: Product, device: str) -> dict[str, float]:
     """Return the median seconds of each path that can compute the product."""
     from model_new import linear_ops  # builds the kernels
 
-    multiply, operand = _make_call(product, device)
+    multiply, operand = _make_call(linear_ops, product, device)
 
-    def call_by(path: str) -> Callable[[Tensor], object]:
+    def call_by(path: str) -> Call:
         """Return a function that computes the product by a path."""
 
         def call(operand: Tensor) -> object:
@@ -85,51 +87,68 @@ def _time_paths(product: Product, device: str) -> dict[str, float]:
 
 
 def _possible_paths(product: Product) -> tuple[str, ...]:
-    """Return the paths that can compute the product and that choose_path may take for it."""
+    """Return the paths that can compute the product.
+
+    For a gradient, skinny is left out because choose_path takes it for forwards alone.
+    """
     if product.is_forward and product.dtype == "float32":
         return ("skinny", "sm90", "torch")
     return ("sm90", "torch")
 
 
-def _make_call(product: Product, device: str) -> tuple[Callable[[Tensor], object], Tensor]:
-    """Return a function that computes the product, and the operand to call it with."""
-    from model_new import linear_ops
+def _make_call(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
+    """Return a function that computes the product, and the operand to call it with.
 
-    m, n, k = product.m, product.n, product.k
-    dtype = getattr(torch, product.dtype)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).uniform_(-1, 1)
-
-    def draw_mask(rows: int, columns: int) -> Tensor:
-        shape = (rows, (columns + 7) // 8)
-        return torch.randint(256, shape, dtype=torch.uint8, device=device)
-
+    Args:
+        operators: those of the linear problem.
+        product: what to compute.
+        device: of the operands.
+    """
     if product.is_forward:
-        x = draw(k, m).t() if product.operation == FORWARD_OF_TRANSPOSED_X else draw(m, k)
-        weight = draw(n, k)
-        bias = draw(n)
-
-        def forward(x: Tensor) -> Tensor:
-            return linear_ops.linear_relu_divide(x, weight, bias, DIVISOR)
-
-        return forward, x
-
+        return _forward(operators, product, device)
     if product.operation == GRADIENT_OF_X:
-        weight = draw(k, n)  # grad_x [m, n] = grad_z [m, k] weight [k, n]
-        mask = draw_mask(m, k)
+        return _gradient_of_x(operators, product, device)
+    return _gradient_of_weight(operators, product, device)
 
-        def gradient_of_x(grad: Tensor) -> tuple[Tensor, ...]:
-            return linear_ops.linear_relu_divide_gradients(
-                grad, mask, None, weight, GRAD_X, DIVISOR
-            )
 
-        return gradient_of_x, draw(m, k)
+def _forward(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
+    """Return the call for out [m, n] = relu(x [m, k] weight [n, k]^T + bias) / divisor, and x."""
+    m, n, k = product.m, product.n, product.k
+    if product.operation == FORWARD_OF_TRANSPOSED_X:
+        x = _draw(product, device, k, m).t()
+    else:
+        x = _draw(product, device, m, k)
+    weight = _draw(product, device, n, k)
+    bias = _draw(product, device, n)
+    return lambda x: operators.linear_relu_divide(x, weight, bias, DIVISOR), x
 
-    x = draw(k, n)  # grad_weight [m, n] = grad_z [k, m]^T x [k, n]
-    mask = draw_mask(k, m)
 
-    def gradient_of_weight(grad: Tensor) -> tuple[Tensor, ...]:
-        return linear_ops.linear_relu_divide_gradients(grad, mask, x, None, GRAD_WEIGHT, DIVISOR)
+def _gradient_of_x(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
+    """Return the call for grad_x [m, n] = grad_z [m, k] weight [k, n], and grad_output."""
+    m, n, k = product.m, product.n, product.k
+    grad_output = _draw(product, device, m, k)
+    mask = _draw_mask(grad_output)
+    weight = _draw(product, device, k, n)
+    gradients = operators.linear_relu_divide_gradients
+    return lambda grad: gradients(grad, mask, None, weight, GRAD_X, DIVISOR), grad_output
 
-    return gradient_of_weight, draw(k, m)
+
+def _gradient_of_weight(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
+    """Return the call for grad_weight [m, n] = grad_z [k, m]^T x [k, n], and grad_output."""
+    m, n, k = product.m, product.n, product.k
+    grad_output = _draw(product, device, k, m)
+    mask = _draw_mask(grad_output)
+    x = _draw(product, device, k, n)
+    gradients = operators.linear_relu_divide_gradients
+    return lambda grad: gradients(grad, mask, x, None, GRAD_WEIGHT, DIVISOR), grad_output
+
+
+def _draw(product: Product, device: str, *shape: int) -> Tensor:
+    """Return values of the product's dtype, uniform in [-1, 1)."""
+    return torch.empty(shape, dtype=getattr(torch, product.dtype), device=device).uniform_(-1, 1)
+
+
+def _draw_mask(grad_output: Tensor) -> Tensor:
+    """Return a mask with random bits for grad_output, whose columns are a multiple of 8."""
+    rows, columns = grad_output.shape
+    return torch.randint(256, (rows, columns // 8), dtype=torch.uint8, device=grad_output.device)

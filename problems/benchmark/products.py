@@ -53,16 +53,16 @@ class Product:
 
     @property
     def weight_has_vector_rows(self) -> bool:
-        """As `Product` of choose_path.h explains it, if the weight is contiguous."""
+        """As `Product` of choose_path.h explains it. A gradient's second operand is transposed."""
         vector_elements = 4 if self.dtype == "float32" else 8
         return self.is_forward and self.k % vector_elements == 0
 
 
 # For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it. For the
-# two, choose_path returns different paths on an H200. tests/test_linear_paths.py checks this.
+# two, choose_path returns different paths on an H200. tests/test_benchmark_paths.py checks this.
 _PAIRS = {
     (FORWARD, HIGHEST): [
-        # skinny_wins
+        # skinny_wins: SkinnyLimits
         ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
         ("kLongK", (8, 20480, 512), (8, 20480, 384)),
         ("kLongK", (16, 16384, 512), (16, 16384, 384)),
@@ -104,7 +104,7 @@ _PAIRS = {
         ("kColumnCost", (128, 8192, 4096), (112, 8192, 4096)),
     ],
     (FORWARD, HIGH): [
-        # skinny_wins
+        # skinny_wins: SkinnyLimits
         ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
         # choose_path

@@ -59,6 +59,7 @@ def measure(device: str, text: str) -> list[str]:
         if results is None:
             failed.append(command)
         else:
+            # The command that ran had --json in addition. run.py writes no commit.
             content = {**results, "command": command, "commit": commit}
             files.write(pages.RESULTS / name, as_json(content))
     return failed

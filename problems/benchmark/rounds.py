@@ -1,6 +1,6 @@
 """Times calls in rounds. In each round every call is timed once, in random order.
 
-So whatever changes the machine's speed for a while changes it for all calls.
+If the machine is slower for a while, all calls are affected alike.
 """
 
 import random

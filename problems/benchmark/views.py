@@ -96,24 +96,39 @@ def view_forward(results: list[dict], problem: str) -> str:
     The columns after eager's control are torch.compile and the yardsticks.
     """
     runs = list(_runs_of(results, problem))
-    yardsticks: list[str] = []
-    for _, run in runs:
-        for row in run["forward"]["summary"]:
-            if row["role"] == "yardstick" and row["name"] not in yardsticks:
-                yardsticks.append(row["name"])
+    yardsticks = _yardsticks_of([run for _, run in runs])
     titles = ["forward", "this, ms", "eager, ms", "speedup", "eager, timed again"]
     table = [titles + [f"{name}, ms" for name in (COMPILED, *yardsticks)]]
     for label, run in runs:
         ours = forward_row(run, "solution")
-        cells = [label, _milliseconds(ours), _milliseconds(forward_row(run, "eager"))]
-        cells += [interval(ours), interval(forward_row(run, "control"))]
-        cells.append(_milliseconds(forward_row(run, "compiled")))
-        rows = {row["name"]: row for row in run["forward"]["summary"]}
-        for name in yardsticks:
-            is_shown = name in rows and _is_yardstick_for(name, run)
-            cells.append(_milliseconds(rows[name]) if is_shown else "")
-        table.append(cells)
+        eager = forward_row(run, "eager")
+        control = forward_row(run, "control")
+        compiled = forward_row(run, "compiled")
+        table.append(
+            [
+                label,
+                _milliseconds(ours),
+                _milliseconds(eager),
+                interval(ours),
+                interval(control),
+                _milliseconds(compiled),
+                *(_yardstick_cell(name, run) for name in yardsticks),
+            ]
+        )
     return markdown.table(table)
+
+
+def _yardsticks_of(runs: list[dict]) -> list[str]:
+    """Return the names of the yardsticks that any of the runs has, in order."""
+    rows = [row for run in runs for row in run["forward"]["summary"]]
+    return list(dict.fromkeys(row["name"] for row in rows if row["role"] == "yardstick"))
+
+
+def _yardstick_cell(name: str, run: dict) -> str:
+    """Return the milliseconds of a yardstick; "" if it is not one for this run."""
+    rows = {row["name"]: row for row in run["forward"]["summary"]}
+    is_shown = name in rows and _is_yardstick_for(name, run)
+    return _milliseconds(rows[name]) if is_shown else ""
 
 
 def _is_yardstick_for(name: str, run: dict) -> bool:
@@ -126,33 +141,53 @@ def _is_yardstick_for(name: str, run: dict) -> bool:
 
 def view_step(results: list[dict], problem: str) -> str:
     """Show a row for each timed training step: milliseconds, speedups and bytes kept."""
-    titles = ["training step", "this, ms", "eager, ms", "speedup", "speedup of its forward"]
-    titles += ["speedup of its backward", f"{COMPILED}, ms", "this keeps, bytes"]
-    table = [[*titles, "eager keeps, bytes"]]
+    table = [
+        [
+            "training step",
+            "this, ms",
+            "eager, ms",
+            "speedup",
+            "speedup of its forward",
+            "speedup of its backward",
+            f"{COMPILED}, ms",
+            "this keeps, bytes",
+            "eager keeps, bytes",
+        ]
+    ]
     for label, run in _runs_of(results, problem):
         step = run["step"]
         if not step:
             continue
-        ours, eager = step_row(run, "solution"), step_row(run, "eager")
-        cells = [label, _milliseconds(ours), _milliseconds(eager), interval(ours)]
-        for half in ("forward", "backward"):
-            cells.append(interval(by_role(step["summary"][half], "solution")))
-        cells.append(_milliseconds(step_row(run, "compiled")))
-        cells += [f"{step['kept_bytes'].get(row['name'], 0):,}" for row in (ours, eager)]
-        table.append(cells)
+        ours = step_row(run, "solution")
+        eager = step_row(run, "eager")
+        compiled = step_row(run, "compiled")
+        halves = [by_role(step["summary"][half], "solution") for half in ("forward", "backward")]
+        kept_bytes = [step["kept_bytes"].get(row["name"], 0) for row in (ours, eager)]
+        table.append(
+            [
+                label,
+                _milliseconds(ours),
+                _milliseconds(eager),
+                interval(ours),
+                *(interval(row) for row in halves),
+                _milliseconds(compiled),
+                *(f"{count:,}" for count in kept_bytes),
+            ]
+        )
     return markdown.table(table)
 
 
 def view_errors(results: list[dict], problem: str) -> str:
     """Show a row for each dtype and setting: relative Frobenius errors, ours and eager's."""
     [only] = results
-    cells_of: dict[str, dict[str, str]] = {}  # by dtype and setting, and by quantity
+    cells_of: dict[str, dict[str, str]] = {}  # cells by dtype and setting, and by quantity
     for record in only["records"]:
-        if record["problem"] == problem:
-            for row in record["errors"]:
-                cells = cells_of.setdefault(dtype_and_setting(record["dtype"], row["setting"]), {})
-                both = f"{row['solution_relative']:.2g}, {row['reference_relative']:.2g}"
-                cells[row["quantity"]] = both
+        if record["problem"] != problem:
+            continue
+        for row in record["errors"]:
+            label = dtype_and_setting(record["dtype"], row["setting"])
+            both = f"{row['solution_relative']:.2g}, {row['reference_relative']:.2g}"
+            cells_of.setdefault(label, {})[row["quantity"]] = both
     quantities = list(dict.fromkeys(name for cells in cells_of.values() for name in cells))
     table = [["relF: this, eager", *quantities]]
     for label, cells in cells_of.items():

@@ -12,15 +12,16 @@ from referee.verdict import Run, Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")
+# By the module that defines the problem.
 PROBLEMS = {relu: relu.ReluProblem, linear: linear.LinearReluDivideProblem}
-HEADLINE = [(kind, dtype) for kind in (relu, linear) for dtype in DTYPES]
+HEADLINE = [(module, dtype) for module in (relu, linear) for dtype in DTYPES]
 
 
-def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
+def timings(module, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     """Make up the times of 20 rounds: eager takes 3 ms, and the solution 3 ms / ratio."""
     draw = random.Random(0)
-    names = PROBLEMS[kind].names
-    rate = PROBLEMS[kind].rate
+    names = PROBLEMS[module].names
+    rate = PROBLEMS[module].rate
     made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.control: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
@@ -29,12 +30,12 @@ def timings(kind, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
     return made
 
 
-def record(kind, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
+def record(module, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
     """Make up the record of a correct solution, or of one that `about` describes otherwise."""
-    settings = ["highest", "high"] if (kind, dtype) == (linear, "float32") else [""]
-    runs = [Run(setting, timings(kind, ratio)) for setting in settings]
+    settings = ["highest", "high"] if (module, dtype) == (linear, "float32") else [""]
+    runs = [Run(setting, timings(module, ratio)) for setting in settings]
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
-    subject = records.Subject(kind.__name__.split(".")[-1], dtype, (4, 8))
+    subject = records.Subject(module.__name__.split(".")[-1], dtype, (4, 8))
     return records.make_record(subject, verdict, None)
 
 
