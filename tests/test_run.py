@@ -94,7 +94,7 @@ def test_bad_input_is_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("forward", "word", "reason"),
     [
-        ("torch.relu(x) + 1", "wrong", "elements differ, the first: got 1"),
+        ("torch.relu(x) + 1", "wrong", r"elements differ, the first at [0, 0]: got 1"),
         ("x.clone()", "wrong", "returns a copy of its input 0: float32, random, seed "),
         ("0 * x.abs()", "wrong", "returns zeros: float32, random, seed "),
     ],

@@ -1,7 +1,7 @@
 """Comparison of two tensors: their bits, their distance, and whether they share memory."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -22,6 +22,45 @@ def flat_reals(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
 
 
+def first_true(mask: torch.Tensor) -> int:
+    """Return the position of the first true element of a flat mask, which must have one."""
+    for block in blocks(len(mask)):
+        if mask[block].any():
+            return block.start + int(mask[block].view(torch.uint8).argmax())
+    raise ValueError("no element is true")
+
+
+def place_of(position: int, shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Return where an element of `flat_reals(x)` is in x, for messages.
+
+    Example: for x of shape [2, 3], the element at position 5 is "[1, 2]". If x is complex, each of
+    its elements is two reals, and position 5 is the imaginary part of the third: "[0, 2].imag".
+
+    Args:
+        position: the index in the flat tensor.
+        shape: the shape of x.
+        dtype: the dtype of x.
+    """
+    part = ""
+    if dtype.is_complex:
+        position, is_imaginary = divmod(position, 2)
+        part = ".imag" if is_imaginary else ".real"
+    index = [int(i) for i in torch.unravel_index(torch.tensor(position), shape)]
+    return f"{index}{part}"
+
+
+def describe_values(got: torch.Tensor, expected: torch.Tensor) -> str:
+    """Return two values in words, with enough digits to tell neighbours in got's dtype apart.
+
+    Args:
+        got: a tensor of one element.
+        expected: likewise.
+    """
+    if got.is_floating_point() and got.dtype != torch.float64:
+        return f"got {got.item():.9g}, expected {expected.item():.9g}"
+    return f"got {got.item()}, expected {expected.item()}"
+
+
 def first_mismatch(
     actual: torch.Tensor, expected: torch.Tensor, bitwise: bool = False
 ) -> str | None:
@@ -36,23 +75,23 @@ def first_mismatch(
     flushes subnormals to zero hides none.
 
     Args:
-        actual: the tensor that is checked.
-        expected: the right values, of the same shape, dtype and device.
+        actual: the tensor that is checked; it may be flat.
+        expected: the right values, of the same size, dtype and device. Its shape is the message's.
         bitwise: whether every bit counts.
     """
-    a, b = actual.reshape(-1), expected.reshape(-1)
+    a, b = flat_reals(actual), flat_reals(expected)
     count = first = 0
     for block in blocks(len(a)):
         differs = _differs(a[block], b[block], bitwise)
         count_here = int(differs.sum())
         if count_here and not count:
-            first = block.start + int(differs.view(torch.uint8).argmax())
+            first = block.start + first_true(differs)
         count += count_here
     if count == 0:
         return None
-    index = [int(i) for i in torch.unravel_index(torch.tensor(first), actual.shape)]
-    values = f"got {a[first].item()}, expected {b[first].item()}"
-    return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
+    place = place_of(first, expected.shape, expected.dtype)
+    values = describe_values(a[first], b[first])
+    return f"{count:,} of {len(a):,} elements differ, the first at {place}: {values}"
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor, bitwise: bool) -> torch.Tensor:

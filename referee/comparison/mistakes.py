@@ -3,6 +3,9 @@
 import torch
 
 from referee.comparison.accuracy import count_true
+from referee.comparison.compare import describe_values, first_true, flat_reals, place_of
+
+BEYOND_BUDGET = "elements beyond the error budget"
 
 
 def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> str | None:
@@ -10,28 +13,16 @@ def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) 
 
     Args:
         wrong: a flat mask.
-        got: the flat result.
-        eager: eager's flat result for the same inputs.
-    """
-    first_wrong = describe_first_wrong(wrong, got, eager)
-    if not first_wrong:
-        return None
-    count = f"{count_true(wrong):,} of {got.numel():,}"
-    return f"{count} elements beyond the error budget, the first: {first_wrong}"
-
-
-def describe_first_wrong(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:
-    """Return the first wrong element; "" if there is none.
-
-    Args:
-        wrong: a flat mask.
-        got: the flat result.
-        expected: the right values.
+        got: the result; it may be flat.
+        eager: eager's result for the same inputs, in its own shape.
     """
     if not wrong.any():
-        return ""
-    index = wrong.to(torch.uint8).argmax().item()
-    return f"got {got[index]:.9g}, expected {expected[index]:.9g}"
+        return None
+    first = first_true(wrong)
+    place = place_of(first, eager.shape, eager.dtype)
+    values = describe_values(flat_reals(got)[first], flat_reals(eager)[first])
+    count = f"{count_true(wrong):,} of {len(wrong):,}"
+    return f"{count} {BEYOND_BUDGET}, the first at {place}: {values}"
 
 
 def describe_mean_error(mean: float, mean_slack: float) -> str:

@@ -59,19 +59,19 @@ class OtherDraws:
         """Return what is wrong with a result, in words; None if nothing is.
 
         Args:
-            got: the result.
-            eager: eager's result for the same inputs.
+            got: the result; it may be flat.
+            eager: eager's result for the same inputs, in its own shape.
             second_look: yields the reference's results for these inputs, rounded otherwise; None
                 if no wrong element is excused.
         """
-        got, eager = flat_reals(got), flat_reals(eager)
         if self._must_equal_eager:
             return self._find_difference(got, eager, second_look)
-        if self._is_surely_near(got, eager, 0.5 * self.budget.mean_slack):
+        flat_got, flat_eager = flat_reals(got), flat_reals(eager)
+        if self._is_surely_near(flat_got, flat_eager, 0.5 * self.budget.mean_slack):
             return None
-        budget = self._budget_for(eager)
-        distance = _measure_unexcused_distance(got, eager, budget, second_look)
-        if mistake := describe_wrong(distance.wrong, got, eager):
+        budget = self._budget_for(flat_eager)
+        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
+        if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
         if distance.mean > budget.mean_slack:
             return describe_mean_error(distance.mean, budget.mean_slack)
@@ -90,13 +90,14 @@ class OtherDraws:
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
     ) -> str | None:
-        """Return in words how a flat result differs from eager's; None if it does not.
+        """Return in words how a result differs from eager's; None if it does not.
 
         Elements that a second look excuses do not count.
         """
         mismatch = first_mismatch(got, eager)
         if mismatch is None or second_look is None:
             return mismatch
+        got, eager = flat_reals(got), flat_reals(eager)
         distance = _measure_unexcused_distance(got, eager, self._budget_for(eager), second_look)
         return mismatch if distance.wrong.any() else None
 

@@ -196,7 +196,7 @@ class Quantity:
         """
         self._timed_steps += 1
         wrong = self.expected.other_draws.find_wrong(got, eager)
-        mistake = describe_wrong(wrong, flat_reals(got), flat_reals(eager))
+        mistake = describe_wrong(wrong, got, eager)
         relative_error = 0.0
         if mistake:
             self._keep_first(mistake)

@@ -13,8 +13,15 @@ from referee.comparison.budget import (
     mean_slack_in_other_draw,
     typical_slack,
 )
-from referee.comparison.compare import blocks, first_mismatch, flat_reals
-from referee.comparison.mistakes import describe_first_wrong, describe_mean_error
+from referee.comparison.compare import (
+    blocks,
+    describe_values,
+    first_mismatch,
+    first_true,
+    flat_reals,
+    place_of,
+)
+from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
 from referee.comparison.other_draws import OtherDraws
 from referee.comparison.second_look import SecondLook, find_excused
 
@@ -145,7 +152,6 @@ class ReferenceTensor:
         """
         sums = ErrorSums()
         wrong = torch.zeros(self._length, dtype=torch.bool, device=got.device)
-        first_wrong = ""
         has_eagers_bits = True
         for block in blocks(self._length):
             got_part, eager_part = got[block], self.eager[block]
@@ -159,42 +165,45 @@ class ReferenceTensor:
             if excused is not None:
                 error.masked_fill_(excused[block], 0)
             wrong[block] = error > self._allowed(block, expected)
-            if not first_wrong:
-                first_wrong = describe_first_wrong(wrong[block], got_part, expected)
             sums.add(error, expected)
         result_errors = sums.over(self._length)
         return Comparison(
-            mistake=self._describe_mistake(count_true(wrong), first_wrong, result_errors),
+            mistake=self._describe_mistake(wrong, got, result_errors),
             errors=result_errors,
             has_eagers_bits=has_eagers_bits,
             is_gross=self.must_equal_eager or result_errors.is_gross,
             wrong=wrong,
         )
 
-    def _describe_mistake(self, wrong_count: int, first_wrong: str, result: Errors) -> str | None:
+    def _describe_mistake(
+        self, wrong: torch.Tensor, got: torch.Tensor, result: Errors
+    ) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is.
 
         Args:
-            wrong_count: how many elements are off by too much.
-            first_wrong: the first of them, in words.
+            wrong: a flat mask of the elements that are off by too much.
+            got: the flat result.
             result: how far off the result is.
         """
         has_limits = self._limit is not None
         if has_limits and self._is_as_accurate_as_eager(result):
             return None
-        if wrong_count:
-            return self._describe_wrong_elements(wrong_count, first_wrong)
+        if wrong.any():
+            return self._describe_wrong_elements(wrong, got)
         is_mean_limited = not has_limits
         if is_mean_limited and result.mean > self.budget.mean_slack:
             return describe_mean_error(result.mean, self.budget.mean_slack)
         return None
 
-    def _describe_wrong_elements(self, wrong_count: int, first_wrong: str) -> str:
+    def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
         """Return how many elements are off by too much, and the first of them, in words."""
-        fault = "elements beyond the error budget"
+        first = first_true(wrong)
+        fault, expected = BEYOND_BUDGET, self._expected(slice(first, first + 1))
         if self.must_equal_eager:
-            fault = "elements differ"
-        return f"{wrong_count:,} of {self._length:,} {fault}, the first: {first_wrong}"
+            fault, expected = "elements differ", self.eager[first]
+        place = place_of(first, self.shape, self.dtype)
+        values = describe_values(got[first], expected)
+        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {place}: {values}"
 
     def _is_as_accurate_as_eager(self, result: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""

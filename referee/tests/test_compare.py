@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from referee.comparison.compare import first_mismatch, relative_difference, share_memory
+from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.dtypes import DTYPES
 
 
@@ -44,7 +45,7 @@ def test_one_wrong_bit_in_the_last_element_is_found(shape):
     place = [size - 1 for size in shape]
     values = [t.view(-1)[-1].item() for t in (y, x)]
     want = "1 of 707 elements differ, the first at {}: got {}, expected {}"
-    assert mismatch == want.format(place, *values)
+    assert mismatch == want.format(place, *(f"{value:.9g}" for value in values))
     y.view(-1)[[50, 250]] = -1
     turned = [t.mT if x.dim() > 1 else t for t in (y, x)]
     assert first_mismatch(*turned).startswith("3 of 707 elements differ")
@@ -59,7 +60,34 @@ def test_the_signs_of_zeros_and_nan_count_in_an_exact_comparison_alone():
 def test_tensors_without_elements_or_dimensions_are_compared():
     assert first_mismatch(torch.empty(0, 3), torch.empty(0, 3)) is None
     mismatch = first_mismatch(torch.tensor(1.0), torch.tensor(2.0))
-    assert mismatch == "1 of 1 elements differ, the first at []: got 1.0, expected 2.0"
+    assert mismatch == "1 of 1 elements differ, the first at []: got 1, expected 2"
+
+
+def test_an_element_has_its_place_in_the_shape_of_the_result():
+    x = torch.arange(6).view(2, 3)
+    y = x.clone()
+    y[1, 2] = 1 << 40
+    message = "1 of 6 elements differ, the first at [1, 2]: got 1099511627776, expected 5"
+    assert first_mismatch(y.view(-1), x) == message
+    assert ReferenceTensor(x, None).compare(y.view(-1)).mistake == message
+    assert ReferenceTensor(x, None).other_draws.find_mistake(y.view(-1), x) == message
+
+
+def test_a_part_of_a_complex_number_has_its_place_and_its_name():
+    x = torch.zeros(2, 3, dtype=torch.complex64)
+    for part in ("real", "imag"):
+        got = x.clone()
+        getattr(got, part)[0, 2] = 1
+        message = f"1 of 12 elements beyond the error budget, the first at [0, 2].{part}: got 1,"
+        reference = ReferenceTensor(x, x.to(torch.complex128))
+        assert reference.compare(got).mistake.startswith(message)
+        assert reference.other_draws.find_mistake(got, x).startswith(message)
+
+
+def test_values_of_float64_have_enough_digits():
+    x = torch.tensor([0.1], dtype=torch.float64)
+    message = first_mismatch(x + 1e-16, x)
+    assert message.endswith("got 0.1000000000000001, expected 0.1")
 
 
 def test_tensors_of_one_storage_share_memory_unless_they_are_empty():

@@ -110,7 +110,7 @@ def test_a_result_is_right_within_the_limit_or_if_it_errs_no_more_than_eager():
             assert found.errors.relative == pytest.approx(off / math.sqrt(5))
             assert found.wrong.tolist() == [False, not is_within_limit, False]
     strict = ReferenceTensor(exact.float(), exact, limit=limit)
-    problem = "1 of 3 elements beyond the error budget, the first: got 2.5, expected 2"
+    problem = "1 of 3 elements beyond the error budget, the first at [1]: got 2.5, expected 2"
     assert strict.compare(torch.tensor([1.0, 2.5, 0.0])).mistake == problem
 
 

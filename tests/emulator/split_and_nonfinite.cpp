@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (split/split_row.cuh)          Every hi and lo, every exponent and state.
+//   split_row (split/split_row.cuh)         Every hi and lo, every exponent and state.
 //   nonfinite_kernel (split/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                            or NaN, and that no others are written.
 //
@@ -21,8 +21,8 @@ namespace {
 __global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto halves = matrix.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
-  if (row < matrix.rows) split::split_row(matrix, halves, row, k, splitter);
+  const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
 __global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
@@ -179,19 +179,19 @@ void check_split(bool has_lo) {
   const int64_t misalignment = one_in(2) ? 0 : draw(0, 3) * sizeof(float);
   const FloatMatrix source(rows, k, row_stride, misalignment);
   const int64_t numbers = rows * split::padded(k);  // of hi, and as many of lo
-  const Buffer halves((has_lo ? 2 : 1) * numbers * sizeof(__half), 0);
+  const Buffer hi_and_lo((has_lo ? 2 : 1) * numbers * sizeof(__half), 0);
   const Buffer exponents(rows * sizeof(int), 0);
 
   split::SplitMatrix matrix = source.split_matrix();
   matrix.is_k_tiled = !one_in(4);
-  matrix.hi = reinterpret_cast<__half*>(halves.data);
+  matrix.hi = reinterpret_cast<__half*>(hi_and_lo.data);
   const int64_t lo_offset = matrix.is_k_tiled ? split::kKTileNumbers / 2 : numbers;
   if (has_lo) matrix.lo = matrix.hi + lo_offset;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   note_launch(split_rows(splitter, matrix, k));
 
   for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, k);
-  const bool is_intact = halves.has_intact_guards() && exponents.has_intact_guards() &&
+  const bool is_intact = hi_and_lo.has_intact_guards() && exponents.has_intact_guards() &&
                          source.states.has_intact_guards();
   require(is_intact, "written beyond", DType::kFloat32, k);
 }
