@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (split/split_row.cuh)         Every hi and lo, every exponent and state.
+//   split_row (split/split_row.cuh)          Every hi and lo, every exponent and state.
 //   nonfinite_kernel (split/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                            or NaN, and that no others are written.
 //
