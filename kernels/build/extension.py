@@ -132,7 +132,7 @@ def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bo
         try:
             torch.ops.load_library(str(build.library))
         except OSError:
-            # A host that shares the folder has linked it to a newer glibc than this machine has.
+            # A host that shares the folder may have linked the library to a newer glibc.
             continue
         return True
     return False

@@ -65,8 +65,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    It does not import torch's build tools, which takes a second, unless `cuda_targets` has to read
-    TORCH_CUDA_ARCH_LIST.
+    The import of torch's build tools takes a second. Only `cuda_targets` needs them here, and only
+    to read TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
