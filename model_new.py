@@ -30,10 +30,9 @@ __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
-    `load_extensions` takes it as an argument, and calls it only for an extension that has no
-    finished build.
+    `load_extensions` calls this function for each extension that has no finished build. Only then
+    are torch's build tools imported, which takes a second.
     """
-    # The import takes a second. It is here so that a finished build loads without it.
     from torch.utils import cpp_extension
 
     cpp_extension.load_inline(**arguments)

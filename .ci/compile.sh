@@ -22,7 +22,7 @@ has_clang() {
 check_format() {
   ruff check .
   ruff format --check .
-  find "${folders[@]}" problems tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp' |
+  find kernels problems tests -regextype posix-extended -regex '.*\.(cuh?|h|cpp)' |
     xargs clang-format --dry-run --Werror
 }
 

@@ -1,10 +1,10 @@
 """The sources of the kernels, as text, and the Python that calls them.
 
 launchers.h      declares the functions that run the kernels, on raw pointers, sizes and a stream
-torch_support/   C++ that both problems use to talk to torch: tensors, operators, autograd
+torch_support/   C++ between the problems and torch: tensors, operators, autograd
 relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
 linear/          Linear -> ReLU -> divide, likewise
-common/          what several CUDA kernels share
+common/          what several CUDA kernels share; sizes.h is for the CPU, too
 cpu/             what several CPU kernels share
 build/           Python: from these sources to a loaded extension, or to a single-file bundle
 interception.py  Python: detects hooks, modes and wrappers that must see the calls of torch's ops
@@ -47,8 +47,9 @@ SOURCES = {
 }
 
 # Programs that torch.export saves name our operators as torch.ops.<this namespace>.<operator>. If a
-# process loads several builds, the first one defines the operators of this namespace. Each build
-# also defines its operators in a namespace of its own, `<this namespace>_<key of the build>`.
+# process loads several versions of an extension, the first one defines the operators of this
+# namespace. Each version also defines its operators in a namespace of its own,
+# `<this namespace>_<key of the extension>` (build/extension.py).
 STABLE_NAMESPACE = "relu_divide_kernels"
 
 # Includes in quotes name a file by its path in this folder.

@@ -10,8 +10,8 @@ to see the calls of those functions. Where such code is active, a module calls t
   `nn.Module.__call__` by functions of their own, temporarily or for good.
 
 The functions below, and the `dispatch.py` of each problem, check for all of these in every call.
-In spite of their cost, small calls are faster than torch's. The exception is a forward of ReLU of
-1,024 elements on a CPU, which takes 3 us: it is about a tenth slower (docs/BENCHMARKS.md, "What
+Small calls are faster than torch's in spite of these checks, with one exception: a forward of ReLU
+of 1,024 elements on a CPU takes 3 us, about a tenth longer than torch's (docs/BENCHMARKS.md, "What
 does a call cost the host?").
 """
 
@@ -80,10 +80,12 @@ def is_intercepted(
 def _is_defined_in(function: Callable, *modules: str) -> bool:
     """Return whether a Python function is defined in one of these modules.
 
-    A function's global variables are those of the module that defines it. Its `__module__` does not
-    tell: `functools.wraps` gives a wrapper the `__module__` of the function that it wraps.
+    A function's global variables are those of the module that defines it, and have its name. The
+    function's `__module__` would not do: `functools.wraps` gives a wrapper the `__module__` of the
+    function that it wraps.
     """
-    return getattr(function, "__globals__", {}).get("__name__") in modules
+    global_variables = getattr(function, "__globals__", {})
+    return global_variables.get("__name__") in modules
 
 
 def _unreplaced_methods() -> tuple[Callable, ...] | None:
@@ -101,8 +103,8 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
     return (Linear.forward, Linear.__call__, Linear._call_impl) if are_torchs_own else None
 
 
-# The cache of `is_linear_replaced`: `nn.Linear`'s methods, as they were when all three were last
-# found to be torch's own.
+# The cache of `is_linear_replaced`: the three methods of the last call that found all of them to be
+# torch's own.
 _verified_methods = _unreplaced_methods()
 
 

@@ -3,7 +3,7 @@
 extension.py   loads the problems' extensions, and builds those that are not in the cache
 toolchain.py   the compilers of this machine, what to compile for, and with which flags
 cache.py       the cache of builds on disk: where it is, and which builds may be loaded
-errors.py      BuildError, and the search for the cause in a compiler's output
+errors.py      BuildError, messages to the user, and the cause of an error in a compiler's output
 bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
 
 `model_new.py` calls `load_extensions` of extension.py, which uses the three files below it:
@@ -11,7 +11,7 @@ bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
     load_extensions     toolchain: which compilers and GPUs are here?  ->  the key of each extension
       _load_or_build    cache: is there a finished build?  ->  load it
         _build_all      otherwise compile, load and publish it in the cache
-    an error            errors: search the compilers' output for the cause
+      explain           if that fails: search the compilers' output for the cause (errors.py)
 
 bundle.py uses none of these, except the compilers' flags.
 """

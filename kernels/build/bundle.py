@@ -129,6 +129,7 @@ def bundle(problem: str) -> str:
         "definitions": definitions,
         "class_text": class_text,
     }
+    # A process can load several bundles, because those with different texts have different names.
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
     return _TEMPLATE.format(
         title=recipe.title,
@@ -190,7 +191,7 @@ def _replacement_class(recipe: _Recipe) -> str:
     """Return the text of the class in `model_new.py`, turned into `class ModelNew(nn.Module)`.
 
     The class inherits from the reference, which the bundle does not have. So a class without a
-    constructor gets a copy of the reference's constructor.
+    constructor gets a copy of the reference's constructor, before `forward`.
     """
     text = _definitions(_read("model_new.py"))[recipe.replacement]
     text = text.replace(f"(reference.{recipe.reference})", "(nn.Module)")
@@ -262,18 +263,25 @@ def _needed_definitions(text: str, needed: set[str]) -> str:
     Two blank lines separate definitions. Between two variables there are none.
     """
     body = ""
-    was_variable = False
+    previous = ""
     for name, definition in _definitions(text).items():
         if name not in needed:
             continue
-        # The last line of a function or a class is indented, that of a variable is not.
-        last_line = definition.rpartition("\n")[2]
-        is_variable = not last_line.startswith(" ")
         if body:
-            body += "\n" if was_variable and is_variable else "\n\n\n"
+            both_are_variables = _is_variable(previous) and _is_variable(definition)
+            body += "\n" if both_are_variables else "\n\n\n"
         body += definition
-        was_variable = is_variable
+        previous = definition
     return body
+
+
+def _is_variable(definition: str) -> bool:
+    """Return whether the text of a definition is that of a variable.
+
+    The last line of a function or a class is indented, that of a variable is not.
+    """
+    last_line = definition.rpartition("\n")[2]
+    return not last_line.startswith(" ")
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:

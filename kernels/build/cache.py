@@ -9,8 +9,8 @@
 
 One key may have several builds: for different GPUs, or by different compilers. Each build is made
 in a folder of its own, gets its manifest last, and is published by one rename. A build that does
-not match its manifest is removed. Builds are right without the lock, too: it only keeps processes
-that start at the same time from doing the same work.
+not match its manifest is removed. The lock only saves work: without it, processes that start at the
+same time would each make a build, and each build would be right.
 """
 
 import atexit
@@ -34,7 +34,7 @@ from typing import BinaryIO
 from kernels.build.errors import BuildError, say
 
 MANIFEST = "manifest.json"
-# The longest wait for a process that builds the same library. It may have been suspended.
+# The longest wait for another process that builds the same library. That process may be suspended.
 LONGEST_WAIT_S = 300.0
 
 
@@ -102,7 +102,7 @@ def _make_private_folder(folder: Path) -> str | None:
     except OSError as error:
         return str(error)
     if not stat.S_ISDIR(state.st_mode):
-        return f"{folder} is no folder"
+        return f"{folder} is not a folder"
     if state.st_uid != os.geteuid():
         return f"{folder} belongs to user {state.st_uid}"
     if state.st_mode & 0o077:

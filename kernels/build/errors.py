@@ -1,4 +1,4 @@
-"""BuildError, and the search for the cause of a failed build in the build tools' output."""
+"""BuildError, messages to the user, and the search for a failed build's cause in its output."""
 
 import os
 import re
@@ -83,8 +83,8 @@ def find_cause(output: str) -> str:
 def _silent_failure(error: Exception) -> str:
     """Return a sentence about a build tool that failed without a message; empty if none did.
 
-    The tool is a compiler, whose exit status ninja prints from version 1.12 on, or ninja itself,
-    whose exit status is in torch's exception.
+    The tool is a compiler or ninja itself. ninja prints the exit status of a compiler, from version
+    1.12 on. The exit status of ninja is in torch's exception.
     """
     printed = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
     status = int(printed[1]) if printed else getattr(error.__cause__, "returncode", 0)

@@ -27,7 +27,7 @@ from kernels.build.errors import explain, say
 from kernels.build.toolchain import Toolchain
 
 LoadInline = Callable[..., object]
-QUIET_S = 2.0  # a build that takes longer prints what takes so long
+QUIET_S = 2.0  # seconds; if a build takes longer, the user is told what takes so long
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,14 @@ def _load_or_build(
 def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bool:
     """Load a finished build that fits this machine. Return whether there is one."""
     for build in cache.finished_builds(folder, extension.name):
-        if _fits(build, tools):
-            # Loading fails if a host that shares the folder has linked the library to a newer glibc
-            # than this machine has.
-            with contextlib.suppress(OSError):
-                torch.ops.load_library(str(build.library))
-                return True
+        if not _fits(build, tools):
+            continue
+        try:
+            torch.ops.load_library(str(build.library))
+        except OSError:
+            # A host that shares the folder may have linked the library to a newer glibc.
+            continue
+        return True
     return False
 
 

@@ -65,8 +65,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    The import of torch's build tools takes a second. So they are imported only if
-    TORCH_CUDA_ARCH_LIST has to be read.
+    The import of torch's build tools takes a second. Only `cuda_targets` needs them here, and only
+    to read TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
@@ -146,10 +146,11 @@ def compatible_targets(target: str) -> set[str]:
     """
     if target.endswith("a"):
         return {target}
-    number = int(re.sub(r"\D", "", target))
-    major_version = number // 10 * 10  # 80 for 86
-    machine_codes = {f"sm_{n}" for n in range(major_version, number)}
-    ptx = {f"compute_{n}" for n in range(number + 1)}  # no build has the targets that do not exist
+    number = int(re.sub(r"\D", "", target))  # 86
+    first_of_major_version = number // 10 * 10  # 80
+    # Both sets have targets that do not exist, such as sm_81. No build has them.
+    machine_codes = {f"sm_{n}" for n in range(first_of_major_version, number)}
+    ptx = {f"compute_{n}" for n in range(number + 1)}
     return {target} | machine_codes | ptx
 
 
@@ -236,11 +237,11 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
     cuda = torch.version.cuda
-    # `cuda_targets` returns an empty list if this variable is set to an empty text.
-    cpu_only = "CUDA_VISIBLE_DEVICES=" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST="
+    # With this variable set to an empty text, `cuda_targets` returns an empty list.
+    variable = "CUDA_VISIBLE_DEVICES" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST"
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
-        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {cpu_only} to build for the CPU'
+        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {variable}= to build for the CPU'
     )
     if toolchain.cuda_home is None:
         raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")

@@ -15,7 +15,7 @@ namespace kernels {
 // The bytes that a thread of a GPU kernel loads or stores at a time, if it can: a vector.
 constexpr int kVectorBytes = 16;
 
-// a / b, rounded up to a whole number, for b > 0 and a > -b. It is 0 for -b < a <= 0.
+// a / b, rounded up to a whole number, for a >= 0 and b > 0. It is also 0 for -b < a < 0.
 KERNELS_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Returns the number of bytes that hold `bits` bits of a mask. Size is any type of integer, or

@@ -45,48 +45,45 @@ __device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<B
   store_vector(grad_input + first + offset, v);
 }
 
-// grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
-// element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
-// elements and never computes with them. It therefore handles them as unsigned integers of their
-// size, Bits, so that float16 and bfloat16 share a kernel.
-template <typename Bits, typename Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
-                         Bits* grad_input, typename Config::Index n) {
+// Computes a block whose vectors all exist.
+template <typename Config, typename Bits>
+__device__ void select_full_block(const Bits* grad_output, bool is_constant, const uint8_t* mask,
+                                  Bits* grad_input, typename Config::Index first, uint64_t policy) {
+  constexpr int kVectors = Config::kVectors;
+  constexpr int kStride = ThreadElements<Config, Vector<Bits>::kSize>::kStride;
+  Vector<Bits> v[kVectors];
+  uint32_t byte[kVectors];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    const int offset = u * kStride;
+    load_gradient<Config>(v[u], grad_output, is_constant, first, offset, policy);
+    byte[u] = load_mask_byte<Config>(mask, first + offset, policy);
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) store_masked(grad_input, first, u * kStride, v[u], byte[u]);
+}
+
+// Computes the last block: whole vectors, and then a thread for each of the elements that are left.
+template <typename Config, typename Bits>
+__device__ void select_last_block(const Bits* grad_output, bool is_constant, const uint8_t* mask,
+                                  Bits* grad_input, typename Config::Index n,
+                                  typename Config::Index first, uint64_t policy) {
   using Index = typename Config::Index;
   constexpr int kSize = Vector<Bits>::kSize;
   constexpr int kVectors = Config::kVectors;
-  using Elements = ThreadElements<Config, kSize>;
-  const Elements elements;
-  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
-  Vector<Bits> v[kVectors];
-  uint32_t byte[kVectors];
-
-  if (elements.block_is_full(n)) {
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const int offset = u * Elements::kStride;
-      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
-    }
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      store_masked(grad_input, elements.first, u * Elements::kStride, v[u], byte[u]);
-    }
-    return;
-  }
-
-  // The last block: whole vectors, and then a thread for each of the elements that are left.
+  constexpr int kStride = ThreadElements<Config, kSize>::kStride;
   const Index vectors_end = n - n % kSize;
   const Index rest_index = vectors_end + threadIdx.x;
+  Vector<Bits> v[kVectors];
+  uint32_t byte[kVectors];
   Bits rest_value;
   uint32_t rest_byte;
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * Elements::kStride;
-    if (elements.first + offset < vectors_end) {
-      load_gradient<Config>(v[u], grad_output, is_constant, elements.first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, elements.first + offset, policy);
+    const int offset = u * kStride;
+    if (first + offset < vectors_end) {
+      load_gradient<Config>(v[u], grad_output, is_constant, first, offset, policy);
+      byte[u] = load_mask_byte<Config>(mask, first + offset, policy);
     }
   }
   if (rest_index < n) {
@@ -95,15 +92,30 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * Elements::kStride;
-    if (elements.first + offset < vectors_end) {
-      store_masked(grad_input, elements.first, offset, v[u], byte[u]);
-    }
+    const int offset = u * kStride;
+    if (first + offset < vectors_end) store_masked(grad_input, first, offset, v[u], byte[u]);
   }
   if (rest_index < n) {
     const bool passes = (rest_byte >> (rest_index % 8)) & 1;
     grad_input[rest_index] = passes ? rest_value : Bits{0};
   }
+}
+
+// grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
+// element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
+// elements and never computes with them. It therefore handles them as unsigned integers of their
+// size, Bits, so that float16 and bfloat16 share a kernel.
+template <typename Bits, typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,
+                         Bits* grad_input, typename Config::Index n) {
+  const ThreadElements<Config, Vector<Bits>::kSize> elements;
+  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  if (elements.block_is_full(n)) {
+    select_full_block<Config>(grad_output, is_constant, mask, grad_input, elements.first, policy);
+    return;
+  }
+  select_last_block<Config>(grad_output, is_constant, mask, grad_input, n, elements.first, policy);
 }
 
 }  // namespace kernels::relu

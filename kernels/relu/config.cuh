@@ -54,17 +54,18 @@ struct SizeLimits {
 };
 
 // Calls body(config) with the ReluConfig for n elements of type T. Returns what body returns.
-// float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
 template <typename T, bool kMask, typename Body>
 int choose_config(int64_t n, const Body& body) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
-  if constexpr (sizeof(T) < 8 && kMask) {
+  // float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
+  constexpr bool kHasSmall = sizeof(T) < 8;
+  if constexpr (kHasSmall && kMask) {
     if (bytes < SizeLimits::kLargeWithMask) return body(SmallWithMask{});
   }
-  if constexpr (sizeof(T) < 8 && !kMask) {
-    if (SizeLimits::kFourVectorsBegin <= bytes && bytes < SizeLimits::kFourVectorsEnd) {
-      return body(SmallByFour{});
-    }
+  if constexpr (kHasSmall && !kMask) {
+    const bool has_four_vectors =
+        SizeLimits::kFourVectorsBegin <= bytes && bytes < SizeLimits::kFourVectorsEnd;
+    if (has_four_vectors) return body(SmallByFour{});
     if (bytes < SizeLimits::kLarge) return body(Small{});
   }
   return body(Large{});

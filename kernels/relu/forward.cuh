@@ -96,44 +96,38 @@ __device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* ma
   if (exists) store_vector(out + first + offset, v);
 }
 
-// out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, and is null
-// otherwise.
-template <typename T, typename Config, bool kMask>
-__global__ void __launch_bounds__(Config::kThreads)
-    relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {
+// Computes a block whose vectors all exist.
+template <typename Config, bool kMask, typename T>
+__device__ void compute_full_block(const T* x, T* out, uint8_t* mask, typename Config::Index first,
+                                   uint64_t policy) {
+  constexpr int kVectors = Config::kVectors;
+  constexpr int kStride = ThreadElements<Config, Vector<T>::kSize>::kStride;
+  Vector<uint32_t> words[kVectors];
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    words[u] = load_words<Config>(x + first + u * kStride, policy);
+  }
+#pragma unroll
+  for (int u = 0; u < kVectors; ++u) {
+    finish_vector<Config, kMask>(words[u], out, mask, first, u * kStride, /*exists=*/true, policy);
+  }
+}
+
+// Computes the last block. The elements before vectors_end are handled as vectors. Each of the
+// rest, fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
+// 8, so that the rest shares no byte of the mask with a vector. Threads without elements take part
+// in the exchange of bits, with zeros.
+template <typename Config, bool kMask, typename T>
+__device__ void compute_last_block(const T* x, T* out, uint8_t* mask, typename Config::Index n,
+                                   typename Config::Index first, uint64_t policy) {
   using Index = typename Config::Index;
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kVectors = Config::kVectors;
-  using Elements = ThreadElements<Config, kSize>;
-  const Elements elements;
-  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
-  Vector<uint32_t> words[kVectors];
-
-  // A full block does not test which vectors exist. Its code is short and comes first: if the
-  // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
-  // earliest. That shows in the time of small tensors.
-  if (elements.block_is_full(n)) {
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const int offset = u * Elements::kStride;
-      words[u] = load_words<Config>(x + elements.first + offset, policy);
-    }
-#pragma unroll
-    for (int u = 0; u < kVectors; ++u) {
-      const int offset = u * Elements::kStride;
-      finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, /*exists=*/true,
-                                   policy);
-    }
-    return;
-  }
-
-  // The last block. The elements before vectors_end are handled as vectors. Each of the rest, fewer
-  // than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of 8, so that
-  // the rest shares no byte of the mask with a vector. Threads without elements take part in the
-  // exchange of bits, with zeros.
+  constexpr int kStride = ThreadElements<Config, kSize>::kStride;
   constexpr int kElementsTogether = kMask ? 8 : kSize;
   const Index vectors_end = n - n % kElementsTogether;
   const Index rest_index = vectors_end + threadIdx.x;
+  Vector<uint32_t> words[kVectors];
   T rest_value;
   if constexpr (kMask) {
     memset(words, 0, sizeof(words));
@@ -141,23 +135,38 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * Elements::kStride;
-    if (elements.first + offset < vectors_end) {
-      words[u] = load_words<Config>(x + elements.first + offset, policy);
-    }
+    const int offset = u * kStride;
+    if (first + offset < vectors_end) words[u] = load_words<Config>(x + first + offset, policy);
   }
   if (rest_index < n) rest_value = x[rest_index];
 #pragma unroll
   for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * Elements::kStride;
-    const bool exists = elements.first + offset < vectors_end;
-    finish_vector<Config, kMask>(words[u], out, mask, elements.first, offset, exists, policy);
+    const int offset = u * kStride;
+    const bool exists = first + offset < vectors_end;
+    finish_vector<Config, kMask>(words[u], out, mask, first, offset, exists, policy);
   }
   if (rest_index < n) out[rest_index] = relu_of(rest_value);
   if constexpr (kMask) {
     const uint32_t bit = mask_bit(rest_value) ? 1 : 0;
     store_bits<Config, /*kSize=*/1>(mask, rest_index, bit, rest_index < n, policy);
   }
+}
+
+// out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, and is null
+// otherwise.
+template <typename T, typename Config, bool kMask>
+__global__ void __launch_bounds__(Config::kThreads)
+    relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {
+  const ThreadElements<Config, Vector<T>::kSize> elements;
+  const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  // The code for full blocks does not test which vectors exist. It is short and comes first: if the
+  // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
+  // earliest. That shows in the time of small tensors.
+  if (elements.block_is_full(n)) {
+    compute_full_block<Config, kMask>(x, out, mask, elements.first, policy);
+    return;
+  }
+  compute_last_block<Config, kMask>(x, out, mask, n, elements.first, policy);
 }
 
 }  // namespace kernels::relu

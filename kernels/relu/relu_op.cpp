@@ -138,6 +138,7 @@ struct ReluBackward : Node {
 
   std::string name() const override { return "ReluBackward"; }
 
+  // Computes the gradient of x from the gradient of the output.
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return {Tensor()};
@@ -154,7 +155,7 @@ struct ReluBackward : Node {
     return {gradient_by_torch(mask, grad_output)};
   }
 
-  // A hook for saved tensors may have returned any tensor.
+  // Raises an error if a hook for saved tensors has returned a tensor that cannot be the mask.
   void check_mask(const Tensor& mask, const Tensor& grad_output) const {
     const int64_t bytes = bytes_of_bits(c10::multiply_integers(sizes));
     if (mask.numel() != bytes || mask.device() != grad_output.device()) {

@@ -30,7 +30,8 @@ namespace kernels {
 
 using at::Tensor;
 
-// The fewest elements of an output that a CPU thread gets, as at::internal::GRAIN_SIZE.
+// The fewest elements of an output that a CPU thread gets. torch's own operators have the same
+// limit, at::internal::GRAIN_SIZE.
 constexpr int64_t kGrain = 32768;
 
 // Raises a RuntimeError in Python.
@@ -70,6 +71,7 @@ inline std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
+// Returns whether the elements of x begin at a multiple of `bytes` bytes.
 inline bool is_aligned(const Tensor& x, int64_t bytes = kVectorBytes) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }

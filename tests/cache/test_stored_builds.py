@@ -233,7 +233,7 @@ def test_a_folder_of_another_user_is_refused(root, load, start, open_path, kind)
     root.chmod(0o1777)
     status, output = start().wait()
     assert status == 0
-    reason = f"belongs to user {STRANGER}" if kind == "folder" else "is no folder"
+    reason = f"belongs to user {STRANGER}" if kind == "folder" else "is not a folder"
     assert f"no builds are kept in {root}: {folder} {reason}" in output
     assert Path(output.splitlines()[-1]).is_relative_to(open_path / "default")
 

@@ -42,7 +42,7 @@ struct Checks {
   int64_t m;
   int64_t n;
   int64_t size = m * n;
-  int64_t row_bytes = divide_up(n, 8);  // of the mask
+  int64_t mask_row_bytes = divide_up(n, 8);
 
   // The value of x, exactly.
   static double wide(T x) { return static_cast<double>(static_cast<Wide>(x)); }
@@ -52,7 +52,7 @@ struct Checks {
 
   // An element's bit of the mask. The columns from n on are unused bits.
   bool bit(const Buffer& mask, int64_t row, int64_t column) const {
-    return (mask.data[row * row_bytes + column / 8] >> column % 8 & 1) != 0;
+    return ((mask.data[row * mask_row_bytes + column / 8] >> (column % 8)) & 1) != 0;
   }
 
   // Runs and checks the forward kernel. It writes the mask if has_mask.
@@ -65,17 +65,21 @@ struct Checks {
       const T expected = divided(z < 0 ? Wide{0} : z);
       require(wide(out.at(i)) == wide(expected), "out", dtype, size, i);
     }
-    if (has_mask) {
-      for (int64_t row = 0; row < m; ++row) {
-        for (int64_t column = 0; column < 8 * row_bytes; ++column) {
-          const int64_t i = row * n + column;
-          const bool expected = column < n && wide(out.at_before(i)) > 0;
-          require(bit(mask, row, column) == expected, "mask", dtype, size, i);
-        }
-      }
-    }
+    if (has_mask) check_mask(mask, out);
     require(out.has_intact_guards() && mask.has_intact_guards(), "written beyond the result", dtype,
             size);
+  }
+
+  // Checks all bits of the mask, also the unused ones. Before the kernel ran, out was z.
+  void check_mask(const Buffer& mask, const Matrix<T>& out) const {
+    for (int64_t row = 0; row < m; ++row) {
+      for (int64_t column = 0; column < 8 * mask_row_bytes; ++column) {
+        const int64_t i = row * n + column;
+        const bool is_unused = column >= n;
+        const bool expected = !is_unused && wide(out.at_before(i)) > 0;
+        require(bit(mask, row, column) == expected, "mask", dtype, size, i);
+      }
+    }
   }
 
   // Runs and checks the backward kernels on a mask that `forward` has filled in.
@@ -88,24 +92,31 @@ struct Checks {
     note_launch(cuda::linear_fused_pass_backward(dtype, grad_output.data, mask.data, divisor,
                                                  grad_z.data, has_bias ? grad_bias.data : nullptr,
                                                  workspace.data, m, n, nullptr));
+    for (int64_t i = 0; i < size; ++i) {
+      const T quotient = divided(static_cast<Wide>(grad_output.at(i)));
+      const double expected = bit(mask, i / n, i % n) ? wide(quotient) : 0;
+      require(wide(grad_z.at(i)) == expected, "grad_z", dtype, size, i);
+    }
+    if (has_bias) check_column_sums(grad_z, grad_bias);
+    require(grad_z.has_intact_guards() && grad_bias.has_intact_guards() &&
+                workspace.has_intact_guards(),
+            "written beyond the gradients", dtype, size);
+  }
+
+  // Checks that grad_bias has the sums of the columns of grad_z.
+  void check_column_sums(const Matrix<T>& grad_z, const Matrix<T>& grad_bias) const {
     for (int64_t column = 0; column < n; ++column) {
       double sum = 0;
       double magnitudes = 0;
       for (int64_t row = 0; row < m; ++row) {
-        const int64_t i = row * n + column;
-        const T quotient = divided(static_cast<Wide>(grad_output.at(i)));
-        const double expected = bit(mask, row, column) ? wide(quotient) : 0;
-        require(wide(grad_z.at(i)) == expected, "grad_z", dtype, size, i);
-        sum += expected;
-        magnitudes += std::abs(expected);
+        const double term = wide(grad_z.at(row * n + column));
+        sum += term;
+        magnitudes += std::abs(term);
       }
       const double error = std::abs(wide(grad_bias.at(column)) - sum);
-      const bool is_right = !has_bias || error <= error_bound(sum, magnitudes);
+      const bool is_right = error <= error_bound(sum, magnitudes);
       require(is_right, "grad_bias", dtype, size, column);
     }
-    require(grad_z.has_intact_guards() && grad_bias.has_intact_guards() &&
-                workspace.has_intact_guards(),
-            "written beyond the gradients", dtype, size);
   }
 
   // The largest error that the sum of a column may have. The terms are added in Wide, where each
@@ -133,7 +144,7 @@ void check(DType dtype) {
   const int64_t widest = std::max<int64_t>(60000 / m, 1);
   const int64_t n = draw(1, one_in(2) ? std::min<int64_t>(widest, 70) : widest);
   const Checks<T> checks{dtype, divisor, m, n};
-  Buffer mask(m * checks.row_bytes, 0);
+  Buffer mask(m * checks.mask_row_bytes, 0);
   const bool has_mask = !one_in(3);
   checks.forward(mask, has_mask);
   if (has_mask) checks.backward(mask);

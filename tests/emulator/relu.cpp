@@ -61,6 +61,7 @@ int64_t index_of(const GradientLayout& layout, int64_t i) {
   return inner * layout.strides[0] + outer * layout.strides[1];
 }
 
+// Runs and checks the backward kernels, with the mask that the forward kernel has written.
 void check_backward(DType dtype, const Mask& mask, int64_t n) {
   const int size = size_of(dtype);
   const int64_t rows = (n + 2) / 3;
@@ -84,6 +85,7 @@ void check_backward(DType dtype, const Mask& mask, int64_t n) {
   }
 }
 
+// Runs and checks the forward kernel on random elements, and the backward kernels if it has a mask.
 void check(DType dtype) {
   const int size = size_of(dtype);
   const int64_t n = draw_size(size);

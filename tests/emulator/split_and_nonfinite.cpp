@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (split/split_row.cuh)         Every hi and lo, every exponent and state.
+//   split_row (split/split_row.cuh)          Every hi and lo, every exponent and state.
 //   nonfinite_kernel (split/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                            or NaN, and that no others are written.
 //
@@ -118,14 +118,15 @@ int64_t place_of(const split::SplitMatrix& matrix, int64_t k, int64_t row, int64
   const int64_t element = i % depth;                        // of the k-tile
   const int64_t begin = (k_tile * matrix.rows + row) * 64;  // of the row's part of the k-tile
   if (!has_lo) return begin + element;
-  // Each 16 elements are eight pairs, in K order: pair p is at place kPlaceOfPair[p] of the eight.
+  // Each 16 elements are eight pairs, in the K order of wgmma_order.cuh: pair p is at place
+  // kPlaceOfPair[p] of the eight.
   constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};
   const int64_t first_of_16 = element / 16 * 16;
   const int64_t pair = element % 16 / 2;
   return begin + first_of_16 + 2 * kPlaceOfPair[pair] + element % 2;
 }
 
-// The exponent by which a row has to be scaled, from its elements alone.
+// The exponent by which a row has to be scaled. It follows from the row's elements.
 struct ExpectedScale {
   bool can_split = true;  // otherwise the row is split as zeros
   int exponent = 0;
@@ -214,7 +215,7 @@ struct NonfiniteCase {
   const bool has_relu = one_in(2);
   const bool has_mask = one_in(2);
   const bool has_flag = !one_in(3);
-  const unsigned flag = one_in(5) ? 0 : 1;  // 0: no row is nonfinite, even if one is
+  const unsigned flag = one_in(5) ? 0 : 1;  // 0 says that no row is nonfinite, even if one is
 
   NonfiniteCase() {
     for (float& element : bias) element = draw(-9, 9);
@@ -261,21 +262,25 @@ struct NonfiniteCase {
 
   void check_result(int64_t row, int64_t column) const {
     const int64_t i = row * n + column;
-    bool is_right = out.element(i, sizeof(float)) == out.element_before(i, sizeof(float));
-    if (is_written(row, column)) {
-      const double z = z_at(row, column);
-      const double expected = (has_relu && z < 0 ? 0 : z) / divisor;
-      const float result = reinterpret_cast<const float*>(out.data)[i];
-      is_right = std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
+    if (!is_written(row, column)) {
+      const bool is_unchanged =
+          out.element(i, sizeof(float)) == out.element_before(i, sizeof(float));
+      require(is_unchanged, "other result", DType::kFloat32, k, i);
+      return;
     }
-    require(is_right, "nonfinite", DType::kFloat32, k, i);
+    const double z = z_at(row, column);
+    const double expected = (has_relu && z < 0 ? 0 : z) / divisor;
+    const float result = reinterpret_cast<const float*>(out.data)[i];
+    const bool is_right =
+        std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
+    require(is_right, "nonfinite result", DType::kFloat32, k, i);
   }
 
   void check_bit(int64_t row, int64_t column) const {
     const int64_t byte = row * mask_row_bytes + column / 8;
     const int64_t place = column % 8;
-    const bool bit = mask.element(byte, 1) >> place & 1;
-    bool expected = mask.element_before(byte, 1) >> place & 1;
+    const bool bit = (mask.element(byte, 1) >> place) & 1;
+    bool expected = (mask.element_before(byte, 1) >> place) & 1;
     if (has_mask && is_written(row, column)) {
       const double z = z_at(row, column);
       expected = z > 0 || std::isnan(z);  // the gradient of NaN passes, as in torch
@@ -285,8 +290,9 @@ struct NonfiniteCase {
 
   // Returns whether the kernel has to write this result.
   bool is_written(int64_t row, int64_t column) const {
-    const bool is_told_of_none = has_flag && flag == 0;
-    return !is_told_of_none && !(x.is_finite(row) && weight.is_finite(column));
+    const bool flag_says_none = has_flag && flag == 0;
+    const bool is_nonfinite = !x.is_finite(row) || !weight.is_finite(column);
+    return is_nonfinite && !flag_says_none;
   }
 
   // The result before ReLU and division. The products are added from the last one to the first.
