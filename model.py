@@ -85,25 +85,27 @@ class Problem:
     Attributes:
         reference: the `nn.Module` class whose results are right by definition.
         rows: the number of rows of x at the headline size, the size that is timed by default.
-        get_inputs: returns the positional arguments of `forward` at the headline size.
+        get_inputs_at: returns the positional arguments of `forward`, for x of so many rows.
         get_init_inputs: returns the positional arguments of the constructor.
-        get_inputs_at: the same as `get_inputs`, for another number of rows.
     """
 
     reference: type[nn.Module]
     rows: int
-    get_inputs: Callable[[], list[torch.Tensor]]
-    get_init_inputs: Callable[[], list]
     get_inputs_at: Callable[[int], list[torch.Tensor]]
+    get_init_inputs: Callable[[], list]
 
 
 PROBLEMS: dict[str, Problem] = {
-    "relu": Problem(Model, batch_size, get_inputs, get_init_inputs, _relu_inputs),
+    "relu": Problem(
+        reference=Model,
+        rows=batch_size,
+        get_inputs_at=_relu_inputs,
+        get_init_inputs=get_init_inputs,
+    ),
     "linear_relu_divide": Problem(
-        LinearReluDivide,
-        linear_batch_size,
-        get_linear_inputs,
-        get_linear_init_inputs,
-        _linear_inputs,
+        reference=LinearReluDivide,
+        rows=linear_batch_size,
+        get_inputs_at=_linear_inputs,
+        get_init_inputs=get_linear_init_inputs,
     ),
 }

@@ -10,8 +10,8 @@ if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
     sys.exit(f"Python {sys.version.split()[0]} is too old, 3.10 is needed")
 
 # isort: split
-# These imports come first so that an interrupt ends the process at once even while torch is
-# imported, which takes seconds.
+# `console` is imported before torch. After `end_on_interrupt`, Ctrl-C ends the process at once,
+# even while torch is imported, which takes seconds.
 import importlib.util
 
 from referee import console
@@ -42,8 +42,9 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 # The dtypes of a sweep if the user asks for no other. On a CPU, more than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
-QUICK_SETTINGS = 2  # how many a quick check measures
-QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # what a quick check of a problem in one dtype takes
+# A quick check is a run that no option makes longer, see `command.is_quick_check`.
+QUICK_SETTINGS = 2  # how many precision settings it measures
+QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # how long it takes for one problem in one dtype
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +73,7 @@ def _bundle(problem: str) -> str:
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Return the problems, dtypes and shapes to measure: of one size each, or of a sweep.
+    """Return what to measure, as the options ask: for each problem and dtype its subjects.
 
     Raises:
         ValueError: a size does not fit, or a problem does not take a dtype.
@@ -90,15 +91,21 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:
-            # For a sweep, this call only checks the dtype: a sweep has shapes of its own.
-            shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
-            if args.sweep:
-                subjects += _sweep_subjects(name, dtype, device)
-            elif command.is_quick_check(args):
-                subjects.append(_quick_subject(name, dtype, device, shape, note))
-            else:
-                subjects.append(Subject(name, dtype, shape, note=note))
+            subjects += _subjects_of(name, dtype, args, device)
     return subjects
+
+
+def _subjects_of(
+    name: str, dtype: str, args: argparse.Namespace, device: torch.device
+) -> list[Subject]:
+    """Return what to measure of a problem in one dtype: one size, or the sizes of a sweep."""
+    # A sweep has shapes of its own, but its dtype is checked by this call, too.
+    shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
+    if args.sweep:
+        return _sweep_subjects(name, dtype, device)
+    if command.is_quick_check(args):
+        return [_quick_subject(name, dtype, device, shape, note)]
+    return [Subject(name, dtype, shape, note=note)]
 
 
 def _quick_subject(

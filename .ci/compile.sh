@@ -1,9 +1,9 @@
 # The jobs of .ci/run that compile the sources without running them, and that check their format.
-# .ci/run includes this file.
+# .ci/run includes this file. It sets $work, a temporary folder.
 
 folders=(kernels tests/third_problem/kernels)
 problems=(kernels/relu kernels/linear tests/third_problem/kernels/gelu)
-include_flags=(-I. "${folders[@]/#/-I}")
+include_flags=(-I. "${folders[@]/#/-I}")  # an -I before each folder
 
 PATH+=:$work/tools/bin
 install_tools() {
@@ -22,7 +22,7 @@ has_clang() {
 check_format() {
   ruff check .
   ruff format --check .
-  find "${folders[@]}" tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp' |
+  find "${folders[@]}" problems tests/emulator -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.cpp' |
     xargs clang-format --dry-run --Werror
 }
 
@@ -34,8 +34,9 @@ one_file() {  # suffix, folders
   find "$@" -name "*.$suffix" -printf '#include "%p"\n' | sort
 }
 
-# Every kernel for every architecture. Each file is also compiled alone, for it must include what it
-# needs.
+# Compile every kernel for every architecture. Each file is also compiled alone, for it must include
+# what it needs. KERNELS_ALL_PATHS adds the kernel of sm80/, which users' builds have for compute
+# capability 8.0 only.
 check_cuda() {
   local source problem
   for source in $(find "${folders[@]}" -name '*.cu' | sort); do
@@ -74,12 +75,12 @@ compile_kernels() {  # architecture, source, options of nvcc
   echo "$source sm_$architecture: $(grep -c 'Used' <<<"$log") kernels, no spills"
 }
 
-# The CPU's kernels and the bindings, with and without CUDA, give no warnings. Torch's headers take
-# most of the time. So each problem is compiled alone once, as in users' builds, and all other
-# compilations have the problems in one file.
-check_bindings() {
+# Require that the CPU's kernels and the operators (all .cpp files) give no warnings, with and
+# without CUDA. Torch's headers take most of the time. So each problem is compiled alone once, as in
+# users' builds, and all other compilations have the problems in one file.
+check_operators() {
   local problem compiler compilers=() source toolkit
-  toolkit=$(nvcc --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p')
+  toolkit=$(nvcc --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p')  # it prints "#$ TOP=<its folder>"
   find_system_includes "$toolkit"
   for problem in "${problems[@]}"; do
     one_file cpp kernels/cpu "$problem" >"$work/main.cpp"
@@ -122,13 +123,14 @@ PYTHON
   system_includes+=("-isystem$work/stub" "-isystem$1/include")
 }
 
-# Check $work/main.cpp for warnings.
+# Require that $work/main.cpp gives no warnings.
 check_warnings() {  # compiler, C++ standard, options
-  local compiler=$1 standard=$2 comma=()
+  local compiler=$1 standard=$2
+  local warnings=(-Wall -Wextra -Werror)
   shift 2
   if [ "$compiler" = clang++ ]; then
-    comma=(-Wcomma)  # rejects the comma operator
+    warnings+=(-Wcomma)  # rejects the comma operator
   fi
-  "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp -Wall -Wextra \
-    -Werror "${comma[@]}" -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
+  "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp "${warnings[@]}" \
+    -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
 }

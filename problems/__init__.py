@@ -6,9 +6,6 @@ linear_yardsticks.py    products that are timed beside Linear; one is in triton_
 operands.py             operands on which products err most
 small_cases.py          cases that both problems have
 sizes.py                the problems by name, and the shapes of x; its records are in shapes.py
-benchmark.py            measures the figures beside the headline; their clock is in clock.py
-benchmark_tables.py     makes its tables
-bars.py                 draws README's picture
-figures.py              renews the figures of README and docs/BENCHMARKS.md
-pages.py                makes the tables of README and docs/BENCHMARKS.md
+benchmark/              measures the figures beside the headline; makes the tables and the picture
+                        of README and docs/BENCHMARKS.md
 """

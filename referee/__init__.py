@@ -5,8 +5,9 @@
     result = grade(Reference("problem.py"), "solution.py")
     print(result.verdict, result.speedup, result.reason)
 
-`README.md` is for those who grade solutions. `INTERNALS.md` is for those who change the referee:
-it follows a command from function to function, explains the words, and says where to add a check.
+`README.md` is for those who grade solutions, and `VERDICTS.md` says how a verdict is made.
+`INTERNALS.md` is for those who change the referee: it follows a command from function to function,
+explains the words, and says where to add a check.
 
 These are the parts of the package, from top to bottom. A part may import only the parts below it:
 
@@ -65,6 +66,7 @@ verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
+    module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
     training_step        the reference's results and gradients of a training step

@@ -12,12 +12,22 @@ import pytest
 import torch
 
 from model import LinearReluDivide, Model
-from problems import benchmark, figures, pages
+from problems.benchmark import (
+    command,
+    measure_host,
+    measure_linear,
+    pages,
+    report,
+    rounds,
+    tree,
+    views,
+)
+from problems.benchmark.tables import TABLES
 from referee.report import markdown
 from referee.times.timing import speed_up
 from tests.support.made_up_results import HEADLINE, document, record
 
-COMMANDS = {name: c for commands in figures.COMMANDS.values() for name, c in commands.items()}
+COMMANDS = {name: c for commands in report.COMMANDS.values() for name, c in commands.items()}
 ENVIRONMENT = {"device": "a CPU", "threads": None, "torch": "2", "cuda": None}
 # Results of `host`, and the part of a page with their table.
 ROW = {"call": "ReLU", "part": "forward", "device": "cpu", "eager_seconds": 9.5e-9, "ratio": 1.5}
@@ -48,10 +58,10 @@ def test_results_have_positive_times_and_operands_have_errors(
     """The results have `count` rows, and the table that is printed has `lines` below its titles."""
     ours = SimpleNamespace(SOLUTIONS={"relu": Model, "linear_relu_divide": linear})
     monkeypatch.setitem(sys.modules, "model_new", ours)
-    monkeypatch.setattr(benchmark, "ROUNDS", 3)
-    monkeypatch.setattr(benchmark, "FEATURES", (16, 24))
+    monkeypatch.setattr(rounds, "ROUNDS", 3)
+    monkeypatch.setattr(measure_linear, "FEATURES", (16, 24))
     path = tmp_path / "results.json"
-    assert benchmark.main([what, "--device", "cpu", "--json", str(path)]) == 0
+    assert command.main([what, "--device", "cpu", "--json", str(path)]) == 0
     about, kind, table = capsys.readouterr().out.split("\n\n")
     results = json.loads(path.read_text())
     assert about.startswith(results["environment"]["device"])
@@ -81,7 +91,7 @@ def test_the_columns_of_linears_table_are_the_rows_of_x():
         for k in (4, 16)
         for m in (1, 2)
     ]
-    assert benchmark.TABLES["linear"](rows) == [
+    assert TABLES["linear"](rows) == [
         ["speedup (this, us)", "M 1", "M 2"],
         ["K 4, N 8", "4.000 (1)", "2.000 (3)"],
         ["K 16, N 8", "16.000 (1)", "8.000 (3)"],
@@ -95,7 +105,7 @@ def test_the_columns_of_linears_table_are_the_rows_of_x():
         "precision": "",
         "rows": rows,
     }
-    heading, *_, row = pages.view_range([file]).splitlines()
+    heading, *_, row = views.view_range([file]).splitlines()
     assert heading == "- a CPU, torch 2; `c`; commit abc, 2026-01-02"
     assert row == "| float16 (a CPU) | 4.000 to 16.000 | 2.000 to 8.000 |"
 
@@ -125,12 +135,12 @@ def program(results: dict, status: int = 0) -> str:
 def project(monkeypatch, tmp_path):
     """Return a function that writes results of a CPU and of a GPU, and a page with their tables."""
     page = tmp_path / "page.md"
-    monkeypatch.setattr(figures, "PAGES", [page])
-    monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    monkeypatch.setattr(figures, "PICTURE", tmp_path / "picture.svg")
-    monkeypatch.setattr(figures, "_commit", lambda: "abc")
+    monkeypatch.setattr(pages, "PAGES", [page])
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "PICTURE", tmp_path / "picture.svg")
+    monkeypatch.setattr(tree, "commit", lambda: "abc")
     headline = {**document([record(*key) for key in HEADLINE]), "commit": "abc"}
-    (tmp_path / figures.HEADLINE).write_text(json.dumps(headline))
+    (tmp_path / pages.HEADLINE).write_text(json.dumps(headline))
 
     def write(command: str) -> str:
         """Write results as if this command had written them, and make it the one of `report`.
@@ -145,7 +155,7 @@ def project(monkeypatch, tmp_path):
             text += PAGE.format(name=name, command=command, value="1.25")
             commands[device] = {name: command}
         page.write_text(text)
-        monkeypatch.setattr(figures, "COMMANDS", commands)
+        monkeypatch.setattr(report, "COMMANDS", commands)
         return text
 
     return write
@@ -158,22 +168,22 @@ def test_report_measures_this_device_anew_unless_the_command_fails(
     """The results of the other device do not change."""
     pytest.importorskip("matplotlib")
     old = project(program(results_of("6.00"), status))
-    assert benchmark.main(["report", "--device", "cpu"]) == (1 if status else 0)
-    assert figures.PAGES[0].read_text() == old.replace("| 1.25 |", f"| {value} |", 1)
+    assert command.main(["report", "--device", "cpu"]) == (1 if status else 0)
+    assert pages.PAGES[0].read_text() == old.replace("| 1.25 |", f"| {value} |", 1)
     seconds = {
         name: json.loads((tmp_path / name).read_text())["rows"][0]["ours_seconds"]
         for name in ("here.json", "elsewhere.json")
     }
     assert seconds == {"here.json": float(value) * 1e-9, "elsewhere.json": 1.25e-9}
-    assert figures.PICTURE.read_text().startswith("<?xml")
+    assert pages.PICTURE.read_text().startswith("<?xml")
 
 
 def test_a_page_shows_the_table_of_runs_markdown(project, tmp_path):
     """The line above it has the commit in addition."""
     project("python")
-    figures.PAGES[0].write_text(f"<!-- comparison: {figures.HEADLINE} -->\n<!-- end -->\n")
-    content = json.loads((tmp_path / figures.HEADLINE).read_text())
-    text = pages.fill(figures.PAGES[0].read_text(), tmp_path)
+    pages.PAGES[0].write_text(f"<!-- comparison: {pages.HEADLINE} -->\n<!-- end -->\n")
+    content = json.loads((tmp_path / pages.HEADLINE).read_text())
+    text = pages.fill(pages.PAGES[0].read_text(), tmp_path)
     _, heading, *table, end = text.splitlines()
     assert heading == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`; commit abc, now"
     assert (table, end) == (markdown.as_markdown(content).splitlines()[1:], "<!-- end -->")
@@ -183,8 +193,8 @@ def test_results_are_kept_if_a_page_cannot_be_made(project, tmp_path):
     """For example, if the command writes other keys than before."""
     text = project(program({"benchmark": "host"}))
     with pytest.raises(KeyError):
-        benchmark.main(["report", "--device", "cpu"])
-    assert figures.PAGES[0].read_text() == text
+        command.main(["report", "--device", "cpu"])
+    assert pages.PAGES[0].read_text() == text
     assert json.loads((tmp_path / "here.json").read_text())["commit"] == "abc"
 
 
@@ -197,7 +207,7 @@ def test_a_block_stays_if_one_of_its_files_is_not_measured_yet(project, tmp_path
 def test_report_says_that_no_command_contains_a_text(project):
     project("python")
     with pytest.raises(ValueError, match="no command for cpu contains 'linear'"):
-        benchmark.main(["report", "--device", "cpu", "--only", "linear"])
+        command.main(["report", "--device", "cpu", "--only", "linear"])
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_keep_the_pages_from_being_made(
@@ -205,15 +215,15 @@ def test_a_picture_that_cannot_be_drawn_does_not_keep_the_pages_from_being_made(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     old = project("python")
-    figures.PAGES[0].write_text(old.replace("1.25", "8.00"))
+    pages.PAGES[0].write_text(old.replace("1.25", "8.00"))
     with pytest.raises(ValueError, match="drawing needs matplotlib"):
-        benchmark.main(["pages"])
-    assert figures.PAGES[0].read_text() == old
+        command.main(["pages"])
+    assert pages.PAGES[0].read_text() == old
 
 
 def test_the_commit_of_a_tree_counts_changes_of_code_but_not_of_results(monkeypatch, tmp_path):
-    monkeypatch.setattr(figures, "ROOT", tmp_path)
-    assert figures._commit() == "unknown"
+    monkeypatch.setattr(tree, "ROOT", tmp_path)
+    assert tree.commit() == "unknown"
     if not shutil.which("git"):
         return
 
@@ -222,7 +232,7 @@ def test_the_commit_of_a_tree_counts_changes_of_code_but_not_of_results(monkeypa
         return subprocess.check_output(["git", *names, *arguments], cwd=tmp_path, text=True).strip()
 
     git("init", "--quiet")
-    assert figures._commit() == "unknown"  # there is no commit
+    assert tree.commit() == "unknown"  # there is no commit
     (tmp_path / "docs").mkdir()
     code = tmp_path / "run.py"
     page = tmp_path / "docs" / "page.md"
@@ -232,20 +242,20 @@ def test_the_commit_of_a_tree_counts_changes_of_code_but_not_of_results(monkeypa
     git("commit", "--quiet", "--message", "all")
     head = git("rev-parse", "--short", "HEAD")
     page.write_text("new")
-    assert figures._commit() == head
+    assert tree.commit() == head
     code.write_text("new")
-    assert figures._commit() == f"{head}-dirty"
+    assert tree.commit() == f"{head}-dirty"
 
 
 def test_a_measurement_goes_all_the_way_to_a_page(project):
     """The real `host` runs on this CPU."""
     pytest.importorskip("matplotlib")
     project("python -m problems.benchmark host --device cpu")
-    assert benchmark.main(["report", "--device", "cpu", "--only", "here"]) == 0
-    here, _ = figures.PAGES[0].read_text().split("<!-- end -->\n", 1)
+    assert command.main(["report", "--device", "cpu", "--only", "here"]) == 0
+    here, _ = pages.PAGES[0].read_text().split("<!-- end -->\n", 1)
     _, heading, _, *table = here.splitlines()
     assert "; `python -m problems.benchmark host --device cpu`; commit abc, 20" in heading
-    assert len(table) == 2 + 2 * len(benchmark.SMALL_CALLS)
+    assert len(table) == 2 + 2 * len(measure_host.SMALL_CALLS)
 
 
 # ---------------------------------------------------------------------------------------- pages
@@ -256,9 +266,9 @@ def test_the_pages_show_each_run_of_a_comparison(kind, dtype):
     """A row of the forward's table has the label of its run, the times and the ratio."""
     made = record(kind, dtype)
     results = {**document([made]), "commit": "abc"}
-    heading = pages.view_heading([results])
+    heading = views.view_heading([results])
     assert heading == "a | GPU, torch 2.13, CUDA 13.0; `python run.py`; commit abc, now\n"
-    lines = pages.view_forward([results], made["problem"]).splitlines()
+    lines = views.view_forward([results], made["problem"]).splitlines()
     for line, timed in zip(lines[2:], made["runs"], strict=True):
         label = f"{dtype}, {timed['setting']}".removesuffix(", ")
         assert line.startswith(f"| {label} | 1.500 | 3.000 | 2.000 [2.000, 2.000] | 1.000 ")
@@ -267,14 +277,14 @@ def test_the_pages_show_each_run_of_a_comparison(kind, dtype):
 @pytest.mark.parametrize("problem, settings", [("relu", 3), ("linear_relu_divide", 5)])
 def test_the_pages_need_no_times_of_torchs_compiler(problem, settings):
     """A machine may have no compiler that torch.compile could use."""
-    results = json.loads((figures.RESULTS / figures.HEADLINE).read_text())
+    results = json.loads((pages.RESULTS / pages.HEADLINE).read_text())
     without = copy.deepcopy(results)
     for made in without["records"]:
         for timed in made["runs"]:
             summaries = [timed["forward"]["summary"], *timed["step"]["summary"].values()]
             for rows in summaries:
                 rows[:] = [row for row in rows if row["role"] != "compiled"]
-    for view in (pages.view_forward, pages.view_step):
+    for view in (views.view_forward, views.view_step):
         assert view([results], problem).count("not timed") == 0
         assert view([without], problem).count("not timed") == settings
 
@@ -285,22 +295,23 @@ def test_a_command_of_report_is_one_of_this_project_and_its_results_are_valid(na
     assert python == "python"
     if arguments[0] != "run.py":
         assert arguments[:2] == ["-m", "problems.benchmark"]
-        benchmark.parse_options(arguments[2:])
-    path = figures.RESULTS / name
+        command.parse_options(arguments[2:])
+    path = pages.RESULTS / name
     if path.exists():
-        assert pages.heading_of(json.loads(path.read_text()))
+        assert views.heading_of(json.loads(path.read_text()))
 
 
 def test_every_table_is_made_from_the_results_and_all_results_are_used():
     used = set()
-    for page in figures.PAGES:
+    for page in pages.PAGES:
         text = page.read_text()
         blocks = pages.BLOCK.findall(text)
         assert len(blocks) == text.count("<!-- end -->") > 0
-        assert pages.fill(text, figures.RESULTS) == text
+        assert pages.fill(text, pages.RESULTS) == text
         used |= {name for _, _, names in blocks for name in names.split()}
-    assert used == COMMANDS.keys()
-    assert {path.name for path in figures.RESULTS.iterdir()} <= used
+    # `paths` is not a command of `report`.
+    assert used == COMMANDS.keys() | {"paths.json"}
+    assert {path.name for path in pages.RESULTS.iterdir()} <= used
 
 
 @pytest.mark.gpu
@@ -313,5 +324,5 @@ def test_identical_code_takes_the_same_time_after_memory_was_freed():
         torch.cuda.empty_cache()
         torch.relu(x)
         both = {"candidate": torch.relu, "reference": torch.relu}
-        candidate, reference = benchmark.time_in_turn(both, x).values()
+        candidate, reference = rounds.time_in_turn(both, x).values()
         assert speed_up(reference, candidate)[0] == pytest.approx(1, abs=0.005)

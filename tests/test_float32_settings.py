@@ -12,9 +12,10 @@ from functools import partial
 import pytest
 import torch
 
+from model_new import linear_ops
 from tests.support.compare import assert_same_bits, outcome
 from tests.support.processes import printed
-from tests.support.tensors import OPERATORS, linear_modules, step
+from tests.support.tensors import linear_modules, step
 
 # Values of the environment variable NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
@@ -76,7 +77,7 @@ def check_products():
         setting = torch._C._get_fp32_precision_getter("cuda", "matmul")
         is_tf32 = {"0": False, "1": setting != "bfx9"}.get(override, setting == "tf32")
         want = "high" if is_tf32 else "highest"
-        assert OPERATORS.float32_precision() == want, (names, setting)
+        assert linear_ops.float32_precision() == want, (names, setting)
         try:
             torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         except RuntimeError:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from model_new import linear_ops
 from tests.support.compare import (
     assert_as_accurate,
     assert_same_bits,
@@ -311,7 +312,7 @@ def test_a_call_that_fails_raises_the_references_error(device, change, make, gra
 
 def test_a_path_that_does_not_exist_raises():
     with pytest.raises(RuntimeError, match="expected a path among auto, skinny, sm90, sm80, torch"):
-        OPERATORS.set_linear_path("fast")
+        linear_ops.set_linear_path("fast")
 
 
 @pytest.mark.gpu

@@ -2,35 +2,11 @@
 
 import pytest
 
+from problems.benchmark import choice
 from tests.support.processes import compiled
 
 # Reads problems and prints the path of each. A problem is the ten numbers that `problem` returns.
-PROGRAM = r"""
-#include <cstdio>
-
-#include "linear/choose_path.h"
-
-int main() {
-  using namespace kernels;
-  long long bits, highest, m, n, k, relu, has_vectors, is_transposed;
-  Gpu gpu;
-  while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %d %d", &bits, &highest, &m, &n, &k, &relu,
-               &has_vectors, &is_transposed, &gpu.capability, &gpu.multiprocessors) == 10) {
-    Product product{};
-    product.dtype = DType::kFloat16;
-    if (bits == 32) product.dtype = DType::kFloat32;
-    if (bits == 64) product.dtype = DType::kFloat64;
-    product.precision = highest ? Precision::kHighest : Precision::kHigh;
-    product.m = m;
-    product.n = n;
-    product.k = k;
-    product.is_forward = relu;
-    product.x_is_transposed = is_transposed;
-    product.weight_has_vector_rows = has_vectors;
-    puts(name_of(choose_path(product, gpu)));
-  }
-}
-"""
+PROGRAM = choice.SOURCE.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 import run
-from problems import bars, relu
 from problems import linear_relu_divide as linear
+from problems import relu
+from problems.benchmark import bars
 from referee.report import plot
 from referee.words import LEFT_OUT
 from tests.support.made_up_results import DTYPES, HEADLINE, document, record
@@ -72,7 +73,7 @@ def test_no_picture_is_drawn_of_wrong_or_missing_results_or_of_other_files(fault
     assert bars.main([str(data), str(path)]) == 2
     assert not path.exists()
     reason = "no correct result of relu float16\n" if is_ours else f"{data} is no"
-    assert capsys.readouterr().err.startswith(f"problems.bars: {reason}")
+    assert capsys.readouterr().err.startswith(f"problems.benchmark.bars: {reason}")
 
 
 def test_a_comparison_is_no_sweep(tmp_path, capsys):

@@ -98,8 +98,8 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy of ordinary loads. It is for loads that have to stay whole: load_vector with a policy
-// is an asm statement, but the compiler may split an ordinary load, or merge it with another.
+// The policy of ordinary loads, for loads that have to stay whole. The compiler may split an
+// ordinary load, or merge it with another, but not load_vector with a policy, an asm statement.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800
@@ -125,8 +125,8 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-// Loads one byte of a mask with an L2 policy. A mask is accessed beside a tensor whose lines are to
-// be evicted last; its own lines get the same policy, so that L2 treats both alike.
+// Loads one byte of a mask with an L2 policy. Callers pass the policy with which they access the
+// tensor beside the mask, so that L2 treats the lines of both alike.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint32_t bits;

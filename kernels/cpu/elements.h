@@ -53,8 +53,9 @@ struct BFloat16 {
     constexpr uint16_t kNan = 0x7fc0;
     const uint32_t bits = Float32::narrow(x);
     const uint32_t magnitude = bits & 0x7fffffff;
-    // The lower half is dropped; it is a tie if it is 0x8000. Adding 0x8000 first would round ties
-    // away from 0. Adding 1 less where the upper half is even rounds its ties towards 0.
+    // The sum carries into the upper half where the lower half has to be rounded up, and the lower
+    // half is then dropped. A lower half of 0x8000 is a tie: it carries only with a last_bit of 1,
+    // so the upper half becomes even.
     const uint32_t last_bit = bits >> 16 & 1;
     const uint32_t rounded = (bits + 0x7fff + last_bit) >> 16;
     return static_cast<uint16_t>(magnitude > kInfinity ? kNan : rounded);
@@ -68,20 +69,22 @@ struct BFloat16 {
 //     float16      1      5  ( 15)             10
 //     float32      1      8  (127)             23
 //
-// The biases differ by 112. To convert a normal number that needs no rounding, it is enough to add
-// or subtract that. Rounding and subnormal numbers are left to one floating-point operation with
-// `magic`, a power of two. At magic, the spacing of float32 (the distance of two neighbours) is the
-// spacing of float16 at the number x.
+// A normal number that needs no rounding could be converted by a shift and by 112, the difference
+// of the biases. Rounding and subnormal numbers are left to one floating-point operation with
+// `magic`. This is the power of two from which on float32 has the spacing (the distance of two
+// neighbours) that float16 has at the number x:
+//
+//     |x|                             e     spacing of float16, 2^(e - 24)     magic, 2^(e - 1)
+//     0 to 2^-13, also subnormal      0     2^-24                              2^-1
+//     2^-13 to 2^-12                  1     2^-23                              2^0
+//     1 to 2                         14     2^-10                              2^13
+//     2^15 to 2^16                   29     2^5                                2^28
 //
 //     narrow   adds magic to |x|, which rounds |x| to a multiple of the spacing
 //     widen    puts the mantissa into the last bits of magic, and subtracts magic, which normalizes
 //              |x|
 //
-// Example: from 1 to 2, the spacing of float16 is 2^-10. float32 has this spacing from 2^13 to
-// 2^14, so magic is 2^13.
-//
-// In the comments below, 2^(e - 14) is the largest power of two that is not above |x|: e is 14 in
-// the example. Subnormal numbers have e = 0. The spacing is 2^(e - 24), and magic is 2^(e - 1).
+// The exponent of a normal float16 is e + 1, that of a subnormal one is 0.
 //
 // Example: widen(1.5). The bits of 1.5 in float16 are an exponent of 15 and a mantissa of 2^9:
 //
@@ -98,8 +101,8 @@ struct Float16 {
   // The bits of float32 for magic where e = 0, which is 2^-1: the exponent is -1 + 127.
   static constexpr int32_t kLeastMagic = 126 << 23;
 
-  // value where x > 0, else 0. GCC turns ?: and std::max into branches around the floating-point
-  // sum, and then makes no vectors.
+  // Returns value where x > 0, else 0: the shift gives 0 for x > 0, else all ones. GCC turns ?: and
+  // std::max into branches around the floating-point sum, and then makes no vectors.
   static constexpr int32_t if_positive(int32_t x, int32_t value) {
     return value & ~((x - 1) >> 31);
   }
@@ -109,16 +112,15 @@ struct Float16 {
     constexpr int32_t kMostFinite = 0x7bff;
     constexpr int32_t kBiasDifference = 112 << 23;  // in float32's exponent
     const int32_t magnitude = x & 0x7fff;
-    // e is the exponent less 1, and 0 for subnormal numbers. It is computed at the exponent's place
-    // in float16, from bit 10 on. 13 bits further up is the exponent's place in float32.
+    // e is computed at the place of float16's exponent, from bit 10 on. The place of float32's
+    // exponent is 13 bits further up.
     const int32_t exponent_bits = magnitude & 0x7c00;
     const int32_t above_least = exponent_bits - kLeastNormal;
     const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
     const int32_t magic = (e_in_float16 << 13) + kLeastMagic;            // 2^(e - 1)
-    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). A normal number
-    // has the exponent e + 1: without e, an exponent of 1 is left, which is the leading 1's place.
-    // The last bit of magic has the same unit, so that the integer sum has the bits of the float
-    // magic + |x|.
+    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1 is what
+    // remains of the exponent, e + 1, without e. The last bit of magic has the same unit, so the
+    // integer sum below has the bits of the float magic + |x|.
     const int32_t mantissa = magnitude - e_in_float16;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
     // Infinity and NaN, with the exponent 31, were converted as numbers from 2^16 on, whose
@@ -198,10 +200,9 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// A mask is made and tested in words that are as wide as an element. Example: the elements of a
-// half type have 16 bits, so a word has the bits of 16 elements. Each lane of a vector register
-// holds an element, and handles its own bit of the word. kBitOfLane[i] is 1 << i, for each bit i of
-// a word.
+// A mask is made and tested in words that are as wide as an element. Example: an element of a half
+// type has 16 bits, so a word has the mask bits of 16 elements. Each of these elements is in a lane
+// of a vector register, and lane i handles bit i of the word, kBitOfLane[i] = 1 << i.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};

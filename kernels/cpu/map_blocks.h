@@ -1,5 +1,5 @@
-// The loop of the CPU kernels: an elementwise function of 64 elements at a time, with stores that
-// bypass the caches where the results are larger than any cache.
+// The loop of the CPU kernels: calls an elementwise function for 64 elements at a time, and may
+// write the results by stores that bypass the caches.
 //
 // relu/relu_cpu.cpp and linear/fused_pass/fused_pass_cpu.cpp use it.
 
@@ -27,10 +27,11 @@ constexpr int64_t kBlock = 64;
 //   x_block     the block's kBlock elements of x, which map reads
 //   out_block   the block's kBlock elements of out, which map writes
 //   mask_bytes  how many bytes of a mask the block's elements have: 8 for a whole block, as a
-//               compile-time constant, and 1 to 8 for a part of one
+//               compile-time constant, and 1 to 8 for a shorter one
 //
-// The last block may be a part of one. Its x_block is a copy that zeros fill up, and its out_block
-// is a buffer, of which the elements beyond n are dropped. x and out may be the same.
+// The last block may be shorter. Its x_block is then a copy that zeros fill up to kBlock elements.
+// Its out_block is a buffer, of which only the elements before n are copied to out. x and out may
+// be the same.
 //
 // If bypasses_caches, whole blocks are written by non-temporal stores, where the machine has them
 // and out is aligned to 16 bytes. An ordinary store first reads the cache line that it is about to

@@ -1,12 +1,14 @@
 // The pool of memory for large outputs on a CPU. memory_pool.h says what it is for.
 //
-// A block in the address space, as take_memory makes it:
+// A block in the address space, with the names that map_block uses. The header (H) precedes the
+// data (d). map_block maps more than it needs, and unmaps the dots again:
 //
-//     unmapped    header                data                  unmapped
-//    ...........|HHHH|dddddddddddddddddddddddddddddddddd|.......
-//               |    |                                  |
-//               |    a multiple of kHugePage            a multiple of kHugePage
-//               data - kHeaderBytes
+//     mapped     block_begin
+//     |          |    data                               block_end
+//     |          |    |                                  |               mapped_end
+//     |..........|HHHH|dddddddddddddddddddddddddddddddddd|...............|
+//                     |                                  |
+//                     a multiple of kHugePage            a multiple of kHugePage
 
 #include "cpu/memory_pool.h"
 
@@ -137,9 +139,8 @@ char* map_memory(size_t bytes) {
 // Maps a block of `bytes` bytes of data, a multiple of kHugePage. Returns null where the system
 // declines.
 Header* map_block(size_t bytes) {
-  // mmap may align to an ordinary page only. So two huge pages more than the data are mapped. The
-  // data begins at the first multiple of kHugePage that leaves room for the header before it. That
-  // is less than kHeaderBytes + kHugePage after `mapped`. The rest is unmapped again.
+  // mmap may align to an ordinary page only. With two huge pages more than the data there is room
+  // for a header, and then for data that begins at a multiple of kHugePage.
   static_assert(kHeaderBytes <= kHugePage, "two huge pages have room for header and alignment");
   const size_t mapped_bytes = bytes + 2 * kHugePage;
   char* mapped = map_memory(mapped_bytes);

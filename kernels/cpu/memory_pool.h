@@ -24,8 +24,10 @@ constexpr size_t kHugePage = 2 << 20;
 // and always where the system is not Linux.
 void* take_memory(size_t bytes);
 
-// Gives back a block of take_memory. The block goes to the pool, or to the system if the
-// environment has KERNELS_CPU_POOL=0, or if the process's address space is limited (RLIMIT_AS).
+// Gives back a block of take_memory. The block goes to the pool, and if the pool is then too large,
+// its oldest blocks go to the system. The block itself goes to the system if it is larger than the
+// pool may be, if the environment has KERNELS_CPU_POOL=0, or if the process's address space is
+// limited (RLIMIT_AS).
 void give_memory(void* data);
 
 // Returns all free blocks of the pool to the system. Returns whether there were any.

@@ -66,8 +66,8 @@ inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& i
 
 // --------------------------------------------------------------------------------------- autograd
 
-// Autograd's record of a forward. It keeps the mask. It keeps x only if weight's gradient is
-// needed, and weight only if x's is.
+// Autograd's record of a forward. It keeps the mask, x if weight's gradient is needed, and weight
+// if x's gradient is needed.
 struct LinearReluDivideBackward : Node {
   Namespace name_space;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
@@ -85,21 +85,22 @@ struct LinearReluDivideBackward : Node {
     const bool needs_grad_weight = task_should_compute_output(1);
     const bool needs_grad_bias = task_should_compute_output(2);
     const Tensor saved_mask = unpack_saved_mask(mask);
+    // x's gradient is computed from weight, and weight's from x.
     std::optional<Tensor> saved_x;
     std::optional<Tensor> saved_weight;
     if (needs_grad_weight) saved_x = x.unpack();
     if (needs_grad_x) saved_weight = weight.unpack();
     const Gradients gradients =
-        dispatch({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
-                  transposes_grad_x, transposes_grad_weight});
+        compute({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
+                 transposes_grad_x, transposes_grad_weight});
     // The operator returns empty tensors for gradients that are not needed.
     return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
             needs_grad_bias ? gradients.bias : Tensor()};
   }
 
-  // Chooses what computes the gradients: torch's ops, our kernels or, for traces and subclasses, an
-  // operator.
-  Gradients dispatch(const BackwardInputs& inputs) {
+  // Computes the gradients by torch's ops, our kernels or, in traces and for subclasses, the
+  // operator linear_relu_divide_gradients.
+  Gradients compute(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);

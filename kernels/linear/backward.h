@@ -6,9 +6,11 @@
 //   grad_weight = grad_z^T x                               [N, K]
 //   grad_bias   = the sum of grad_z over its rows          [N]
 //
-// The fused pass computes grad_z and grad_bias. A GEMM kernel or torch computes each of the two
-// products. Where gradients of the gradients are needed, under vmap, and for tensors without
-// memory, torch's ops compute everything.
+// compute_gradients: the fused pass computes grad_z and grad_bias, and then a GEMM kernel or torch
+// computes each of the two products.
+//
+// gradients_by_torch: torch's ops compute everything. They are used where the gradients themselves
+// are differentiated, under vmap, and for tensors without memory.
 
 #pragma once
 
@@ -41,8 +43,8 @@ struct BackwardInputs {
   double divisor;
 
   // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
-  // multiplies, torch computes B^T A^T, and the result is transposed. autograd.h sets the flags
-  // where eager does the same: on a CPU the other order may take ten times as long.
+  // multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the
+  // same: on a CPU the other order may take ten times as long.
   bool transposes_grad_x = false;
   bool transposes_grad_weight = false;
 };
@@ -108,29 +110,36 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return {grad_z, grad_bias};
 }
 
-// Returns true if run_gemm may be able to compute a [M, K] times b [K, N]. If no kernel reads an
-// operand in place, run_gemm copies it in float32, and torch multiplies in half types.
-inline bool may_run_gemm(const Tensor& a, const Tensor& b) {
-  const bool is_plain_on_gpu = a.is_cuda() && is_plain(a.key_set() | b.key_set());
-  if (!is_plain_on_gpu || at::GradMode::is_enabled()) return false;
+// Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
+inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
+  if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
     const bool may_choose_sm90 = !demanded_path || demanded_path == Path::kSm90;
     return is_highest || may_choose_sm90;
   }
-  if (a.element_size() != 2) return false;
+  const bool is_half_type = a.element_size() == 2;
+  if (!is_half_type) return false;
+  // choose_path would leave small products to torch, too. To ask here takes less time.
+  const bool is_large_enough = demanded_path.has_value() || a.size(0) * b.size(1) >= kLargeResult;
+  // run_gemm copies an operand that no kernel reads in place. In half types, torch multiplies such
+  // operands instead.
   const auto is_readable = [](const Tensor& t) {
     return is_row_major(t, kVectorBytes) || is_column_major(t, kVectorBytes);
   };
-  const bool is_large_enough = demanded_path.has_value() || a.size(0) * b.size(1) >= kLargeResult;
   return is_large_enough && is_readable(a) && is_readable(b);
 }
 
-// Returns a [M, K] times b [K, N]. If torch computes the product and `transposes` is true, torch
-// computes b^T a^T, and the result is transposed.
+// Returns a [M, K] times b [K, N] by torch's product: as (b^T a^T)^T if `transposes`.
+inline Tensor multiply_by_torch(const Tensor& a, const Tensor& b, bool transposes) {
+  if (transposes) return b.t().mm(a.t()).t();
+  return a.mm(b);
+}
+
+// Returns the same by a GEMM kernel where one takes less time, otherwise by torch's product.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
-  if (may_run_gemm(a, b)) {
+  if (should_try_gemm(a, b)) {
     // run_gemm multiplies by the transpose of its second operand.
     const Tensor transposed_b = b.t();
     const std::optional<Tensor> no_bias;
@@ -139,22 +148,23 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
         run_gemm({a, transposed_b, no_bias, /*divisor=*/1.0}, /*is_forward=*/false, no_mask);
     if (out.defined()) return out;
   }
-  if (transposes) return b.t().mm(a.t()).t();
-  return a.mm(b);
+  return multiply_by_torch(a, b, transposes);
 }
 
-// Computes the gradients of x and weight that are needed. Weight's comes first: it reads grad_z
-// while the L2 cache still has it.
-inline Gradients multiply_gradients(const BackwardInputs& inputs, const GradZAndBias& grad) {
+// Computes the gradients of x and weight that are needed. `multiply` is multiply_matrices or
+// multiply_by_torch. Weight's gradient comes first: it reads grad_z while the L2 cache still has
+// it.
+template <typename Multiply>
+Gradients finish_gradients(const BackwardInputs& inputs, const GradZAndBias& grad,
+                           const Multiply& multiply) {
   const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
   if (inputs.x) {
-    gradients.weight =
-        multiply_matrices(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
+    gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
   }
   if (inputs.weight) {
-    gradients.x = multiply_matrices(grad_z, *inputs.weight, inputs.transposes_grad_x);
+    gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes_grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
       gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
@@ -181,7 +191,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
   if (inputs.needs_grad_bias) grad.bias = as_matrix(grad.z).sum(0);
-  return multiply_gradients(inputs, grad);
+  return finish_gradients(inputs, grad, multiply_by_torch);
 }
 
 // Raises an error unless the operands fit together. Any traced graph may call the operator, and a
@@ -219,13 +229,13 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
   }
 }
 
-// Computes the gradients of plain tensors: the fused pass, then the products.
+// Computes the gradients of plain tensors by our kernels: the fused pass, then the products.
 inline Gradients compute_gradients(const BackwardInputs& inputs) {
   check_backward_inputs(inputs);
   if (inputs.grad_output.numel() == 0) return gradients_by_torch(inputs, unpack_mask(inputs));
   const DeviceGuard guard(inputs.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return multiply_gradients(inputs, run_fused_pass_backward(inputs));
+  return finish_gradients(inputs, run_fused_pass_backward(inputs), multiply_matrices);
 }
 
 // Returns the gradients as an operator does: empty tensors in place of undefined ones, which
@@ -238,8 +248,9 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
           defined_or_empty(gradients.bias)};
 }
 
-// linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients may be on when a traced
-// graph runs, though they were off when it was traced. So both are switched off here.
+// The operator linear_relu_divide_gradients on a CPU or a GPU (its _forward in the terms of
+// torch_support/operators.h: the function that skips autograd). Autocast and gradients may be on
+// when a traced graph runs, though they were off when it was traced. So both are switched off here.
 inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;

@@ -25,9 +25,9 @@
 //   fp16x3_gradient_wins        gradients that lost with the limits of the forward
 //   one_product_wins_float32    the gradient that lost with the least work of the forward
 //
-// How to measure again, for another GPU or kernel: docs/CONTRIBUTING.md, "Retune the choice of a
-// path". It times each path at the same sizes. A limit belongs between the sizes where our path
-// takes less time and those where torch does.
+// `python -m problems.benchmark paths` shows how good the limits are: it times every path for
+// products just beside them (problems/benchmark/products.py). docs/CONTRIBUTING.md, "Retune the
+// choice of a path", says how to move a limit, for another GPU or kernel.
 
 #pragma once
 
@@ -106,48 +106,68 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / (waves * clusters * kTile * kTile);
 }
 
-// Returns whether skinny.cu takes less time than every other path, for a float32 forward.
+// The limits of the choice of skinny.cu, which divides out into tiles of 16 rows by 32 columns.
+struct SkinnyLimits {
+  static constexpr int kTileRows = 16;
+  static constexpr int kTileColumns = 32;
+  static constexpr int kVeryFewRows = 8;
+
+  // Elements of K.
+  static constexpr int kMediumK = 256;
+  static constexpr int kLongK = 512;
+
+  // Tiles for each multiprocessor.
+  static constexpr int kFewTiles = 1;
+  static constexpr int kMediumTiles = 2;
+  static constexpr int kManyTiles = 4;
+
+  // For more than kTileRows rows: columns, and multiplications.
+  static constexpr int kLeastColumns = 8;
+  static constexpr int kSmallProduct = 1 << 27;
+  static constexpr int kMediumProduct = 1 << 28;
+};
+
+// Returns whether skinny.cu takes less time than every other path for a product with more than 16
+// rows at `highest`.
+inline bool skinny_wins_beyond_16_rows(const Product& product, double tiles_per_multiprocessor) {
+  using Limits = SkinnyLimits;
+  if (product.n < Limits::kLeastColumns) return false;
+  // A tile with fewer than 32 columns takes as long as one with 32.
+  const bool has_narrow_tiles = product.n < Limits::kTileColumns;
+  const int64_t columns = std::max<int64_t>(product.n, Limits::kTileColumns);
+  const int64_t multiplications = product.m * columns * product.k;
+  if (tiles_per_multiprocessor <= Limits::kFewTiles) {
+    return product.k >= kLeastKAtHighest && multiplications <= Limits::kMediumProduct;
+  }
+  const int64_t most_multiplications =
+      has_narrow_tiles ? Limits::kMediumProduct : Limits::kSmallProduct;
+  return product.k >= Limits::kMediumK && tiles_per_multiprocessor <= Limits::kMediumTiles &&
+         multiplications <= most_multiplications;
+}
+
+// Returns whether skinny.cu takes less time than every other path, for a float32 forward. With few
+// rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
-// skinny.cu divides out into tiles of 16 rows by 32 columns. With so few rows, the tiles of the
-// tensor-core kernels would consist mostly of padding.
+//   rows of x     precision   skinny.cu wins with
+//   1 to 8        any         up to kManyTiles, or K >= kLongK
+//   9 to 16       `highest`   up to kMediumTiles and K >= kMediumK, or K >= kLongK
+//   17 and more   `highest`   few multiplications (skinny_wins_beyond_16_rows)
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  const int64_t m = product.m;
-  const int64_t n = product.n;
-  const int64_t k = product.k;
-  constexpr int kTileRows = 16;
-  constexpr int kTileColumns = 32;
-  const int64_t tiles = divide_up(m, kTileRows) * divide_up(n, kTileColumns);
+  using Limits = SkinnyLimits;
+  const int64_t tiles =
+      divide_up(product.m, Limits::kTileRows) * divide_up(product.n, Limits::kTileColumns);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
 
-  // Up to 8 rows, at either precision, torch wins only with many tiles and a short K.
-  constexpr int kVeryFewRows = 8;      // rows of x
-  constexpr int kManyTiles = 4;        // tiles for each multiprocessor
-  constexpr int kLongKOfSkinny = 512;  // elements of K
-  if (m <= kVeryFewRows) return tiles_per_multiprocessor <= kManyTiles || k >= kLongKOfSkinny;
-
-  // With more rows at `high`, a single tensor-core product is faster.
-  if (product.precision != Precision::kHighest) return false;
-
-  // Up to 16 rows, the rows of one tile.
-  constexpr int kMediumKOfSkinny = 256;  // elements of K
-  constexpr int kMediumTiles = 2;        // tiles for each multiprocessor
-  const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
-  if (m <= kTileRows) return k >= kLongKOfSkinny || (k >= kMediumKOfSkinny && has_medium_tiles);
-
-  // With more rows, only small products win, and none with very few columns. A narrow tile, of
-  // fewer than 32 columns, takes as long as one of 32.
-  constexpr int kLeastColumns = 8;
-  constexpr int kFewTiles = 1;             // tiles for each multiprocessor
-  constexpr int kSmallProduct = 1 << 27;   // multiplications
-  constexpr int kMediumProduct = 1 << 28;  // multiplications
-  if (n < kLeastColumns) return false;
-  const int64_t multiplications = m * std::max<int64_t>(n, kTileColumns) * k;
-  if (tiles_per_multiprocessor <= kFewTiles) {
-    return k >= kLeastKAtHighest && multiplications <= kMediumProduct;
+  if (product.m <= Limits::kVeryFewRows) {
+    return tiles_per_multiprocessor <= Limits::kManyTiles || product.k >= Limits::kLongK;
   }
-  const bool has_narrow_tiles = n < kTileColumns;
-  const int64_t most_multiplications = has_narrow_tiles ? kMediumProduct : kSmallProduct;
-  return k >= kMediumKOfSkinny && has_medium_tiles && multiplications <= most_multiplications;
+  if (product.precision != Precision::kHighest) return false;
+  if (product.m <= Limits::kTileRows) {
+    const int least_k =
+        tiles_per_multiprocessor <= Limits::kMediumTiles ? Limits::kMediumK : Limits::kLongK;
+    return product.k >= least_k;
+  }
+  return skinny_wins_beyond_16_rows(product, tiles_per_multiprocessor);
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
@@ -172,6 +192,24 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
+// Returns N^2 K. A lower limit for it excludes products with both few columns and a short K.
+// Example: with a limit of 2^24, 128 columns need K >= 1024, and 1024 columns need K >= 16.
+inline double columns_squared_k(const Product& product) {
+  const double n = product.n;
+  return n * n * product.k;
+}
+
+// Returns whether fp16x3 takes as long to store the results of a forward as to compute them. It
+// does if K is short and the rows of out are not aligned to 16 bytes, unless there are many
+// columns.
+inline bool stores_dominate(const Product& product) {
+  constexpr int kShortK = 64;                                // elements of K
+  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
+  const bool has_unaligned_output_rows = product.n % 4 != 0;
+  return product.k < kShortK && has_unaligned_output_rows &&
+         columns_squared_k(product) < kLeastColumnsSquaredKIfUnaligned;
+}
+
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
 inline bool fp16x3_forward_wins(const Product& product) {
   const double m = product.m;
@@ -185,34 +223,18 @@ inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewColumnsForVeryLongK = 128;  // columns
   constexpr int kVeryLongK = 1 << 15;              // elements of K
   const int too_few_columns = k < kVeryLongK ? kTooFewColumns : kTooFewColumnsForVeryLongK;
-  if (m <= kTooFewRows || n <= too_few_columns) return false;
+  if (m <= kTooFewRows || n <= too_few_columns || stores_dominate(product)) return false;
 
-  // Two measures of the size have to be large enough:
-  //
-  //   columns_squared_k = N^2 K          Its limit excludes products with both few columns and a
-  //                                      short K: with 2^24, 128 columns need K >= 1024, and 1024
-  //                                      need K >= 16.
-  //   work = (M N + kExtraElements) K    Its limit excludes small products. It counts
-  //                                      multiplications, as if out had 2^17 elements more. With
-  //                                      2^28, it excludes none from K = 2^11 on, because those
-  //                                      2^17 elements alone are 2^28 multiplications then.
+  // The multiplications, as if out had 2^17 elements more. A lower limit for this excludes small
+  // products with a short K. Example: a limit of 2^28 excludes none from K = 2^11 on, because the
+  // 2^17 elements alone are 2^28 multiplications then.
   constexpr int kExtraElements = 1 << 17;  // elements of out
-  const double columns_squared_k = n * n * k;
   const double work = (m * n + kExtraElements) * k;
-
-  // If K is short and the rows of out are not aligned to 16 bytes, storing the results takes as
-  // long as computing them, unless there are many columns.
-  constexpr int kShortK = 64;                                // elements of K
-  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
-  const bool has_unaligned_output_rows = product.n % 4 != 0;
-  const bool stores_dominate = k < kShortK && has_unaligned_output_rows &&
-                               columns_squared_k < kLeastColumnsSquaredKIfUnaligned;
-  if (stores_dominate) return false;
 
   if (product.weight_has_vector_rows) {
     constexpr int kLeastColumnsSquaredK = 1 << 24;  // columns^2 times elements of K
     constexpr int kLeastWork = 1 << 28;             // multiplications
-    return columns_squared_k >= kLeastColumnsSquaredK && work >= kLeastWork;
+    return columns_squared_k(product) >= kLeastColumnsSquaredK && work >= kLeastWork;
   }
   // Any other weight is copied first, which pays only with more of everything.
   constexpr int kTooFewRowsForCopy = 64;                 // rows of x
@@ -220,7 +242,7 @@ inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kLeastColumnsSquaredKForCopy = 1 << 26;  // columns^2 times elements of K
   constexpr int kLeastWorkForCopy = 1 << 30;             // multiplications
   return m > kTooFewRowsForCopy && m * n >= kLeastResultForCopy &&
-         columns_squared_k >= kLeastColumnsSquaredKForCopy && work >= kLeastWorkForCopy;
+         columns_squared_k(product) >= kLeastColumnsSquaredKForCopy && work >= kLeastWorkForCopy;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.

@@ -83,12 +83,12 @@ class WorkspaceSlices {
 // It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
 // size.
 //
-//   Example: x [100000, 8192], N = 1536, tiles of 256 x 256, 66 of them in a wave. The workspace
-//   has 24 MiB for the weight, and 16396 bytes for each row of x.
+//   Example: gemm_one_product with x [100000, 8192], N = 1536, tiles of 256 x 256, 66 of them in a
+//   wave. The workspace has 24 MiB for the weight, and 16 KiB and a few bytes for each row of x.
 //
 //   Tiles            391 along M, 6 along N: 2346 tiles, which would be 36 waves without chunks.
 //
-//   The limit        (254 - 24) MiB are enough for 14709 rows: 57 tiles along M.
+//   The limit        (254 - 24) MiB are enough for 57 tiles along M: 57 * 256 rows.
 //
 //   Chunks of 57     57 * 6 = 342 tiles are 6 waves, in each of six chunks. The seventh has the
 //                    other 49 * 6 = 294 tiles, 5 waves. In all 41 waves.
@@ -121,13 +121,13 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   int64_t best_chunk_tiles = 0;
   int64_t fewest_waves = INT64_MAX;
   int64_t fewest_chunks = INT64_MAX;
-  // Chunks of half the tiles or less would be about twice as many, and are not tried.
+  // From the largest chunks down to half of them. Smaller ones would be about twice as many.
   for (int64_t chunk_tiles = max_tiles; chunk_tiles > max_tiles / 2; --chunk_tiles) {
     const int64_t whole_chunks = tiles / chunk_tiles;
     const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
     const int64_t chunks = divide_up(tiles, chunk_tiles);
-    // The smallest of equally good sizes is taken; it comes last. It leaves the most tiles for the
-    // last chunk, so that the chunks are the most equal.
+    // Of equally good sizes the smallest is taken, which comes last in this loop. It leaves the
+    // most tiles for the last chunk, so the chunks are as equal as possible.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;
     best_chunk_tiles = chunk_tiles;

@@ -9,9 +9,8 @@
 // accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
 // product, uses the division only.
 //
-// A GEMM kernel of sm90/ has two epilogues: a fast one for the common case, and a general one for
-// all calls. Other kernels have only the general one. A call can take the fast one
-// (Epilogue::is_fast) if both of these hold:
+// Every GEMM kernel has a general epilogue, which computes all calls. The kernels of sm90/ have a
+// fast one as well, for calls (Epilogue::is_fast) with both of these properties:
 //
 //   - n is a multiple of the vector size: the number of neighbouring elements that the fast
 //     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
@@ -21,10 +20,10 @@
 //     results below 2^-100 can differ, in their last bit. FastEpilogueConfig
 //     (sm90/epilogue_steps.cuh) says why the limit is 2^32.
 //
-// Two exceptions take the general epilogue: tiles with a row of x or of the weight that was scaled
-// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent), and calls without
-// ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half.cuh) always applies
-// it.
+// In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
+// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
+// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half_types.cuh)
+// always applies ReLU.
 
 #pragma once
 
@@ -89,6 +88,9 @@ struct Divisor<float> {
     is_power_of_two = mantissa == 1;
   }
 
+  // Returns true for the divisors 1, 2, 4 and so on up to 2^32.
+  bool is_small_power_of_two() const { return is_power_of_two && scale <= 1 && scale >= 0x1p-32f; }
+
   __device__ float quotient(float x) const {
     if (is_power_of_two) return x * scale;
     float q = x * reciprocal;
@@ -124,8 +126,7 @@ struct Epilogue {
         n(static_cast<int>(linear.n)),
         floor(linear.has_relu ? 0.0f : -INFINITY),
         divisor(linear.divisor),
-        is_fast(linear.n % vector_size == 0 && divisor.is_power_of_two && divisor.scale <= 1 &&
-                divisor.scale >= 0x1p-32f) {}
+        is_fast(linear.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
   // The result for z, in the general and in the fast epilogue. Both keep NaN.
   //
@@ -169,11 +170,12 @@ __device__ void store_four(T* target, const float (&v)[4], int64_t count, bool i
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
 // their z, and stores them. `column` is that of the first element, a multiple of 4.
 //
-// A byte of the mask has the bits of 8 columns, so two threads share one. Their lanes differ in the
-// bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four columns stores the byte:
+// A byte of the mask has the bits of 8 columns, so two threads share one. The number of one's lane
+// is the other's with the bit kLaneBit flipped, which is 1, 2, 4, 8 or 16. The thread of the lower
+// four columns stores the byte. Example with kLaneBit = 1:
 //
-//   bit = column % 8    0 1 2 3     4 5 6 7
-//   lane                   l      l ^ kLaneBit
+//   bit = column % 8    0 1 2 3    4 5 6 7
+//   lane                   6          7       lane 6 stores the byte
 //
 // All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
 // has `row_exists` false, and stores nothing.

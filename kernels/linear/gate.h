@@ -27,6 +27,12 @@ bool any_operand(const LinearInputs& inputs, const Predicate& predicate) {
          (inputs.bias && predicate(*inputs.bias));
 }
 
+template <typename Predicate>
+bool all_operands(const LinearInputs& inputs, const Predicate& predicate) {
+  return predicate(inputs.x) && predicate(inputs.weight) &&
+         (!inputs.bias || predicate(*inputs.bias));
+}
+
 // Returns the dispatch keys of all operands together.
 inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
   c10::DispatchKeySet keys = inputs.x.key_set() | inputs.weight.key_set();
@@ -48,13 +54,13 @@ inline bool has_normal_reciprocal(double divisor) {
 // Returns true if our kernels support the operands' layouts, dtypes, devices and dimensions, and
 // the divisor. Sizes are not looked at, because in a trace they may be symbols.
 inline bool is_supported_except_sizes(const LinearInputs& inputs) {
-  const auto is_unsupported = [&](const Tensor& t) {
+  const auto is_supported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
     const bool is_like_x =
         t.scalar_type() == inputs.x.scalar_type() && t.device() == inputs.x.device();
-    return !is_dense || !is_like_x || has_tangent(t);
+    return is_dense && is_like_x && !has_tangent(t);
   };
-  if (any_operand(inputs, is_unsupported)) return false;
+  if (!all_operands(inputs, is_supported)) return false;
   if (!kernel_dtype(inputs.x.scalar_type()).has_value()) return false;
   const bool has_right_dimensions =
       inputs.x.dim() > 0 && inputs.weight.dim() == 2 && (!inputs.bias || inputs.bias->dim() == 1);

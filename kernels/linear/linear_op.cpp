@@ -10,11 +10,18 @@
 //       Its backward, in traces: the gradients of x, weight and bias, if bits 0, 1 and 2 of
 //       output_mask are set, and empty tensors for bits that are not. weight has to be passed
 //       with bit 0, and x with bit 1; otherwise they are None.
-//   set_linear_path(name), float32_precision()
-//       For tests.
 //
-// The headers of these operators, from the outside in. They are not .cpp files because torch's own
-// headers are slow to compile: one translation unit compiles them once.
+// Two more operators are not part of any program. Tests and measurements call them, so they are
+// registered in this build's own namespace alone (torch_support/operators.h):
+//
+//   set_linear_path(name)
+//       Makes each later product on a GPU take the path of this name; "auto" leaves the choice to
+//       choose_path again.
+//   float32_precision()
+//       Returns the precision that torch's settings ask for: "high" or "highest".
+//
+// The headers, from the outside in. They are not .cpp files because torch's own headers are slow to
+// compile: one translation unit compiles them once.
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
@@ -42,15 +49,16 @@ namespace {
        std::to_string(output_mask));
 }
 
-// The dispatcher passes arguments one by one, and our functions take a struct of them. For such a
-// function f, the dispatcher gets pack_inputs<f>, which makes the struct and calls f.
+// torch's dispatcher passes the arguments one by one, but our functions take a struct of them. So
+// for a function f, pack_inputs<f> is registered: it makes the struct and calls f.
 template <auto function>
 auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                  double divisor) {
   return function({x, weight, bias, divisor});
 }
 
-// The same for the functions of linear_relu_divide_gradients.
+// The same for the functions of linear_relu_divide_gradients. First checks that the operands fit
+// output_mask.
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
@@ -68,7 +76,7 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
   return function({grad_output, mask, x, weight, needs_grad_bias, divisor});
 }
 
-// -------------------------------------------------------------------------------------- for tests
+// ---------------------------------------------------------------- for tests and measurements alone
 
 void set_linear_path(c10::string_view name) {
   if (name == "auto") {
@@ -86,6 +94,12 @@ void set_linear_path(c10::string_view name) {
 
 std::string float32_precision_name() {
   return float32_precision() == Precision::kHigh ? "high" : "highest";
+}
+
+// Not by an Operator, which would also define a stable name for saved programs.
+TORCH_LIBRARY_FRAGMENT(KERNELS_NAMESPACE, library) {
+  library.def("set_linear_path(str name) -> ()", set_linear_path);
+  library.def("float32_precision() -> str", float32_precision_name);
 }
 
 // ----------------------------------------------------------------------------------- registration
@@ -123,14 +137,6 @@ std::string float32_precision_name() {
               pack_backward_inputs<linear_gradients_autograd<Namespace::kOwn>>,
               pack_backward_inputs<linear_gradients_autograd<Namespace::kStable>>)
         .impl(DispatchKey::FuncTorchBatched, pack_backward_inputs<linear_gradients_composite>);
-
-[[maybe_unused]] const Operator set_linear_path_operator =
-    Operator("set_linear_path(str name) -> ()")
-        .impl(DispatchKey::CompositeExplicitAutograd, set_linear_path);
-
-[[maybe_unused]] const Operator float32_precision_operator =
-    Operator("float32_precision() -> str")
-        .impl(DispatchKey::CompositeExplicitAutograd, float32_precision_name);
 
 }  // namespace
 }  // namespace kernels

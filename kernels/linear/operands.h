@@ -60,13 +60,19 @@ inline bool has_readable_lines(const Tensor& matrix, const Lines& lines, int64_t
 
 // Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
 inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
-  const Lines rows{matrix.size(1), matrix.stride(1), matrix.stride(0)};
+  Lines rows{};
+  rows.length = matrix.size(1);
+  rows.element_stride = matrix.stride(1);
+  rows.line_stride = matrix.stride(0);
   return has_readable_lines(matrix, rows, alignment);
 }
 
 // Returns the same for the transpose: column-major with aligned columns.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
-  const Lines columns{matrix.size(0), matrix.stride(0), matrix.stride(1)};
+  Lines columns{};
+  columns.length = matrix.size(0);
+  columns.element_stride = matrix.stride(0);
+  columns.line_stride = matrix.stride(1);
   return has_readable_lines(matrix, columns, alignment);
 }
 

@@ -3,8 +3,8 @@
 //
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
-// forward.h and backward.h call run_gemm first, and torch's own product if it returns nothing.
-// The steps: choose a path, make the operands readable, ask the kernel, allocate, launch.
+// forward.h and backward.h call run_gemm. If it returns an undefined tensor, they use torch's own
+// product instead.
 
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace kernels {
 
-// The path that the operator set_linear_path asks for. Tests use it to run every kernel on every
-// size; otherwise it is empty, and choose_path decides.
+// The path that the operator set_linear_path asks for, by which tests run every kernel on every
+// size. Otherwise it is empty, and choose_path decides.
 inline std::optional<Path> demanded_path;
 
 #ifdef KERNELS_WITH_CUDA
@@ -79,22 +79,21 @@ inline Gpu gpu_of(const Tensor& x) {
   return {10 * major + minor, attribute(cudaDevAttrMultiProcessorCount)};
 }
 
-// How a path reads its operands.
+// The operands that a path's kernel can read in place.
 struct OperandRules {
   int64_t x_alignment, weight_alignment;  // in bytes; each row has to begin at a multiple of it
   bool takes_transposed_x, takes_transposed_weight;
 };
 
-// Returns how the path's kernel reads the operands of this product.
+// Returns the rules of a path for this product.
 inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
   const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
-  // In fp16x3, a pass before the product splits x, and on sm80 the weight too.
+  // fp16x3 begins with a pass that splits x, and on sm80 the weight too. The pass reads rows at any
+  // address. All other operands are read by TMA or by vector loads, which need aligned rows.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
-  // That pass reads rows at any address. All other operands are read by TMA copies or by vector
-  // loads, which need aligned rows.
   const int64_t element_bytes = bytes_of_element(product.dtype);
 
   OperandRules rules{};
@@ -165,25 +164,10 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   return product;
 }
 
-// Returns out [M, N] in x's dtype, computed on the current stream; an undefined tensor where
-// torch's product is to be used instead.
-//
-// x [M, K] and weight [N, K] are matrices of any strides, on the current device. The forward
-// applies ReLU. A gradient, with is_forward = false, is the product alone. mask [M, (N + 7) / 8] is
-// written unless it is undefined.
-inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor& mask) {
-  if (!inputs.x.is_cuda()) return {};
-  const Product product = product_of(inputs, is_forward);
-  const Gpu gpu = gpu_of(inputs.x);
-  const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
-  if (path == Path::kTorch) return {};
-
-  const OperandRules rules = rules_of(path, product);
-  const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
-  const MatrixView weight =
-      make_readable(inputs.weight, rules.weight_alignment, rules.takes_transposed_weight);
-  const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
-
+// Returns the arguments of a kernel, except out and workspace. mask and bias may be undefined.
+inline LinearArguments arguments_of(const Product& product, const MatrixView& x,
+                                    const MatrixView& weight, const Tensor& bias, double divisor,
+                                    const Tensor& mask) {
   LinearArguments linear{};
   linear.dtype = product.dtype;
   linear.precision = product.precision;
@@ -197,20 +181,53 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   linear.weight_stride = weight.stride;
   linear.weight_is_transposed = weight.is_transposed;
   linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
-  linear.divisor = static_cast<float>(inputs.divisor);
-  linear.has_relu = is_forward;
+  linear.divisor = static_cast<float>(divisor);
+  linear.has_relu = product.is_forward;
   linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  return linear;
+}
+
+// Raises the error of a call that the path of set_linear_path does not support.
+[[noreturn]] inline void fail_for_demanded_path(Path path, const Gpu& gpu, const Tensor& x,
+                                                const Tensor& weight) {
+  const std::string capability =
+      std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10);
+  fail(std::string("the path ") + name_of(path) +
+       ", which set_linear_path chose, does not support x " + describe(x) + " times weight " +
+       describe(weight) + " on compute capability " + capability +
+       ": launchers.h says what each path supports");
+}
+
+// Returns out [M, N] in x's dtype, computed on the current stream; an undefined tensor where
+// torch's product is to be used instead.
+//
+// x [M, K] and weight [N, K] are matrices of any strides, on the current device. The forward
+// applies ReLU. A gradient, with is_forward = false, is the product alone. mask [M, (N + 7) / 8] is
+// written unless it is undefined.
+inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor& mask) {
+  if (!inputs.x.is_cuda()) return {};
+
+  // Choose the path.
+  const Product product = product_of(inputs, is_forward);
+  const Gpu gpu = gpu_of(inputs.x);
+  const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
+  if (path == Path::kTorch) return {};
+
+  // Make the operands readable, by copies if need be.
+  const OperandRules rules = rules_of(path, product);
+  const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
+  const MatrixView weight =
+      make_readable(inputs.weight, rules.weight_alignment, rules.takes_transposed_weight);
+  const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
+
+  // Ask the kernel.
+  LinearArguments linear = arguments_of(product, x, weight, bias, inputs.divisor, mask);
   if (!supports(path, gpu, linear)) {
-    if (demanded_path) {
-      fail(std::string("the path ") + name_of(path) +
-           ", which set_linear_path chose, does not support x " + describe(x.tensor) +
-           " times weight " + describe(weight.tensor) + " on compute capability " +
-           std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10) +
-           ": launchers.h says what each path supports");
-    }
+    if (demanded_path) fail_for_demanded_path(path, gpu, x.tensor, weight.tensor);
     return {};
   }
 
+  // Allocate and launch.
   const Tensor out = allocate(inputs.x, {linear.m, linear.n}, inputs.x.scalar_type());
   linear.out = out.mutable_data_ptr();
   const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, linear));

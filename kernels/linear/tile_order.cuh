@@ -1,4 +1,5 @@
-// The order in which a GEMM's output tiles are computed, chosen so that L2 keeps both operands.
+// The order in which a GEMM's output tiles are computed, chosen so that tiles that run at the same
+// time find their operands in L2.
 //
 //   out [M, N] is cut into x_tiles (along M) times weight_tiles (along N) tiles
 //
@@ -19,7 +20,7 @@
 //        8       24   26   28       band 1: x tiles 8 and 9; the last band may have fewer than 8
 //        9       25   27   29
 //
-// The GEMM kernels of sm80/ and sm90/ call `find` in device code; launchers call `count`.
+// The GEMM kernels of sm80/ and sm90/ and their launchers use it.
 
 #pragma once
 

@@ -32,14 +32,14 @@ __device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_
 
 // Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
 // `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
-// elements, the byte has bits of their neighbours, too.
+// elements, the byte also has bits of elements before or after them.
 template <typename Index, typename Bits>
 __device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
                              uint32_t byte) {
-  const uint32_t bits = byte >> (first + offset) % 8;
+  const uint32_t bits = byte >> ((first + offset) % 8);  // bit j belongs to v.value[j]
 #pragma unroll
   for (int j = 0; j < Vector<Bits>::kSize; ++j) {
-    const bool passes = bits >> j & 1;
+    const bool passes = (bits >> j) & 1;
     v.value[j] = passes ? v.value[j] : Bits{0};
   }
   store_vector(grad_input + first + offset, v);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
   if (rest_index < n) {
-    const bool passes = rest_byte >> rest_index % 8 & 1;
+    const bool passes = (rest_byte >> (rest_index % 8)) & 1;
     grad_input[rest_index] = passes ? rest_value : Bits{0};
   }
 }

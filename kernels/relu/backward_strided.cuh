@@ -42,7 +42,7 @@ __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t 
 
 // Returns whether the gradient of element i passes.
 __device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
-  return mask[i / 8] >> i % 8 & 1;
+  return (mask[i / 8] >> (i % 8)) & 1;
 }
 
 // Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of the

@@ -40,10 +40,10 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 
 // The sizes of x, in bytes, by which choose_config chooses among these.
 struct SizeLimits {
-  // x is large from these sizes on. L2 evicts the lines of a large x last. That is faster, probably
-  // because the lines of results then go to memory in longer runs. For a smaller tensor the hint
-  // does harm, because a loop over the same tensor then finds less of it in L2: for 64 MiB without
-  // a mask on an H100, 48.0 us with the hint and 45.1 us without.
+  // From these sizes on, x is large, and L2 evicts its lines last. That is faster, probably because
+  // the lines of results then go to memory in longer runs. For a smaller x the hint does harm: if a
+  // program uses the same x again and again, it finds less of it in L2. For example, 64 MiB without
+  // a mask take 48.0 us with the hint and 45.1 us without (H100).
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
@@ -53,7 +53,7 @@ struct SizeLimits {
   static constexpr int64_t kFourVectorsEnd = 20 << 20;
 };
 
-// Calls body(config) with the ReluConfig for n elements of type T, and returns the body's status.
+// Calls body(config) with the ReluConfig for n elements of type T. Returns what body returns.
 // float64, which few use, has only the kernels of Large, so that fewer kernels are compiled.
 template <typename T, bool kMask, typename Body>
 int choose_config(int64_t n, const Body& body) {

@@ -12,41 +12,48 @@ namespace kernels::relu {
 
 // ---------------------------------------------------------------------------------------- the mask
 
-// Stores the mask bits of the kSize elements of a thread, of which element i is the first. Bit j of
-// `bits` belongs to element i + j. All threads of a warp must call this function, because they
-// exchange bits; a thread whose elements do not exist passes exists = false and stores nothing.
+// A byte of the mask has the bits of 8 elements. A thread has the bits of kSize neighbouring
+// elements, bit j for the j-th of them. This function combines the bits of the 8 / kSize threads of
+// a byte: it returns a word, whose lowest byte is that byte in the first of these threads. All
+// threads of a warp must call it.
 //
-// A byte of the mask has the bits of 8 elements, and a thread has kSize of them. The 8 / kSize
-// neighbouring threads of a byte combine their bits, and the first of them stores the byte. For
-// float32, where kSize is 4, with a letter for the bit of each element:
+// For float32, where kSize is 4, with a letter for the bit of each element:
 //
 //   lane            0         1         2         3      ...
 //   elements      0..3      4..7      8..11    12..15
 //   bits         ....dcba  ....hgfe  ....lkji  ....ponm       lowest bit on the right
 //   shifted      ....dcba  hgfe....  ....lkji  ponm....       by 4 * (lane % 2)
 //   combined     hgfedcba  hgfedcba  ponmlkji  ponmlkji       OR with the word of lane ^ 1
-//   stores       byte 0              byte 1
 //
-// In a half type a vector has 8 elements, and each thread stores a byte without an exchange. In
-// float64 a vector has 2 elements, and the four threads of a byte make two exchanges, with lane ^ 1
-// and then with lane ^ 2. If a thread has a single element (kSize = 1), one ballot gives the bits
-// of all 32 lanes. Each lane shifts its own bit to the lowest place, and lanes 0, 8, 16 and 24 then
-// store the lowest byte.
+// In float64 kSize is 2. The four threads of a byte make two exchanges, with lane ^ 1 and then with
+// lane ^ 2. In a half type kSize is 8, and there is nothing to combine.
+template <int kSize>
+__device__ uint32_t combine_bits(uint32_t bits) {
+  constexpr int kThreadsOfByte = 8 / kSize;
+  static_assert(kThreadsOfByte >= 1, "a thread has at most the bits of one byte");
+  bits <<= threadIdx.x % kThreadsOfByte * kSize;
+#pragma unroll
+  for (int distance = 1; distance < kThreadsOfByte; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  }
+  return bits;
+}
+
+// The same for threads that have one element each. One ballot gives the bits of all 32 lanes, and
+// each lane shifts its own bit to the lowest place. Lanes 0, 8, 16 and 24 are the first of a byte.
+template <>
+__device__ inline uint32_t combine_bits<1>(uint32_t bits) {
+  return __ballot_sync(0xffffffff, bits) >> (threadIdx.x % 32);
+}
+
+// Stores the mask bits of the kSize elements of a thread, of which element i is the first. Bit j of
+// `bits` belongs to element i + j. All threads of a warp must call this function, because they
+// exchange bits; a thread whose elements do not exist passes exists = false and stores nothing.
 template <typename Config, int kSize>
 __device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool exists, uint64_t policy) {
-  constexpr int kThreadsPerByte = 8 / kSize;
-  static_assert(kThreadsPerByte >= 1, "a thread has at most the bits of one byte");
-  const int place = threadIdx.x % kThreadsPerByte;  // of this thread among those of the byte
-  if constexpr (kSize == 1) {
-    bits = __ballot_sync(0xffffffff, bits) >> threadIdx.x % 32;
-  } else {
-    bits <<= place * kSize;
-#pragma unroll
-    for (int distance = 1; distance < kThreadsPerByte; distance *= 2) {
-      bits |= __shfl_xor_sync(0xffffffff, bits, distance);
-    }
-  }
-  if (place != 0 || !exists) return;
+  bits = combine_bits<kSize>(bits);
+  const bool is_first_of_byte = threadIdx.x % (8 / kSize) == 0;
+  if (!is_first_of_byte || !exists) return;
   if constexpr (Config::kIsLarge) {
     store_mask(mask + i / 8, bits, policy);
   } else {

@@ -1,8 +1,8 @@
-// ReLU on a CPU, forward and backward, of the elements that one thread has. launchers.h declares
-// these functions and says what they compute; relu_op.cpp calls them on torch's threads.
+// ReLU on a CPU, forward and backward. launchers.h declares these functions and says what they
+// compute; relu_op.cpp calls them on torch's threads, each for its range begin <= i < end.
 //
-// A thread reads its elements once, in blocks of 64, and writes results and mask in the same pass:
-// the memory's bandwidth is the limit. In both functions, make_block computes one block.
+// The memory's bandwidth is the limit. So a thread makes one pass over its elements, in blocks of
+// 64, for results and mask together. In both functions, make_block computes one block.
 
 #include <algorithm>
 #include <cstdint>
@@ -45,8 +45,8 @@ void relu_backward(DType dtype, const void* grad_output, bool is_constant, const
       memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
       select_block(is_constant ? constant_block : gradient_block, bits, result_block);
     };
-    // map_blocks needs an operand with as many elements as the result. For a constant gradient it
-    // is the result itself, which make_block ignores.
+    // map_blocks needs an operand with as many elements as the result. A constant gradient has only
+    // one, so the result itself is passed as the operand, and make_block ignores it.
     const Bits* const operand = is_constant ? result : gradient + begin;
     map_blocks(operand, result, end - begin, bypasses_caches, make_block);
   });

@@ -57,8 +57,8 @@ Tensor compute_relu(const Tensor& x, const Tensor& mask) {
 // The layout of a gradient that is one element everywhere.
 constexpr GradientLayout kConstantLayout{/*dimensions=*/1, /*sizes=*/{1}, /*strides=*/{0}};
 
-// Returns a gradient's layout with as few dimensions as possible, or nothing if there are more than
-// kMaxDimensions. Neighbouring dimensions merge into one if one stride covers both.
+// Returns a gradient's layout with as few dimensions as possible, or nothing if that is more than
+// kMaxDimensions. Two neighbouring dimensions merge into one if one stride covers both.
 //
 // Example: the output is a contiguous [2, 3, 4], and so is the gradient, with strides (12, 4, 1).
 // Each stride is the size of everything inside it, so all three merge into one dimension of size 24
@@ -74,7 +74,9 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
   GradientLayout layout = kConstantLayout;  // remains so if the gradient has one element
   int outermost = -1;                       // the layout's outermost dimension so far
   for (const int64_t d : dimensions) {
-    if (outermost >= 0 && grad.stride(d) == layout.sizes[outermost] * layout.strides[outermost]) {
+    const bool can_merge =
+        outermost >= 0 && grad.stride(d) == layout.sizes[outermost] * layout.strides[outermost];
+    if (can_merge) {
       layout.sizes[outermost] *= grad.size(d);
       continue;
     }
@@ -129,7 +131,7 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
 
 // Autograd's record of a forward: the mask, and the sizes and strides of the output.
 //
-// It is a Node because a torch::autograd::Function takes GCC another second to compile.
+// The struct is a Node, not a torch::autograd::Function, which takes GCC another second to compile.
 struct ReluBackward : Node {
   SavedVariable saved_mask;
   c10::DimVector sizes, strides;  // of the output

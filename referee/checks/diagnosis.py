@@ -22,12 +22,16 @@ class ComparedResult(NamedTuple):
 
     Attributes:
         index: which of the forward's results it is.
+        inputs: the forward's inputs.
+        previous_inputs: the inputs of the call before; empty if they were not kept.
         expected: the reference's result.
         got: the solution's, as `flat_reals` returns it.
         comparison: their comparison.
     """
 
     index: int
+    inputs: list
+    previous_inputs: list
     expected: ReferenceTensor
     got: torch.Tensor
     comparison: Comparison
@@ -79,17 +83,17 @@ def resemblance(grading: Grading, result: ComparedResult) -> str:
 
 def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor]:
     """Return tensors that a wrong result may be, by words for the message."""
-    problem, inputs = grading.problem, grading.inputs
+    problem, reference, inputs = grading.problem, grading.reference, result.inputs
     guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}
     for i in problem.input_source.tensor_indices:
         guesses[f"returns a copy of its input {i}"] = inputs[i]
     if result.index == 0:
-        guesses |= problem.guesses(grading.module, inputs)
-    if grading.previous_module is not None:
-        previous_results = problem.run(grading.previous_module, inputs)
+        guesses |= problem.guesses(reference.module, inputs)
+    if reference.previous is not None:
+        previous_results = problem.run(reference.previous, inputs)
         guesses["answers with old parameters"] = previous_results[result.index]
-    if result.index == 0 and forms_of(grading.previous_inputs) == forms_of(inputs):
-        guesses[REPLAYS] = grading.run_reference(grading.previous_inputs)[0]
+    if result.index == 0 and forms_of(result.previous_inputs) == forms_of(inputs):
+        guesses[REPLAYS] = reference.run(result.previous_inputs)[0]
     return guesses
 
 

@@ -42,9 +42,9 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
     grading.progress("checking", case.name)
     grading.verdict.count += 1
     are_inputs_small = grading.problem.input_bytes <= LARGEST_PREVIOUS_INPUTS
-    grading.previous_inputs = grading.inputs if are_inputs_small else []
-    grading.inputs = case.inputs
-    expected = grading.expected_results(case.inputs)
+    previous_inputs = grading.latest_inputs if are_inputs_small else []
+    grading.latest_inputs = case.inputs
+    expected = grading.reference.expected(case.inputs)
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
@@ -54,19 +54,19 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
         return []
     check_intact(grading, case.name)
     comparisons = []
-    for result in _compare_results(grading, case, expected, reply):
+    for result in _compare_results(grading, case, previous_inputs, expected, reply):
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue
         if _is_another_function(grading, case, result):  # then the other results say nothing
-            grading.has_differed = True
+            grading.findings.relies_on_inputs = True
             grading.verdict.notes.append(f"differs from the reference for {case.name}")
             grading.bench.free_results(grading.solution)
             return comparisons
         raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
     _keep_result(grading, expected)
     if for_timed_calls:
-        grading.reference_tensors = expected
+        grading.findings.reference_tensors = expected
     for tensor in expected:
         tensor.forget()
     grading.bench.free_results(grading.solution)
@@ -74,17 +74,29 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
 
 
 def _compare_results(
-    grading: Grading, case: Case, expected: list[ReferenceTensor], reply: dict
+    grading: Grading,
+    case: Case,
+    previous_inputs: list,
+    expected: list[ReferenceTensor],
+    reply: dict,
 ) -> Iterator[ComparedResult]:
-    """Check the form of the solution's results; compare each with the reference's and yield it."""
+    """Check the form of the solution's results; compare each with the reference's and yield it.
+
+    Args:
+        grading: the file under grading.
+        case: the inputs, and how the solution may treat them.
+        previous_inputs: the inputs of the call before, or [].
+        expected: the reference's results.
+        reply: describes the solution's.
+    """
     descriptions = check_results(grading, case.name, reply["calls"][0], expected)
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
         whole = read_result(grading, description, case.name, (0, result_index))
         check_complete(reply["elements"], result_index, whole, case.name)
         got = flat_reals(whole)
-        second_look = grading.second_look(case.inputs, result_index)
+        second_look = grading.reference.second_look(case.inputs, result_index)
         comparison = tensor.compare(got, second_look)
-        yield ComparedResult(result_index, tensor, got, comparison)
+        yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
 
 
 def _is_another_function(grading: Grading, case: Case, result: ComparedResult) -> bool:

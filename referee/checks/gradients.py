@@ -17,11 +17,11 @@ from referee.checks.results import check_complete
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.errors import RaisedError
-from referee.grading import Grading, restored_buffers
+from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
-from referee.reference.training_step import StepArguments, reference_step
+from referee.reference.training_step import StepArguments
 from referee.rounds.turns import only_compiled
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
@@ -42,15 +42,15 @@ def check_own_gradients(grading: Grading) -> None:
         grading.set_precision(setting)
         for group in problem.backward_inputs():
             if not _compare_steps(grading, iter(group)):
-                grading.is_forward_only = True
+                grading.findings.is_forward_only = True
                 return
 
 
 def check_gradients(grading: Grading) -> None:
-    """Compare gradients at the timed size; set `grading.quantities` if they are right."""
+    """Compare gradients at the timed size; keep the quantities if they are right."""
     problem = grading.problem
-    grading.quantities = []
-    if grading.is_forward_only:
+    grading.findings.quantities = []
+    if grading.findings.is_forward_only:
         return
     if problem.parameter_bytes > grading.options.largest_gradients:
         grading.verdict.notes.append(LEFT_TO_FULL)
@@ -66,14 +66,14 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
     if not quantities:
         return
-    grading.quantities = quantities
+    grading.findings.quantities = quantities
     if problem.needs_float64 and problem.file.covers_all_values:
         _note_errors_of_gradients(grading)
 
 
 def _note_errors_of_gradients(grading: Grading) -> None:
     """Add the errors of all gradients to the verdict's table."""
-    for quantity in grading.quantities:
+    for quantity in grading.findings.quantities:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             eager = quantity.expected.eager_errors
@@ -105,7 +105,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
     for inputs in inputs_of_steps:
-        grading.redraw_state()
+        grading.reference.redraw_values()
         quantities = _compare_step(grading, inputs, quantities)
         if not quantities:
             return []
@@ -115,7 +115,8 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     if not wrong:
         return quantities
     # A function that equals the reference only for drawn inputs may have other gradients of them.
-    if grading.relies_on_inputs and all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong):
+    are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
+    if grading.findings.relies_on_inputs and are_all_of_inputs:
         names = ", another ".join(quantity.name for quantity in wrong)
         grading.verdict.notes.append(f"forward only: another {names}")
         return []
@@ -135,10 +136,10 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         The quantities, which have recorded how far off the solution's are; an empty list if the
         reference or the solution has no gradients.
     """
-    grading.inputs = inputs
+    grading.latest_inputs = inputs
     drawn = draw_output_gradients(grading, inputs)
-    parameters = grading.parameter_names()
-    step = StepArguments(grading.module, inputs, drawn.gradients, parameters)
+    parameters = grading.reference.parameter_names()
+    step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
     if not _set_expected(grading, step, quantities):
@@ -162,8 +163,7 @@ def _set_expected(grading: Grading, step: StepArguments, quantities: list[Quanti
     Returns:
         Whether the reference has gradients that can be compared.
     """
-    with restored_buffers(grading.module):
-        expected = reference_step(grading.problem, step)
+    expected = grading.reference.expected_step(step)
     if expected is None:
         return False
     grading.problem.why_no_float64_in_steps = expected.why_no_float64

@@ -1,5 +1,6 @@
 """Checks that inputs, parameters and gradients of outputs still have every bit that was written."""
 
+from referee.contestants.shared import Region
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
@@ -14,19 +15,26 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
         count: how many calls the request had.
         with_gradients: whether gradients of outputs were written.
     """
-    if not grading.are_inputs_intact(count):
+    bench = grading.bench
+    if not _are_unchanged(bench.inputs[:count]):
         raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
-    if with_gradients and not grading.are_output_gradients_intact(count):
+    if with_gradients and not _are_unchanged(bench.output_gradients[:count]):
         reason = f"changes the gradient of its output, which must stay intact: {name}"
         raise NotCorrectError(WRONG, reason)
-    if changed := grading.changed_parameters():
+    if changed := grading.state.changed_parameters(grading.reference.buffer_names()):
         reason = f"changes its parameter {changed[0]}, which must stay intact: {name}"
         raise NotCorrectError(WRONG, reason)
 
 
 def check_eager_intact(grading: Grading) -> None:
     """Check that eager's parameters, which are in the same shared memory, are what was written."""
-    if not grading.are_eager_parameters_intact():
+    buffers = grading.reference.buffer_names()
+    if any(eager.state.changed_parameters(buffers) for eager in grading.bench.eager):
         raise NotCorrectError(
             WRONG, "writes into eager's parameters, which are in the same memory as its inputs"
         )
+
+
+def _are_unchanged(regions: list[Region]) -> bool:
+    """Return whether regions of shared memory still have every bit that was written."""
+    return all(region.is_unchanged() for region in regions)

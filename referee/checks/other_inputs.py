@@ -22,10 +22,10 @@ def check_other_inputs(grading: Grading) -> None:
     """
     problem = grading.problem
     if problem.file.covers_all_values:
-        grading.relies_on_inputs = grading.has_differed
         return
     compared_kinds = _compare_unusual_inputs(grading) if problem.input_source.float_indices else []
-    grading.relies_on_inputs = grading.has_differed or not compared_kinds
+    if not compared_kinds:
+        grading.findings.relies_on_inputs = True
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
     if problem.input_source.repeats:
         grading.verdict.notes.append(REPEATS_INPUTS)
@@ -40,7 +40,7 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
         These kinds.
     """
     compared_kinds = []
-    seen_inputs = grading.inputs
+    seen_inputs = grading.latest_inputs
     for kind in (ALTERED, BOTH_SIGNS):
         inputs = unusual_inputs(grading.problem, kind, seen_inputs)
         if _is_eager_finite(grading, inputs):

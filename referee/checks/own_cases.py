@@ -11,10 +11,10 @@ def check_own_cases(grading: Grading) -> None:
     for case in problem.cases(new_seed()):
         if case.setting != problem.setting:
             grading.set_precision(case.setting)
-        if grading.module is None or case.arguments is not None:
+        if grading.reference.module is None or case.arguments is not None:
             grading.construct(case.arguments, compare=True)
         if case.state == "other":
-            grading.redraw_state()
+            grading.reference.redraw_values()
         elif case.state is not None:
-            grading.set_state(case.state)
+            grading.reference.set_values(case.state)
         check_case(grading, case)

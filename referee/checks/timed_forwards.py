@@ -49,7 +49,7 @@ SECONDS_TO_SETTLE = 1.0
 
 
 def time_forwards(grading: Grading) -> None:
-    """Time forwards under the current precision setting; set `grading.run`."""
+    """Time forwards under the current precision setting; keep them as the run."""
     bench, problem = grading.bench, grading.problem
     timing_plan = plan(bench)
     _prepare_eager(grading)
@@ -95,8 +95,9 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     )
     timings.notes += grading.bench.notes
     timings.start(timed_call.name for timed_call in timed_calls)
-    grading.run = Run(problem.setting, timings)
-    grading.verdict.runs.append(grading.run)
+    run = Run(problem.setting, timings)
+    grading.findings.run = run
+    grading.verdict.runs.append(run)
     return timings
 
 
@@ -152,7 +153,7 @@ class _ForwardRounds:
         grading = self._grading
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return, so no room for copies is made.
-        templates = grading.result_templates if timed_call.call == MODULE else None
+        templates = drawn.expected[0] if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
@@ -164,11 +165,10 @@ def _draw_round(grading: Grading, calls: int) -> DrawnRound:
     """Draw inputs and parameters and write them; run the reference for them."""
     problem = grading.problem
     grading.forget_round()
-    grading.redraw_state()
+    grading.reference.redraw_values()
     inputs_of_calls = [problem.draw() for _ in range(calls)]
-    grading.inputs = inputs_of_calls[0]
-    expected_calls = [grading.run_reference(inputs) for inputs in inputs_of_calls]
-    grading.result_templates = expected_calls[0]
+    grading.latest_inputs = inputs_of_calls[0]
+    expected_calls = [grading.reference.run(inputs) for inputs in inputs_of_calls]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
     return DrawnRound(inputs_of_calls, expected_calls)
@@ -220,8 +220,8 @@ def _compare_result(
         indices: the index of the call in the request, and of the result in the call.
     """
     call_index, result_index = indices
-    tensor = grading.reference_tensors[result_index]
-    second_look = grading.second_look(drawn.inputs[call_index], result_index)
+    tensor = grading.findings.reference_tensors[result_index]
+    second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
     expected = drawn.expected[call_index][result_index]
     mistake = tensor.other_draws.find_mistake(got, expected, second_look)
     if not mistake:

@@ -15,7 +15,7 @@ from referee.bench import Bench, write_all
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.contestants.errors import RaisedError
-from referee.grading import Grading, restored_buffers
+from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.training_step import StepArguments
@@ -90,16 +90,16 @@ class ChangingShapeError(Exception):
 
 def time_training_steps(grading: Grading) -> None:
     """Time training steps if the gradients were right; a note says why they could not be timed."""
-    if not grading.quantities:
+    if not grading.findings.quantities:
         return
     try:
         _time_rounds(grading)
     except ChangingShapeError:  # draws before this one had equal shapes by chance
-        grading.run.training_step = None
+        grading.findings.run.training_step = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
     except (NoRoomError, torch.OutOfMemoryError, NotCorrectError, RaisedError) as error:
-        grading.run.training_step = None
+        grading.findings.run.training_step = None
         if not _is_lack_of_memory(error):
             raise
         grading.verdict.notes.append("no memory for the training step")
@@ -113,7 +113,7 @@ def _is_lack_of_memory(error: Exception) -> bool:
 
 
 def _time_rounds(grading: Grading) -> None:
-    """Time training steps; set `grading.run.training_step`."""
+    """Time training steps; set `grading.findings.run.training_step`."""
     bench = grading.bench
     timed_calls = timed_calls_of(grading, only_compiled(bench.yardsticks))
     step = _start_step(grading, timed_calls)
@@ -137,8 +137,8 @@ def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.run.training_step = StepTimings(forward, backward)
-    return grading.run.training_step
+    grading.findings.run.training_step = StepTimings(forward, backward)
+    return grading.findings.run.training_step
 
 
 class _StepRounds:
@@ -159,7 +159,7 @@ class _StepRounds:
     def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
         self._grading = grading
         self._calls = calls
-        self.quantities = [quantity.without_steps() for quantity in grading.quantities]
+        self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
         self._nothing = empty_call(grading.bench)
         self._timed_calls = [*timed_calls, self._nothing]
         self.samples = RoundSamples(grading.problem.names, timed_calls)
@@ -202,7 +202,10 @@ class _StepRounds:
         rewrite_small_memory(grading)
         self._flush()
         self._memory.begin_turn()
-        timed = _time_steps(grading, timed_call, self._calls)
+        templates = None
+        if timed_call.call == MODULE:  # nobody reads what the empty call returns
+            templates = _templates_of(drawn_steps[0])
+        timed = _time_steps(grading, timed_call, self._calls, templates)
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
@@ -264,7 +267,7 @@ class _StepRounds:
             quantity.compare_timed(
                 got,
                 expected,
-                second_look=grading.second_look(drawn.arguments.inputs, result_index),
+                second_look=grading.reference.second_look(drawn.arguments.inputs, result_index),
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
 
@@ -273,19 +276,15 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     """Draw inputs, outputs' gradients and parameters, and write them."""
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
-    grading.redraw_state()
+    grading.reference.redraw_values()
     inputs_of_steps = [problem.draw() for _ in range(calls)]
-    grading.inputs = inputs_of_steps[0]
-    parameters = grading.parameter_names()
+    grading.latest_inputs = inputs_of_steps[0]
+    parameters = grading.reference.parameter_names()
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
     write_all(bench.output_gradients, bench.pool, gradients_of_steps)
     write_state_for_all(grading)
-    if bench.are_results_copied:
-        no_gradient = torch.empty(0)
-        expected = drawn_steps[0].expected
-        grading.result_templates = [no_gradient if x is None else x for x in expected]
     return drawn_steps
 
 
@@ -298,23 +297,38 @@ def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnSt
         parameters: names of the parameters whose gradients are computed.
     """
     output_gradients = draw_output_gradients(grading, inputs).gradients
-    arguments = StepArguments(grading.module, inputs, output_gradients, parameters)
-    with restored_buffers(grading.module):
-        expected = grading.problem.run_step(*arguments)
-    return DrawnStep(arguments, expected)
+    arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
+    return DrawnStep(arguments, grading.reference.run_step(arguments))
 
 
-def _time_steps(grading: Grading, timed_call: TimedCall, calls: int) -> TimedSteps:
-    """Time the training steps of one request of a timed call."""
+def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:
+    """Return tensors like the results and gradients of a step; an empty one where there is none."""
+    return [torch.empty(0) if x is None else x for x in drawn.expected]
+
+
+def _time_steps(
+    grading: Grading,
+    timed_call: TimedCall,
+    calls: int,
+    templates: list[torch.Tensor] | None = None,
+) -> TimedSteps:
+    """Time the training steps of one request of a timed call.
+
+    Args:
+        grading: the file under grading.
+        timed_call: the call, with the contestant that is asked for it.
+        calls: the number of training steps of the request.
+        templates: as for `timed_requests.time_request`.
+    """
     bench = grading.bench
     contestant = timed_call.contestant
-    parameters = grading.parameter_names()
+    parameters = grading.reference.parameter_names()
     if contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
     early = EarlyElements(bench, contestant)
     outputs = None
-    if bench.are_results_copied and timed_call.call == MODULE:
-        outputs = bench.room_for(grading.result_templates, calls)
+    if templates is not None:
+        outputs = bench.room_for(templates, calls)
     reply = contestant.ask(
         "run_steps",
         early.read,
@@ -405,7 +419,7 @@ class _ErrorsOfOtherRoundings:
         """Return the largest typical error of a result or gradient with other roundings."""
         if not self._errors:
             arguments, expected = self._drawn
-            self._errors = self._grading.errors_of_other_roundings(arguments, expected)
+            self._errors = self._grading.reference.errors_of_other_roundings(arguments, expected)
         return self._errors[result_index]
 
 
@@ -422,4 +436,4 @@ def _note_kept_bytes(grading: Grading) -> None:
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
             if isinstance(reply["bytes"], int):
-                grading.run.training_step.kept[name] = reply["bytes"]
+                grading.findings.run.training_step.kept[name] = reply["bytes"]

@@ -33,11 +33,10 @@ class OutputGradients(NamedTuple):
 
 def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
     """Draw gradients for the reference's outputs."""
-    problem, module = grading.problem, grading.module
-    outputs = grading.run_reference(inputs)
+    outputs = grading.reference.run(inputs)
     gradients = draw_gradients(outputs)
     output_count = len(outputs)
-    mask = problem.where_gradients_pass(module, inputs)
+    mask = grading.problem.where_gradients_pass(grading.reference.module, inputs)
     if mask is not None:
         for gradient in gradients:
             gradient.mul_(mask)

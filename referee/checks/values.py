@@ -47,7 +47,7 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    eager = grading.reference_tensors[0].eager_errors
+    eager = grading.findings.reference_tensors[0].eager_errors
     has_errors = eager.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
         setting = grading.problem.setting
@@ -67,7 +67,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
     for index in range(count):
         inputs = _inputs_of_forward(grading, index)
         if index > 0:
-            grading.redraw_state()
+            grading.reference.redraw_values()
         is_last = index == count - 1
         case = Case(_forward_name(grading, index), inputs, fill=is_last)
         comparisons = check_case(grading, case, for_timed_calls=True)
@@ -80,8 +80,8 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
 
 def _construct_or_redraw(grading: Grading) -> None:
     """Construct the module; if it was constructed for the setting before, give it new values."""
-    if grading.is_timed_module:
-        grading.redraw_state()
+    if grading.reference.has_timed_arguments:
+        grading.reference.redraw_values()
     else:
         grading.progress("constructing", "the module")
         grading.construct(compare=True)
@@ -93,8 +93,8 @@ def _inputs_of_forward(grading: Grading, index: int) -> list:
     If there are parameters, the second forward has the inputs of the first one and other
     parameters. A solution that keeps a result for its input alone is wrong there.
     """
-    if index == 1 and grading.parameter_names():
-        return grading.inputs
+    if index == 1 and grading.reference.parameter_names():
+        return grading.latest_inputs
     return grading.draw_inputs()
 
 
@@ -148,7 +148,6 @@ def _check_results_stay(grading: Grading) -> None:
         return
     # After the last held result, one more call follows, which may overwrite it.
     inputs_of_calls = _draw_different_inputs(problem, held_count + 1)
-    grading.previous_inputs = []  # these calls keep none
     calls = [_call(grading, inputs) for inputs in inputs_of_calls]
     compared_count = held_count
     if problem.input_source.repeats:
@@ -199,12 +198,12 @@ def _check_held_result(
         call_index: the index of the call.
     """
     name = f"call {call_index + 1} of {len(calls)}"
-    expected = grading.run_reference(inputs_of_calls[call_index])
+    expected = grading.reference.run(inputs_of_calls[call_index])
     descriptions = check_results(grading, name, calls[call_index], expected)
     for result_index, description in enumerate(descriptions):
-        tensor = grading.reference_tensors[result_index]
+        tensor = grading.findings.reference_tensors[result_index]
         got = read_result(grading, description, name, (0, result_index)).reshape(-1)
-        second_look = grading.second_look(inputs_of_calls[call_index], result_index)
+        second_look = grading.reference.second_look(inputs_of_calls[call_index], result_index)
         mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:
             continue
@@ -225,9 +224,9 @@ def _is_result_of_a_call(
         result_index: which of a call's results they may be.
         inputs_of_calls: the inputs of each call.
     """
-    other_draws = grading.reference_tensors[result_index].other_draws
+    other_draws = grading.findings.reference_tensors[result_index].other_draws
     for inputs in inputs_of_calls:
-        expected = grading.run_reference(inputs)[result_index]
+        expected = grading.reference.run(inputs)[result_index]
         has_its_size = expected.numel() == len(got)
         if has_its_size and other_draws.find_mistake(got, expected) is None:
             return True
@@ -236,7 +235,7 @@ def _is_result_of_a_call(
 
 def _call(grading: Grading, inputs: list) -> dict:
     """Call the solution once; return the description of the call's results."""
-    grading.inputs = inputs
+    grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
     reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.forms(1))

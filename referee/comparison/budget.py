@@ -6,7 +6,7 @@ may also be as far off as a plain sum of all terms. Products in TF32 or float16 
 budget: their errors are some 1,000 times eager's. Where eager's own error is that of a lower
 precision, as for half types, the factor is LOW_FACTOR.
 
-README.md, "What is right", has the formulas.
+VERDICTS.md, "What is right", has the formulas.
 """
 
 import math

@@ -33,7 +33,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         NotCorrectError: the solution has slowed eager, or eager's times on a GPU are too long for
             another reason.
     """
-    names, timings = grading.problem.names, grading.run.timings
+    names, timings = grading.problem.names, grading.findings.run.timings
     beside = timings.seconds[names.eager] + timings.seconds[names.control]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):

@@ -151,12 +151,12 @@ def time_request(
         timed_call: the call, with the contestant that is asked for it.
         calls: the number of calls of the request.
         flush: empties the caches before it.
-        templates: tensors with the shapes and dtypes of one call's results. They are needed only
-            where results are copied within the clock: room for the copies is made from them. None
-            if the results are not read, as those of yardsticks are not.
+        templates: tensors with the shapes and dtypes of one call's results. Where results are
+            copied within the clock, room for the copies is made from them. None if nobody reads the
+            results, as those of yardsticks.
     """
     room = None
-    if bench.are_results_copied and templates:
+    if templates is not None:
         room = bench.room_for(templates, calls)
     flush()
     contestant = timed_call.contestant

@@ -66,7 +66,7 @@ def only_compiled(yardsticks: list[str]) -> list[str]:
 
 def write_state_for_all(grading: Grading) -> None:
     """Write the reference's parameters and buffers for the solution and for eager."""
-    values = list(grading.module.state_dict().values())
+    values = grading.reference.values()
     grading.state.write(values)
     for eager in grading.bench.eager:
         eager.state.write(values)

@@ -161,8 +161,11 @@ def test_a_false_clock_gains_nothing_in_short_calls(device, tmp_path):
     [no_time], [third], [honest] = (records[name]["runs"] for name in table)
     assert no_time["time"] != "faster"
     assert no_time["step"]["summary"]["step"][0]["time"] != "faster"
+    # The referee takes its own clock for no_time, less an empty request. Samples of that difference
+    # scatter, so their median may be a little below eager's. A false clock, even one that says a
+    # third, would be far below.
     for times, honest_times in zip(seconds_of(no_time), seconds_of(honest), strict=True):
-        assert median(times["ModelNew"]) > median(honest_times["eager"])
+        assert median(times["ModelNew"]) > 0.6 * median(honest_times["eager"])
     is_noted = any("only its own clock" in note for note in records["a_third"]["notes"])
     assert is_noted or third["time"] != "faster"
     own = honest["forward"]["seconds"]["ModelNew"]

@@ -8,9 +8,9 @@
 
 namespace {
 
-// A number of bytes by which an operand begins beyond a multiple of 16: a multiple of the size of
-// its elements, and mostly 0.
-int64_t misalignment(int size) { return one_in(3) ? draw(0, 15) / size * size : 0; }
+// Returns by how many bytes an operand's address exceeds a multiple of 16. Mostly it is 0, and
+// always a multiple of the size of an element.
+int64_t draw_misalignment(int size) { return one_in(3) ? draw(0, 15) / size * size : 0; }
 
 // A random matrix of numbers of type T, a fourth of which are 0, at any address that is a multiple
 // of their size.
@@ -18,7 +18,7 @@ template <typename T>
 struct Matrix : Buffer {
   static constexpr int64_t kSize = sizeof(T);
 
-  Matrix(int64_t m, int64_t n) : Buffer(m * n * kSize, misalignment(kSize)) {
+  Matrix(int64_t m, int64_t n) : Buffer(m * n * kSize, draw_misalignment(kSize)) {
     std::normal_distribution<float> normal;
     T* const to = reinterpret_cast<T*>(data);
     for (int64_t i = 0; i < m * n; ++i) to[i] = static_cast<T>(one_in(4) ? 0 : normal(generator));
@@ -32,7 +32,7 @@ struct Matrix : Buffer {
   }
 };
 
-// A case: kernels for matrices [m, n] of type T, run and checked.
+// Runs the kernels for matrices [m, n] of type T, and checks their results.
 template <typename T>
 struct Checks {
   using Wide = fused_pass::Compute<T>;
@@ -74,7 +74,8 @@ struct Checks {
         }
       }
     }
-    require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, size);
+    require(out.has_intact_guards() && mask.has_intact_guards(), "written beyond the result", dtype,
+            size);
   }
 
   // Runs and checks the backward kernels on a mask that `forward` has filled in.
@@ -102,19 +103,24 @@ struct Checks {
       const bool is_right = !has_bias || error <= error_bound(sum, magnitudes);
       require(is_right, "grad_bias", dtype, size, column);
     }
-    require(grad_z.has_guards() && grad_bias.has_guards() && workspace.has_guards(),
+    require(grad_z.has_intact_guards() && grad_bias.has_intact_guards() &&
+                workspace.has_intact_guards(),
             "written beyond the gradients", dtype, size);
   }
 
-  // The most that a column's sum may err. The terms are added in Wide, where each goes through at
-  // most 80 roundings, and the sum is then rounded to T. `magnitudes` is the sum of |term|.
+  // The largest error that the sum of a column may have. The terms are added in Wide, where each
+  // goes through at most 80 roundings, and the sum is then rounded to T. `magnitudes` is the sum of
+  // |term|.
   static double error_bound(double sum, double magnitudes) {
-    const bool is_double = sizeof(T) == 8;
-    const double unit_of_wide = is_double ? 0x1p-53 : 0x1p-24;
-    double unit_of_result = 0x1p-8;
-    if (sizeof(T) == 4) unit_of_result = 0x1p-23;
-    if (is_double) unit_of_result = 0x1p-52;
-    return 80 * unit_of_wide * magnitudes + unit_of_result * std::abs(sum) + 1e-30;
+    const double rounding_in_wide = sizeof(Wide) == 8 ? 0x1p-53 : 0x1p-24;
+    return 80 * rounding_in_wide * magnitudes + rounding_to_t() * std::abs(sum) + 1e-30;
+  }
+
+  // Twice the largest relative error of rounding to T. For both half types it is bfloat16's.
+  static double rounding_to_t() {
+    if (sizeof(T) == 8) return 0x1p-52;
+    if (sizeof(T) == 4) return 0x1p-23;
+    return 0x1p-8;
   }
 };
 

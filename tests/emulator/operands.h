@@ -34,8 +34,8 @@ bool one_in(int64_t n) { return draw(1, n) == 1; }
 
 // --------------------------------------------------------------------------------- operands
 
-// An operand of `bytes` bytes at `data`, between guards: memory that no kernel may write. All of it
-// is random, with many zeros.
+// An operand of `bytes` bytes at `data`, between guards, which are memory that no kernel may write.
+// Operand and guards are random, with many zeros.
 //
 //     memory |  guard  |  ... data, bytes ...  |  guard  |
 //                      ^ a multiple of kGuard, plus `misalignment` bytes
@@ -61,8 +61,8 @@ struct Buffer {
     return read(before.data() + (data - memory.data()) + i * size, size);
   }
 
-  // Returns whether the memory around the operand is unchanged.
-  bool has_guards() const {
+  // Returns whether the guards are unchanged.
+  bool has_intact_guards() const {
     const int64_t start = data - memory.data();
     const int64_t end = start + bytes;
     return std::equal(before.begin(), before.begin() + start, memory.begin()) &&
@@ -76,7 +76,7 @@ struct Buffer {
   }
 };
 
-// A mask of so many bits.
+// A mask of `bits` bits.
 struct Mask : Buffer {
   int64_t bits;
 
@@ -85,7 +85,7 @@ struct Mask : Buffer {
   bool bit(int64_t i) const { return (data[i / 8] >> i % 8 & 1) != 0; }
 
   // Returns whether the last byte's unused bits are 0.
-  bool has_zeros_after() const {
+  bool unused_bits_are_zero() const {
     for (int64_t i = bits; i < 8 * bytes; ++i) {
       if (bit(i)) return false;
     }
@@ -95,8 +95,8 @@ struct Mask : Buffer {
 
 // ----------------------------------------------------------------------- checks and reports
 
-// Ends the program with a message unless the condition holds. n and i tell the number of elements,
-// and which of them is wrong.
+// Ends the program with a message unless a result is right. n is the number of elements, and i the
+// index of the one that was checked, or -1 if no single one was.
 void require(bool is_right, const char* what, DType dtype, int64_t n, int64_t i = -1) {
   if (is_right) return;
   printf("%s: dtype %d, %ld elements, element %ld, %s\n", what, static_cast<int>(dtype),
@@ -112,8 +112,8 @@ void note_launch(int status) {
     printf("status %d\n", status);
     exit(1);
   }
-  // The name is between the last "::" before "_kernel" and its template arguments or the end:
-  // "... [with auto kKernel = kernels::relu_kernel<S>; Params = ...]".
+  // The name of the kernel is relu_kernel in "... [with auto kKernel = kernels::relu_kernel<float>;
+  // Params = ...]". It begins after the "::" before "_kernel".
   const std::string function = launched;
   const size_t first = function.rfind("::", function.find("_kernel")) + 2;
   const size_t end = function.find_first_of("<;]", first);

@@ -23,10 +23,10 @@ uint64_t infinity_of(DType dtype) {
   return 0;  // not reached
 }
 
-// The results expected for an element x of `size` bytes, from the bits of x alone.
+// The results that are expected for an element x of `size` bytes. They follow from the bits of x.
 struct Expected {
-  uint64_t relu;
-  bool keeps;  // the gradient
+  uint64_t relu;         // as the bits of the result
+  bool gradient_passes;  // the bit of the mask
 
   Expected(DType dtype, uint64_t x, int size) {
     const uint64_t sign = uint64_t{1} << (8 * size - 1);
@@ -36,7 +36,7 @@ struct Expected {
     const bool is_zero = magnitude == 0;  // or -0
     const bool is_negative = has_sign && !is_zero && !is_nan;
     relu = is_negative ? 0 : x;
-    keeps = !is_negative && !is_zero;
+    gradient_passes = !is_negative && !is_zero;
   }
 };
 
@@ -45,8 +45,9 @@ int size_of(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// A number of elements. One in six is near the size from which a thread handles four vectors, on
-// both sides of it. No size is large: float64 takes the kernels for large tensors at every size.
+// Returns a number of elements. One in six is a little below or above the size from which a thread
+// handles four vectors. No size is large, because float64 takes the kernels for large tensors at
+// every size.
 int64_t draw_size(int size) {
   if (one_in(6)) return relu::SizeLimits::kFourVectorsBegin / size + draw(-300, 9000);
   return one_in(3) ? draw(1, 300) : draw(1, 20000);
@@ -79,7 +80,7 @@ void check_backward(DType dtype, const Mask& mask, int64_t n) {
       const uint64_t expected = mask.bit(i) ? gradient : 0;
       require(grad_input.element(i, size) == expected, "backward", dtype, n, i);
     }
-    require(grad_input.has_guards(), "written beyond the gradient", dtype, n);
+    require(grad_input.has_intact_guards(), "written beyond the gradient", dtype, n);
   }
 }
 
@@ -94,11 +95,12 @@ void check(DType dtype) {
   for (int64_t i = 0; i < n; ++i) {
     const Expected expected(dtype, x.element(i, size), size);
     require(out.element(i, size) == expected.relu, "relu", dtype, n, i);
-    if (has_mask) require(mask.bit(i) == expected.keeps, "mask", dtype, n, i);
+    if (has_mask) require(mask.bit(i) == expected.gradient_passes, "mask", dtype, n, i);
   }
-  require(out.has_guards() && mask.has_guards(), "written beyond the result", dtype, n);
+  require(out.has_intact_guards() && mask.has_intact_guards(), "written beyond the result", dtype,
+          n);
   if (!has_mask) return;
-  require(mask.has_zeros_after(), "bits after the last", dtype, n);
+  require(mask.unused_bits_are_zero(), "bits after the last", dtype, n);
   check_backward(dtype, mask, n);
 }
 

@@ -1,6 +1,6 @@
 // Tests two device functions of the fp16x3 GEMMs on random operands, on a CPU:
 //
-//   split_row (split/split_row.cuh)          Every hi and lo, every exponent and state.
+//   split_row (split/split_row.cuh)         Every hi and lo, every exponent and state.
 //   nonfinite_kernel (split/nonfinite.cuh)   The results and mask bits of rows that hold infinity
 //                                            or NaN, and that no others are written.
 //
@@ -15,13 +15,14 @@
 
 namespace {
 
-// The kernels of this program. test_emulator.py demands that all of them run.
+// The kernels of this program, which call the two functions. test_emulator.py demands that both
+// run.
 
 __global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto halves = matrix.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
-  if (row < matrix.rows) split::split_row(matrix, halves, row, k, splitter);
+  const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
 __global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
@@ -29,25 +30,74 @@ __global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix w
   nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
 
-// Draws n numbers of some range, with zeros among them, and at times infinity or NaN.
-std::vector<float> draw_row(int64_t n) {
-  std::vector<float> row(n);
+// --------------------------------------------------------------------------------- operands
+
+// Returns the exponent around which the numbers of a row are drawn: 0, or near an end of float's.
+float draw_middle_exponent() {
+  if (one_in(4)) return -120;
+  if (one_in(4)) return 100;
+  return 0;
+}
+
+// Returns k random numbers, some of them zeros, at times with an infinity or a NaN among them.
+std::vector<float> draw_row(int64_t k) {
   std::normal_distribution<float> normal;
-  const float spread = one_in(3) ? 12 : 1;
-  float middle = 0;  // of the exponents
-  if (one_in(4)) {
-    middle = -120;
-  } else if (one_in(4)) {
-    middle = 100;
-  }
-  const int64_t zeros = one_in(2) ? 2 : 1000;
+  const float spread = one_in(3) ? 12 : 1;  // of the exponents
+  const float middle = draw_middle_exponent();
+  const int64_t numbers_per_zero = one_in(2) ? 2 : 1000;
+  std::vector<float> row(k);
   for (float& element : row) {
     const float power = std::exp2(middle + spread * normal(generator));
-    element = one_in(zeros) ? 0 : normal(generator) * power;
+    element = one_in(numbers_per_zero) ? 0 : normal(generator) * power;
   }
-  if (one_in(5)) row[draw(0, n - 1)] = one_in(2) ? INFINITY : NAN;
+  if (one_in(5)) row[draw(0, k - 1)] = one_in(2) ? INFINITY : NAN;
   if (one_in(9)) std::fill(row.begin(), row.end(), 0.0f);
   return row;
+}
+
+// A random float32 matrix [rows, k], and memory for the states of its rows.
+struct FloatMatrix {
+  int64_t rows;
+  int64_t k;
+  int64_t row_stride;
+  Buffer memory;
+  Buffer states;  // [rows] of int, which hold a RowState
+
+  FloatMatrix(int64_t rows, int64_t k, int64_t row_stride, int64_t misalignment = 0)
+      : rows(rows),
+        k(k),
+        row_stride(row_stride),
+        memory(rows * row_stride * sizeof(float), misalignment),
+        states(rows * sizeof(int), 0) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const std::vector<float> drawn = draw_row(k);
+      std::copy(drawn.begin(), drawn.end(), row(i));
+    }
+  }
+
+  float* row(int64_t i) const { return reinterpret_cast<float*>(memory.data) + i * row_stride; }
+
+  bool is_finite(int64_t i) const {
+    return std::all_of(row(i), row(i) + k, [](float element) { return std::isfinite(element); });
+  }
+
+  // The matrix as kernels get it, without hi, lo and exponents.
+  split::SplitMatrix split_matrix() const {
+    split::SplitMatrix matrix{row(0), rows, row_stride};
+    matrix.row_state = reinterpret_cast<int*>(states.data);
+    return matrix;
+  }
+};
+
+// -------------------------------------------------------------------------------- split_row
+
+// Returns a number of elements that the splitter may have in a row: mostly few, at times very many.
+int64_t draw_k(split::Splitter splitter) {
+  const bool is_warp = splitter == split::Splitter::kWarp;
+  const int64_t longest = is_warp ? split::SplitConfig::kKeptByWarp : 20000;
+  if (one_in(3)) return draw(1, longest);
+  if (one_in(2)) return draw(1, std::min(longest, int64_t{2500}));
+  return draw(1, 300);
 }
 
 // Launches split_row_kernel for all rows of the matrix, and returns the status.
@@ -58,42 +108,33 @@ int split_rows(split::Splitter splitter, const split::SplitMatrix& matrix, int64
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// Returns where the hi of element i of a row is, in the layouts of SplitMatrix (split/split.cuh).
-// Its lo is in the same place of the lo matrix.
-int64_t place_of(int64_t row, int64_t rows, int64_t i, int64_t padded_k, bool has_lo,
-                 bool is_k_tiled) {
-  // 16 elements are eight pairs. Pair p is stored at place kPlaceOfPair[p] of the eight (K order).
+// Returns the index of element i of a row in `hi`, and also in `lo`. SplitMatrix (split/split.cuh)
+// says how the layouts look.
+int64_t place_of(const split::SplitMatrix& matrix, int64_t k, int64_t row, int64_t i) {
+  if (!matrix.is_k_tiled) return row * split::padded(k) + i;
+  const bool has_lo = matrix.lo != nullptr;
+  const int64_t depth = has_lo ? 32 : 64;  // elements of K in a k-tile
+  const int64_t k_tile = i / depth;
+  const int64_t element = i % depth;                        // of the k-tile
+  const int64_t begin = (k_tile * matrix.rows + row) * 64;  // of the row's part of the k-tile
+  if (!has_lo) return begin + element;
+  // Each 16 elements are eight pairs, in K order: pair p is at place kPlaceOfPair[p] of the eight.
   constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};
-  if (!is_k_tiled) return row * padded_k + i;
-  if (!has_lo) return (i / 64 * rows + row) * 64 + i % 64;
-  const int64_t row_of_tile = (i / 32 * rows + row) * 64;
-  const int64_t first_of_16 = i % 32 / 16 * 16;
-  return row_of_tile + first_of_16 + kPlaceOfPair[i % 16 / 2] * 2 + i % 2;
+  const int64_t first_of_16 = element / 16 * 16;
+  const int64_t pair = element % 16 / 2;
+  return begin + first_of_16 + 2 * kPlaceOfPair[pair] + element % 2;
 }
 
-// A number of elements that the splitter may have in a row: mostly few, at times very many.
-int64_t draw_k(split::Splitter splitter) {
-  const bool is_warp = splitter == split::Splitter::kWarp;
-  const int64_t longest = is_warp ? split::SplitConfig::kKeptByWarp : 20000;
-  int64_t most = 300;
-  if (one_in(3)) {
-    most = longest;
-  } else if (one_in(2)) {
-    most = std::min(longest, int64_t{2500});
-  }
-  return draw(1, most);
-}
-
-// How a row has to be scaled, from its elements alone.
+// The exponent by which a row has to be scaled, from its elements alone.
 struct ExpectedScale {
   bool can_split = true;  // otherwise the row is split as zeros
   int exponent = 0;
 
-  ExpectedScale(const std::vector<float>& row, bool has_lo) {
+  ExpectedScale(const float* row, int64_t k, bool has_lo) {
     float largest = 0;
-    for (const float element : row) {
-      can_split &= std::isfinite(element);
-      largest = std::max(largest, std::abs(element));
+    for (int64_t i = 0; i < k; ++i) {
+      can_split &= std::isfinite(row[i]);
+      largest = std::max(largest, std::abs(row[i]));
     }
     if (!can_split || largest == 0) return;
     const int needed = 14 - std::ilogb(largest);  // moves the largest into [2^14, 2^15)
@@ -102,24 +143,22 @@ struct ExpectedScale {
   }
 };
 
-// Checks all that has been written for one row, whose elements are `elements`.
-void check_split_row(const split::SplitMatrix& matrix, int64_t row,
-                     const std::vector<float>& elements) {
-  const int64_t k = elements.size();
-  const int64_t padded_k = split::padded(k);
+// Checks all that has been written for a row of k elements.
+void check_split_row(const split::SplitMatrix& matrix, int64_t row, int64_t k) {
+  const float* const elements = matrix.source + row * matrix.row_stride;
   const bool has_lo = matrix.lo != nullptr;
-  const ExpectedScale scale(elements, has_lo);
+  const ExpectedScale scale(elements, k, has_lo);
+  const auto is_same = [](__half a, __half b) { return memcmp(&a, &b, sizeof(a)) == 0; };
   int64_t nonzeros = 0;
   int64_t subnormals = 0;
-  for (int64_t i = 0; i < padded_k; ++i) {
+  for (int64_t i = 0; i < split::padded(k); ++i) {
     const float v = i < k && scale.can_split ? elements[i] : 0;
     const float scaled = std::ldexp(v, scale.exponent);
     if (v != 0) ++nonzeros;
     if (v != 0 && std::abs(scaled) < 0x1p-14f) ++subnormals;
     const __half hi = __float2half_rn(scaled);
     const __half lo = __float2half_rn((scaled - __half2float(hi)) * 0x1p11f);
-    const int64_t place = place_of(row, matrix.rows, i, padded_k, has_lo, matrix.is_k_tiled);
-    const auto is_same = [](__half a, __half b) { return memcmp(&a, &b, sizeof(a)) == 0; };
+    const int64_t place = place_of(matrix, k, row, i);
     require(is_same(matrix.hi[place], hi), "hi", DType::kFloat32, k, i);
     if (has_lo) require(is_same(matrix.lo[place], lo), "lo", DType::kFloat32, k, i);
   }
@@ -136,120 +175,132 @@ void check_split(bool has_lo) {
   const auto splitter = one_in(2) ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int64_t k = draw_k(splitter);
   const int64_t rows = draw(1, 9);
-  const int64_t stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
-  const int64_t padded_k = split::padded(k);
-  const bool is_k_tiled = !one_in(4);
-  Buffer memory(rows * stride * 4, one_in(2) ? 0 : draw(0, 3) * 4);
-  Buffer halves((has_lo ? 2 : 1) * rows * padded_k * 2, 0);
-  Buffer exponents(rows * 4, 0);
-  Buffer states(rows * 4, 0);
-  float* const x = reinterpret_cast<float*>(memory.data);
-  std::vector<std::vector<float>> elements;
-  for (int64_t row = 0; row < rows; ++row) {
-    elements.push_back(draw_row(k));
-    std::copy(elements[row].begin(), elements[row].end(), x + row * stride);
-  }
-  split::SplitMatrix matrix{x, rows, stride};
-  matrix.hi = reinterpret_cast<__half*>(halves.data);
-  const int64_t lo_offset = is_k_tiled ? split::kKTileNumbers / 2 : rows * padded_k;
-  matrix.lo = has_lo ? matrix.hi + lo_offset : nullptr;
+  const int64_t row_stride = one_in(2) ? (k + 3) / 4 * 4 : k + draw(0, 4);
+  const int64_t misalignment = one_in(2) ? 0 : draw(0, 3) * sizeof(float);
+  const FloatMatrix source(rows, k, row_stride, misalignment);
+  const int64_t numbers = rows * split::padded(k);  // of hi, and as many of lo
+  const Buffer hi_and_lo((has_lo ? 2 : 1) * numbers * sizeof(__half), 0);
+  const Buffer exponents(rows * sizeof(int), 0);
+
+  split::SplitMatrix matrix = source.split_matrix();
+  matrix.is_k_tiled = !one_in(4);
+  matrix.hi = reinterpret_cast<__half*>(hi_and_lo.data);
+  const int64_t lo_offset = matrix.is_k_tiled ? split::kKTileNumbers / 2 : numbers;
+  if (has_lo) matrix.lo = matrix.hi + lo_offset;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
-  matrix.row_state = reinterpret_cast<int*>(states.data);
-  matrix.is_k_tiled = is_k_tiled;
   note_launch(split_rows(splitter, matrix, k));
-  for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, elements[row]);
-  require(halves.has_guards() && exponents.has_guards() && states.has_guards(), "written beyond",
-          DType::kFloat32, k);
+
+  for (int64_t row = 0; row < rows; ++row) check_split_row(matrix, row, k);
+  const bool is_intact = hi_and_lo.has_intact_guards() && exponents.has_intact_guards() &&
+                         source.states.has_intact_guards();
+  require(is_intact, "written beyond", DType::kFloat32, k);
 }
 
-// A random matrix whose rows' states tell which of them hold infinity or NaN.
-struct Rows {
-  int64_t rows;
-  int64_t k;
-  int64_t stride;
-  Buffer memory;
-  Buffer states;
+// ------------------------------------------------------------------------- nonfinite_kernel
 
-  Rows(int64_t rows, int64_t k)
-      : rows(rows),
-        k(k),
-        stride(k + draw(0, 2)),
-        memory(rows * stride * 4, 0),
-        states(rows * 4, 0) {
-    for (int64_t row = 0; row < rows; ++row) {
-      const std::vector<float> drawn = draw_row(k);
-      std::copy(drawn.begin(), drawn.end(), elements() + row * stride);
-      const bool is_finite = std::all_of(drawn.begin(), drawn.end(),
-                                         [](float element) { return std::isfinite(element); });
-      matrix().row_state[row] = is_finite ? split::kExact : split::kNonfinite;
-    }
-  }
-  float* elements() const { return reinterpret_cast<float*>(memory.data); }
-  split::SplitMatrix matrix() const {
-    split::SplitMatrix matrix{elements(), rows, stride};
-    matrix.row_state = reinterpret_cast<int*>(states.data);
-    return matrix;
-  }
-  bool is_marked(int64_t row) const { return matrix().row_state[row] == split::kNonfinite; }
-};
-
-// The sum of the products of a row of x and a row of weight, added from the last one to the first.
-double sum_of_products(const Rows& x, int64_t x_row, const Rows& weight, int64_t weight_row) {
-  const float* const a = x.elements() + x_row * x.stride;
-  const float* const b = weight.elements() + weight_row * weight.stride;
-  double sum = 0;
-  for (int64_t i = x.k - 1; i >= 0; --i) sum += double{a[i]} * b[i];
-  return sum;
-}
-
-// Checks that only the results of marked rows are written, and that these are infinite or NaN as
-// their elements demand.
-void check_nonfinite() {
+// A random call of nonfinite_kernel, and the checks of its results.
+struct NonfiniteCase {
   const int64_t m = draw(1, 20);
   const int64_t n = draw(1, 40);
   const int64_t k = draw(1, one_in(9) ? 600 : 20);
-  const Rows x(m, k);
-  const Rows weight(n, k);
-  const int64_t mask_bytes = (n + 7) / 8;
-  Buffer out(m * n * 4, 0);
-  Buffer mask(m * mask_bytes, 0);
-  Buffer bias(n * 4, 0);
-  for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(bias.data)[i] = draw(-9, 9);
-  LinearArguments linear{};
-  linear.m = m;
-  linear.n = n;
-  linear.k = k;
-  linear.divisor = -2;
-  linear.has_relu = one_in(2);
-  linear.bias = one_in(2) ? bias.data : nullptr;
-  linear.out = out.data;
-  linear.mask = one_in(2) ? mask.data : nullptr;
-  const unsigned flag = one_in(5) ? 0 : 1;
-  const unsigned* const has_nonfinite = one_in(3) ? nullptr : &flag;
-  note_launch(launch<nonfinite_rows_kernel>(
-      static_cast<int>(draw(1, 5)), nonfinite::NonfiniteConfig::kThreads, nullptr, x.matrix(),
-      weight.matrix(), k, Epilogue<float>(linear), has_nonfinite));
-  for (int64_t i = 0; i < m * n; ++i) {
-    const int64_t row = i / n;
-    const int64_t column = i % n;
-    const bool is_marked = x.is_marked(row) || weight.is_marked(column);
-    const bool is_made = is_marked && (has_nonfinite == nullptr || flag != 0);
-    double z = sum_of_products(x, row, weight, column);
-    if (linear.bias != nullptr) z += reinterpret_cast<float*>(bias.data)[column];
-    const double expected = (linear.has_relu && z < 0 ? 0 : z) / linear.divisor;
-    const float result = reinterpret_cast<float*>(out.data)[i];
-    const bool is_equal =
-        std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
-    const bool is_unchanged = out.element(i, 4) == out.element_before(i, 4);
-    require(is_made ? is_equal : is_unchanged, "nonfinite", DType::kFloat32, k, i);
-    const int64_t byte = row * mask_bytes + column / 8;
-    const bool bit = mask.element(byte, 1) >> column % 8 & 1;
-    const bool bit_before = mask.element_before(byte, 1) >> column % 8 & 1;
-    const bool passes = z > 0 || std::isnan(z);  // the gradient of NaN passes, as in torch
-    const bool expected_bit = is_made && linear.mask != nullptr ? passes : bit_before;
-    require(bit == expected_bit, "mask", DType::kFloat32, k, i);
+  const int64_t mask_row_bytes = (n + 7) / 8;
+  const FloatMatrix x{m, k, k + draw(0, 2)};
+  const FloatMatrix weight{n, k, k + draw(0, 2)};
+  std::vector<float> bias = std::vector<float>(n);
+  const Buffer out{m * n * static_cast<int64_t>(sizeof(float)), 0};
+  const Buffer mask{m * mask_row_bytes, 0};
+  const float divisor = -2;
+  const bool has_bias = one_in(2);
+  const bool has_relu = one_in(2);
+  const bool has_mask = one_in(2);
+  const bool has_flag = !one_in(3);
+  const unsigned flag = one_in(5) ? 0 : 1;  // 0: no row is nonfinite, even if one is
+
+  NonfiniteCase() {
+    for (float& element : bias) element = draw(-9, 9);
+    set_states(x);
+    set_states(weight);
   }
-  require(out.has_guards() && mask.has_guards(), "written beyond", DType::kFloat32, k);
+
+  static void set_states(const FloatMatrix& matrix) {
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      const int state = matrix.is_finite(row) ? split::kExact : split::kNonfinite;
+      matrix.split_matrix().row_state[row] = state;
+    }
+  }
+
+  // Launches the kernel, and returns the status.
+  int run() const {
+    LinearArguments linear{};
+    linear.m = m;
+    linear.n = n;
+    linear.k = k;
+    linear.bias = has_bias ? bias.data() : nullptr;
+    linear.divisor = divisor;
+    linear.has_relu = has_relu;
+    linear.out = out.data;
+    linear.mask = has_mask ? mask.data : nullptr;
+    const int blocks = static_cast<int>(draw(1, 5));
+    const unsigned* const has_nonfinite = has_flag ? &flag : nullptr;
+    return launch<nonfinite_rows_kernel>(blocks, nonfinite::NonfiniteConfig::kThreads, nullptr,
+                                         x.split_matrix(), weight.split_matrix(), k,
+                                         Epilogue<float>(linear), has_nonfinite);
+  }
+
+  // Checks that only the results of nonfinite rows are written, and that these are right.
+  void check() const {
+    for (int64_t row = 0; row < m; ++row) {
+      for (int64_t column = 0; column < n; ++column) {
+        check_result(row, column);
+        check_bit(row, column);
+      }
+    }
+    const bool is_intact = out.has_intact_guards() && mask.has_intact_guards();
+    require(is_intact, "written beyond", DType::kFloat32, k);
+  }
+
+  void check_result(int64_t row, int64_t column) const {
+    const int64_t i = row * n + column;
+    bool is_right = out.element(i, sizeof(float)) == out.element_before(i, sizeof(float));
+    if (is_written(row, column)) {
+      const double z = z_at(row, column);
+      const double expected = (has_relu && z < 0 ? 0 : z) / divisor;
+      const float result = reinterpret_cast<const float*>(out.data)[i];
+      is_right = std::isnan(expected) ? std::isnan(result) : result == static_cast<float>(expected);
+    }
+    require(is_right, "nonfinite", DType::kFloat32, k, i);
+  }
+
+  void check_bit(int64_t row, int64_t column) const {
+    const int64_t byte = row * mask_row_bytes + column / 8;
+    const int64_t place = column % 8;
+    const bool bit = mask.element(byte, 1) >> place & 1;
+    bool expected = mask.element_before(byte, 1) >> place & 1;
+    if (has_mask && is_written(row, column)) {
+      const double z = z_at(row, column);
+      expected = z > 0 || std::isnan(z);  // the gradient of NaN passes, as in torch
+    }
+    require(bit == expected, "mask", DType::kFloat32, k, row * n + column);
+  }
+
+  // Returns whether the kernel has to write this result.
+  bool is_written(int64_t row, int64_t column) const {
+    const bool is_told_of_none = has_flag && flag == 0;
+    return !is_told_of_none && !(x.is_finite(row) && weight.is_finite(column));
+  }
+
+  // The result before ReLU and division. The products are added from the last one to the first.
+  double z_at(int64_t row, int64_t column) const {
+    double z = 0;
+    for (int64_t i = k - 1; i >= 0; --i) z += double{x.row(row)[i]} * weight.row(column)[i];
+    return has_bias ? z + bias[column] : z;
+  }
+};
+
+void check_nonfinite() {
+  const NonfiniteCase random_case;
+  note_launch(random_case.run());
+  random_case.check();
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import LinearReluDivide
-from model_new import LinearReluDivideNew
+from model_new import LinearReluDivideNew, linear_ops
 
 OPERATORS = torch.ops.relu_divide_kernels  # the import of model_new defines them
 
@@ -138,11 +138,11 @@ def linear_path(name):
     """Compute products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
     if name in ("skinny", "sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    OPERATORS.set_linear_path(name)
+    linear_ops.set_linear_path(name)
     try:
         yield
     finally:
-        OPERATORS.set_linear_path("auto")
+        linear_ops.set_linear_path("auto")
 
 
 @contextmanager

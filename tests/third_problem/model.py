@@ -8,9 +8,9 @@ class Gelu(nn.Module):
         return nn.functional.gelu(x)
 
 
-def get_gelu_inputs() -> list[torch.Tensor]:
-    """Return x `[4096, 393216]`, float32, on the CPU, drawn as `get_inputs` does."""
-    return _relu_inputs(batch_size)
-
-
-PROBLEMS["gelu"] = Problem(Gelu, batch_size, get_gelu_inputs, get_init_inputs, _relu_inputs)
+PROBLEMS["gelu"] = Problem(
+    reference=Gelu,
+    rows=batch_size,
+    get_inputs_at=_relu_inputs,
+    get_init_inputs=get_init_inputs,
+)

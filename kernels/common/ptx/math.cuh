@@ -22,12 +22,12 @@ __device__ inline float max_nan(float a, float b) {
 // NaN.
 template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {
-  constexpr bool kIsHalf = std::is_same_v<T, __half>;
+  constexpr bool kIsFloat16 = std::is_same_v<T, __half>;
   uint32_t pair;
   // The instruction's first operand is the high 16 bits.
-  if constexpr (kIsHalf && kRelu) {
+  if constexpr (kIsFloat16 && kRelu) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-  } else if constexpr (kIsHalf) {
+  } else if constexpr (kIsFloat16) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else if constexpr (kRelu) {
     asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));

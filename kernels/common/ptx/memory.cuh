@@ -22,7 +22,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 }
 
 // ld.shared.v4: loads four floats from a multiple of 16 bytes.
-__device__ inline float4 load_shared_four(uint32_t address) {
+__device__ inline float4 load_shared_float4(uint32_t address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
@@ -31,7 +31,7 @@ __device__ inline float4 load_shared_four(uint32_t address) {
 }
 
 // ld.shared.v2: loads two doubles from a multiple of 16 bytes.
-__device__ inline double2 load_shared_two(uint32_t address) {
+__device__ inline double2 load_shared_double2(uint32_t address) {
   double2 v;
   asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.x), "=d"(v.y) : "r"(address));
   return v;
@@ -42,7 +42,7 @@ __device__ inline double2 load_shared_two(uint32_t address) {
 // ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
 // not access the memory. The hint .cs (streaming) says that the floats will not be read again. The
 // compiler does not move this load across other accesses to memory.
-__device__ inline float4 load_global_four_if(bool condition, const float* source) {
+__device__ inline float4 load_global_float4_if(bool condition, const float* source) {
   float4 v;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -57,7 +57,7 @@ __device__ inline float4 load_global_four_if(bool condition, const float* source
 
 // st.global.v4: stores 16 bytes at once. The compiler may split an ordinary store of a uint4, or
 // merge it with another store to the same place, but leaves this one alone.
-__device__ inline void store_global_four(void* target, const uint4& v) {
+__device__ inline void store_global_uint4(void* target, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");

@@ -69,15 +69,14 @@ struct BlockGrid {
     }
     strips = divide_up(row_vectors, strip_width);
 
-    // Divide the rows of a strip among its share of the blocks that run at once.
+    // The strips divide the blocks that run at once among them, and the blocks of a strip its rows.
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
     const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
     const int64_t min_rows_of_block = divide_up(m, max_blocks_of_strip);
     const int64_t rows_at_once = BackwardConfig::kThreads / strip_width;
-    const int64_t steps = std::max<int64_t>(divide_up(min_rows_of_block, rows_at_once), 1);
-    rows_of_block = steps * rows_at_once;
-    blocks_of_strip = std::max<int64_t>(divide_up(m, rows_of_block), 1);
+    rows_of_block = divide_up(min_rows_of_block, rows_at_once) * rows_at_once;
+    blocks_of_strip = divide_up(m, rows_of_block);
   }
 
  private:

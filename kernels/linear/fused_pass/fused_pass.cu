@@ -14,7 +14,8 @@
 // that is fastest to divide by.
 //
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
-// and of its column sum. Each matrix is read once or written once, in 16-byte accesses.
+// and of its column sum. Each element is read at most once and written at most once, by 16-byte
+// accesses.
 
 #include "common/launch.cuh"
 #include "common/vectors.cuh"

@@ -280,7 +280,7 @@ void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, 
   dispatch_dtype(dtype, [=](auto element) {
     using E = decltype(element);
     auto* const elements = static_cast<typename E::Bits*>(grad_bias);
-    for (int64_t j = 0; j < n; ++j) elements[j] = element_nearest_to<E>(runs == 0 ? 0 : sums[j]);
+    for (int64_t j = 0; j < n; ++j) elements[j] = element_nearest_to<E>(sums[j]);
   });
 }
 

@@ -56,7 +56,7 @@ struct RowVector {
       memcpy(&bits, &v, sizeof(bits));
       // The asm statement keeps this store whole. nvcc would merge the first element's part of an
       // ordinary 16-byte store with the first store of the loop below, and split the rest.
-      return ptx::store_global_four(target, bits);
+      return ptx::store_global_uint4(target, bits);
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {

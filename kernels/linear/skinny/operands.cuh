@@ -45,15 +45,15 @@ __device__ void store_step(uint8_t* row, float4 v) {
 // Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
 // the lane's first vector in shared memory.
 __device__ inline void load_step(uint32_t address, float (&v)[4]) {
-  const float4 four = ptx::load_shared_four(address);
+  const float4 four = ptx::load_shared_float4(address);
   v[0] = four.x;
   v[1] = four.y;
   v[2] = four.z;
   v[3] = four.w;
 }
 __device__ inline void load_step(uint32_t address, double (&v)[4]) {
-  const double2 low = ptx::load_shared_two(address);
-  const double2 high = ptx::load_shared_two(address + XStep::kLineBytes);
+  const double2 low = ptx::load_shared_double2(address);
+  const double2 high = ptx::load_shared_double2(address + XStep::kLineBytes);
   v[0] = low.x;
   v[1] = low.y;
   v[2] = high.x;
@@ -114,7 +114,7 @@ struct PrefetchedWeights {
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
       const float* const address = source + min(i, columns_after) * arguments.weight_stride + k;
-      v[step][i] = ptx::load_global_four_if(exists, address);
+      v[step][i] = ptx::load_global_float4_if(exists, address);
     }
   }
 

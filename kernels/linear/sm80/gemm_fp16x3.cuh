@@ -157,15 +157,14 @@ struct Copies {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // each quarter has code of its own, in which i is a constant
       if (i != quarter) continue;
-      const bool is_x = i < kRowsOfThread;
-      const int row = (is_x ? i : i - kRowsOfThread) * kRowStep;
-      const __half* const source = (is_x ? x : weight) + stride * row;
-      const bool exists = k_left > 0 && row < (is_x ? x_rows_left : weight_rows_left);
-      const uint32_t operand_offset = is_x ? 0 : 2 * Config::kPartBytes;
-      const uint32_t address = target + stage + operand_offset + row * Config::kRowBytes;
-      ptx::copy_async(address, source, exists);
-      const int64_t hi_to_lo = is_x ? x_hi_to_lo : weight_hi_to_lo;
-      ptx::copy_async(address + Config::kPartBytes, source + hi_to_lo, exists);
+      const int row = i % kRowsOfThread * kRowStep;
+      const uint32_t address = target + stage + row * Config::kRowBytes;
+      if (i < kRowsOfThread) {
+        copy_vector(address, x + stride * row, x_hi_to_lo, row < x_rows_left);
+      } else {
+        const uint32_t weight_address = address + 2 * Config::kPartBytes;
+        copy_vector(weight_address, weight + stride * row, weight_hi_to_lo, row < weight_rows_left);
+      }
     }
     const bool is_last_quarter = quarter == 3;
     if (!is_last_quarter) return;
@@ -174,6 +173,15 @@ struct Copies {
     weight += Config::kKTileDepth;
     k_left -= Config::kKTileDepth;
     stage = next_stage(stage);
+  }
+
+ private:
+  // Starts the copies of one vector, hi and lo, to `address` in shared memory.
+  __device__ void copy_vector(uint32_t address, const __half* hi, int64_t hi_to_lo,
+                              bool row_exists) const {
+    const bool exists = k_left > 0 && row_exists;
+    ptx::copy_async(address, hi, exists);
+    ptx::copy_async(address + Config::kPartBytes, hi + hi_to_lo, exists);
   }
 };
 

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split::split_row(is_first ? first : second, split::Halves::kHiAndLo,
+    split::split_row(is_first ? first : second, split::Form::kHiAndLo,
                      is_first ? index : index - first.rows, k, split::Splitter::kBlock);
     __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }

@@ -155,7 +155,7 @@ struct ConsumerWarpgroup {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
         const uint32_t address = (first ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
-        const float4 v = ptx::load_shared_four(address);
+        const float4 v = ptx::load_shared_float4(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15

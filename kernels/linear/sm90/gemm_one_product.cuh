@@ -1,6 +1,6 @@
 // gemm_one_product: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for
-// each pair of elements. For float16, bfloat16, and float32 at `high` precision, which promises
-// TF32's accuracy.
+// each pair of elements. For the half types (float16 and bfloat16), and for float32 at `high`
+// precision, which promises TF32's accuracy.
 //
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
@@ -10,8 +10,8 @@
 // launch_one_product.cuh launches gemm_one_product_kernel in one of four modes
 // (gemm_one_product_arguments.cuh), each with its traits:
 //
-//   HalfTraits       float16 and bfloat16, with the epilogue
-//   GradientTraits   float16 and bfloat16, the product alone, transposed: out [N, M]
+//   HalfTraits       half types, with the epilogue
+//   GradientTraits   half types, the product alone, transposed: out [N, M]
 //   ConvertTraits    float32, rounded to fp16, which has TF32's precision but a smaller range
 //   RedoTraits       float32, rounded to TF32: computes again the tiles that do not fit into fp16
 //
@@ -41,31 +41,35 @@
 //   warp 8          TMA producer                                               88 (24)
 //   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
 //
-// The parts are in these files:
+// The parts are in this file, which has the consumers' loop over tiles and the kernel, and in
+// these:
 //
-//   split_x.cuh                           float32: the kernel before, which splits x
-//   gemm_one_product_arguments.cuh        constants, modes, and the kernel's arguments
-//   gemm_one_product_shared_memory.cuh    a block's shared memory
-//   pipeline.cuh                          the shape of a block, and the ring of stages
-//   convert_weight.cuh                    the converters, and how the producer waits for them
-//   convert_patch.cuh                     how a converter converts its part of the weight
-//   convert_weight_layouts.cuh            the part's layout, for a weight and for its transpose
-//   gemm_one_product_mainloop.cuh         the producer, and the products of the consumers
-//   gemm_one_product_epilogue.cuh         what the consumers do with a tile's accumulators
-//   gemm_one_product_epilogue_half.cuh    the same for half types
-//   epilogue_steps.cuh                    the limit of the fast epilogue, copies to shared memory
-//   this file                             the consumers' loop over tiles, and the kernel
+//   gemm_one_product_
+//     arguments.cuh              constants, modes, and the kernel's arguments
+//     shared_memory.cuh          a block's shared memory
+//     converter.cuh              the converters, and how the producer waits for them
+//     converter_patch.cuh        how a converter converts its part of the weight
+//     converter_layouts.cuh      the part's layout, for a weight and for its transpose
+//     mainloop.cuh               the producer, and the products of the consumers
+//     epilogue.cuh               how the consumers finish and store a tile's accumulators
+//     epilogue_half_types.cuh    the same for half types
+//
+//   shared with gemm_fp16x3
+//     split_x.cuh                float32: the kernel before, which splits x
+//     pipeline.cuh               the shape of a block, and the ring of stages
+//     epilogue_steps.cuh         the limit of the fast epilogue, copies to shared memory
 //
 // Tiles computed again in TF32. fp16 has TF32's 11 significant bits, but a smaller range. A tile is
 // computed again if one of its rows does not fit into fp16:
 //
-//   A row of x        It has infinity or NaN, its largest element is below about 2^-112, or many of
-//                     its scaled elements are subnormal. split_x.cuh gives such a row the exponent
+//   A row of x        It has infinity or NaN, its largest element is below 2^-112, or many of its
+//                     scaled elements are subnormal. split_x.cuh gives such a row the exponent
 //                     kNeedsTf32, and ConvertTraits leaves its tiles out.
 //   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale comes
-//                     from a sample), or many subnormal elements; converters put an infinity into
-//                     a row of this last kind. So the accumulators of all such rows are infinite or
-//                     NaN, which the consumers notice after the mainloop.
+//                     from a sample), or many subnormal elements. If there are many subnormals, the
+//                     converters put an infinity into the row. So in each of these cases the row's
+//                     accumulators are infinite or NaN, which the consumers notice after the
+//                     mainloop.
 //
 // ConvertTraits lists these tiles in a RedoList. RedoTraits, the next kernel, computes the listed
 // tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
@@ -83,10 +87,10 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_converter.cuh"
 #include "linear/sm90/gemm_one_product_epilogue.cuh"
-#include "linear/sm90/gemm_one_product_epilogue_half.cuh"
+#include "linear/sm90/gemm_one_product_epilogue_half_types.cuh"
 #include "linear/sm90/gemm_one_product_mainloop.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -106,14 +110,14 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
-    const int row = consumer.row(tile);
-    const int column = consumer.column(tile);
-    const PrefetchedScales<Traits> own_scales(args, row, column);
+    const int row = consumer.first_row(tile);
+    const int column = consumer.first_column(tile);
+    const PrefetchedScales<Traits> prefetched(args, row, column);
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool is_fast = own_scales.is_fast_for_all(barrier);
-    own_scales.store(args.epilogue, is_fast, &scales, barrier);
+    const bool is_fast = prefetched.is_fast_for_all(barrier);
+    prefetched.store(args.epilogue, is_fast, &scales, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -153,7 +157,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   int index = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
     const Tile packed_tile = args.tile_at(index - clusters);  // this block's tile before `index`
-    packed.store_next(out_map, consumer.row(packed_tile), consumer.column(packed_tile),
+    packed.store_next(out_map, consumer.first_row(packed_tile), consumer.first_column(packed_tile),
                       shared.staging[warpgroup]);
   };
   // This is for_each_tile, with `index` outside, as store_next_box uses it.
@@ -175,13 +179,13 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
 // Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it.
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& args) {
-  int x_tile = 0;
+  int x_tile = 0;  // becomes the first one that is computed
   while (x_tile < args.tiles.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
   return x_tile < args.tiles.x_tiles;
 }
 
-// A converter warp of the block, 0 <= converter < ConvertWeightConfig::kWarps, for a weight in this
-// layout (RowMajor or Transposed, convert_weight_layouts.cuh).
+// A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
+// layout (RowMajor or Transposed, gemm_one_product_converter_layouts.cuh).
 template <typename Layout, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
@@ -208,10 +212,12 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
   const uint32_t base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
-  // The first thread of the producer warp, which follows the consumer warpgroups.
-  constexpr int kProducerThread = BlockConfig::kConsumerThreads;
+  // The producer warp follows the consumer warpgroups, and the converter warps follow it.
+  constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
+  constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Traits::kIsRedo) {
-    wait_for_previous_kernel();          // which may list tiles until it ends
+    // The previous kernel may list tiles until it ends. (The wait below then returns at once.)
+    wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // in both blocks of the cluster
   }
   if (threadIdx.x == kProducerThread) {
@@ -227,7 +233,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   wait_for_previous_kernel();
   // Half types have one kernel, so the next one belongs to another call. It may start once the
   // kernel before this one has ended.
-  if constexpr (Traits::kIsHalf) start_next_kernel();
+  if constexpr (Traits::kIsHalfType) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
     constexpr int kRegisters =
@@ -237,7 +243,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     if (is_producer_warp) {
       run_producer(base, x_map, weight_map, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
-      const int converter = threadIdx.x / 32 - BlockConfig::kConsumerWarps - 1;
+      const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {
         run_converter<Transposed>(args, shared, converter);
       } else {

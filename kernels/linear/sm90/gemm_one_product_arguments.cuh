@@ -71,13 +71,14 @@ struct Config {
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
   static constexpr int kStagedLanes = 32 + 1;
-  static constexpr int kRowBlockPitch = 4 * kStagedLanes;  // in float4: 4 warps
+  // From a staged row block to the next, in float4: four warps.
+  static constexpr int kRowBlockPitch = 4 * kStagedLanes;
   // The epilogue subtile of half types in the fast epilogue, in rows of x.
   static constexpr int kHalfTypeSubtileRows = 64;
   // The epilogue subtile of gradients: a box of one warp's 16 columns x 64 rows of x, which TMA
-  // stores. A warp has two boxes in shared memory: it writes one while TMA reads the other.
+  // stores. A warp has two buffers for boxes: it writes one while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
-  static constexpr int kGradientBoxes = 2;
+  static constexpr int kGradientBuffers = 2;
 
   static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
                 "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
@@ -96,56 +97,56 @@ struct Config {
 
 // ----- modes
 
-// A mode says what the kernel computes, and from which operands. In all modes two warpgroups
-// multiply and one warp loads. The other three warps convert the weight in kConvert, and are idle
-// in other modes.
-enum class Mode {
-  // Computes out = relu(x weight^T + bias) / divisor in float16 or bfloat16. x may be [M, K] or
-  // [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: a kernel for each is
-  // hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's products").
-  kHalf,
-  // Computes gradients, in the types and layouts of kHalf: out [N, M] = weight x^T, without bias,
-  // ReLU or division. (launch_one_product.cuh swaps the caller's operands and sizes, so this is the
-  // caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
-  // tile.
-  kGradient,
-  // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
-  // layout whose rows are scaled by powers of two. split_x.cuh has made the fp16 x. The converter
-  // warps make the fp16 weight, from float32 [N, K] or [K, N].
-  kConvert,
-  // Computes the tiles that kConvert has listed, from row-major float32 operands, which TMA rounds
-  // to TF32. TF32 has float32's range, so nothing is scaled.
-  kRedo,
-};
+// A mode says what the kernel computes, and from which operands. Each mode has its traits: its
+// types, and flags that tell the mode. In all modes two warpgroups multiply and one warp loads. The
+// other three warps convert the weight in ConvertTraits, and are idle in other modes.
+enum class Mode { kHalf, kGradient, kConvert, kRedo };
 
-// A mode with its types, and flags that tell the mode.
 template <Mode kMode, typename ElementType, typename OutType>
 struct ModeTraits {
   using Element = ElementType;  // of the operands in shared memory
   using Out = OutType;          // of bias and out
-  static constexpr bool kIsHalf = kMode == Mode::kHalf || kMode == Mode::kGradient;
+  static constexpr bool kIsHalfType = kMode == Mode::kHalf || kMode == Mode::kGradient;
   static constexpr bool kIsGradient = kMode == Mode::kGradient;
   static constexpr bool kConvertsWeight = kMode == Mode::kConvert;
   static constexpr bool kIsRedo = kMode == Mode::kRedo;
 };
+
+// Computes out = relu(x weight^T + bias) / divisor in T, a half type: __half or __nv_bfloat16. x
+// may be [M, K] or [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: a
+// kernel for each is hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's
+// products").
 template <typename T>
 using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
+
+// Computes gradients, in the types and layouts of HalfTraits: out [N, M] = weight x^T, without
+// bias, ReLU or division. (launch_one_product.cuh swaps the caller's operands and sizes, so this is
+// the caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
+// tile.
 template <typename T>
 using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
+
+// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
+// layout. Rows of both operands are scaled by powers of two. split_x.cuh has made the fp16 x. The
+// converter warps make the fp16 weight, from float32 [N, K] or [K, N].
 using ConvertTraits = ModeTraits<Mode::kConvert, __half, float>;
+
+// Computes the tiles that ConvertTraits has listed, from row-major float32 operands, which TMA
+// rounds to TF32. TF32 has float32's range, so nothing is scaled.
 using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
 
-// The parameters of the converter warps. convert_weight.cuh explains the counters.
+// The parameters of the converter warps. gemm_one_product_converter.cuh explains the counters.
 struct WeightConversion {
   split::SplitMatrix weight;
   unsigned* next;
   unsigned* ready;       // [panels][k_tiles], each kPatchesPerPanel at last
   unsigned* subnormals;  // [N]
-  int k_tiles;           // of the whole of K
-  // All clusters together multiply x_tiles_at_once x weight_tiles_at_once tiles at a time, in the
-  // first band of TileOrder. (In that band, each tile of the weight is used for the first time.)
+  int k_tiles;           // in K
+  // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
+  // a time. This describes the first band of TileOrder, in which each tile of the weight is used
+  // for the first time.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };

@@ -7,13 +7,15 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_one_product.cuh calls one of these functions for each tile. The first two are in this file,
-// the others in gemm_one_product_epilogue_half.cuh:
+// gemm_one_product.cuh calls one of these for each tile:
 //
-//   store_general           any divisor, exponent and alignment
-//   store_fast, float       a call that is_fast (epilogue.cuh), and small exponents
-//   store_fast, half types  a call that is_fast, which has ReLU
-//   PackedGradient          half types without an epilogue: out [N, M] is the product transposed
+//   in this file
+//     store_general     any divisor, exponent and alignment
+//     store_fast        float32: a call that is_fast (epilogue.cuh), and small exponents
+//
+//   in gemm_one_product_epilogue_half_types.cuh
+//     store_fast        half types: a call that is_fast, which has ReLU
+//     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
 // The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
@@ -274,7 +276,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
     weight_scale[i] = split::power_of_two(-scales.weight_exponent[reader.column + i]);
   }
   const float* const x_scale = scales.x_scale + reader.row;
-  // Rows of out from this thread's current row to the end. None if its columns do not exist.
+  // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
@@ -295,11 +297,11 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
-      float (&out)[4] = v[j];  // accumulators at first, then results
+      float out[4];
       uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float z = fmaf(out[i], own_x_scale * weight_scale[i], bias[i]);
+        const float z = fmaf(v[j][i], own_x_scale * weight_scale[i], bias[i]);
         out[i] = epilogue.finish_fast(z);
         if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
       }

@@ -13,8 +13,8 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_converter.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
@@ -40,8 +40,8 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 }
 
 // Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
-// all run this loop, or a copy of it (run_gradient_consumer), each at its own pace: full and empty
-// stages keep them together. What they do with a tile:
+// all run this loop, or a copy of it (run_gradient_consumer), each at its own pace: the barriers of
+// the stages keep them together. For each tile, they do this:
 //
 //   producer warp (run_producer)   loads its k-tiles, stage by stage
 //   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
@@ -131,7 +131,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineStage<Config::kStages> stage;
-  int k_tiles_before = 0;  // the k-tiles of all tiles before this one, skipped tiles included
+  int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
     const int row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
@@ -163,15 +163,13 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
   // block's converters have taken. So converters must no longer wait for this producer: progress
   // becomes the largest number for which progress + kLead does not overflow.
   if (Traits::kConvertsWeight && is_loader) {
-    atomicExch(&shared.progress, INT_MAX - ConvertWeightConfig::kLead);
+    atomicExch(&shared.progress, INT_MAX - ConverterConfig::kLead);
   }
 }
 
 // ----- the consumer warpgroups
 
-// The amount to add to an operand's descriptor for the next wgmma of the k-tile. A wgmma takes 32
-// bytes of K. The next 32 bytes are in the same lines of a K-major operand, and in the next 16
-// lines of an MN-major one, which has a line for each k (wgmma.cuh).
+// The step from an operand's descriptor to that for the next wgmma of the k-tile (ptx/wgmma.cuh).
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
   return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
 }
@@ -202,11 +200,11 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
                                                 float (&accumulators)[Config::kAccumulators],
                                                 uint32_t x, uint32_t weight, bool accumulates) {
   using ptx::Major;
-  if (Traits::kIsHalf && args.x_is_transposed && args.weight_is_transposed) {
+  if (Traits::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
     multiply_k_tile<Traits, Major::kMN, Major::kMN>(accumulators, x, weight, accumulates);
-  } else if (Traits::kIsHalf && args.x_is_transposed) {
+  } else if (Traits::kIsHalfType && args.x_is_transposed) {
     multiply_k_tile<Traits, Major::kMN, Major::kK>(accumulators, x, weight, accumulates);
-  } else if (Traits::kIsHalf && args.weight_is_transposed) {
+  } else if (Traits::kIsHalfType && args.weight_is_transposed) {
     multiply_k_tile<Traits, Major::kK, Major::kMN>(accumulators, x, weight, accumulates);
   } else {
     multiply_k_tile<Traits, Major::kK, Major::kK>(accumulators, x, weight, accumulates);
@@ -237,9 +235,9 @@ struct ConsumerWarpgroup {
     weight = base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
-  // The first row of x, and the first column, that the warpgroup multiplies.
-  __device__ int row(const Tile& tile) const { return tile.x * Config::kTileRows; }
-  __device__ int column(const Tile& tile) const {
+  // The first row and the first column of out that the warpgroup computes.
+  __device__ int first_row(const Tile& tile) const { return tile.x * Config::kTileRows; }
+  __device__ int first_column(const Tile& tile) const {
     return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
   }
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_converter.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -20,9 +20,9 @@ using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedL
 template <typename T>
 union alignas(1024) Staging {
   StagedAccumulators accumulators;  // store_general
-  // PackedGradient: [warp][box][column][bytes of 64 rows of x]. TMA's swizzle requires that boxes
-  // are aligned to 1024 bytes.
-  uint8_t gradient_boxes[4][Config::kGradientBoxes][Config::kWarpColumns]
+  // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
+  // boxes are aligned to 1024 bytes.
+  uint8_t gradient_boxes[4][Config::kGradientBuffers][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
   // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
@@ -56,9 +56,10 @@ struct SharedMemory {
   uint8_t weight[Config::kStages][Config::kWeightBytes];
   Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
   Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
+  // Other traits have no converters, and an int in their place.
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
-  int progress;  // the producer's latest k-tile; see convert_weight.cuh
+  int progress;  // the producer's latest k-tile; see gemm_one_product_converter.cuh
 };
 
 }  // namespace kernels::sm90::gemm_one_product

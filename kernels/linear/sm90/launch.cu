@@ -47,8 +47,8 @@ namespace kernels::sm90 {
 void launch_high(const LinearArguments& linear, cudaStream_t stream) {
   const OneProductWorkspace workspace(linear);
   launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
-  launch_converting_gemm(linear, workspace, stream);
-  launch_redo(linear, workspace, stream);
+  launch_one_product_convert(linear, workspace, stream);
+  launch_one_product_redo(linear, workspace, stream);
 }
 
 // Launches a chunk of a float32 call at `highest`.
@@ -66,9 +66,9 @@ void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
 // Launches a chunk of any call. Half types have one chunk, the whole call.
 void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
   if (linear.dtype == DType::kFloat16) {
-    launch_half_call<__half>(linear, stream);
+    launch_one_product_half<__half>(linear, stream);
   } else if (linear.dtype == DType::kBFloat16) {
-    launch_half_call<__nv_bfloat16>(linear, stream);
+    launch_one_product_half<__nv_bfloat16>(linear, stream);
   } else if (linear.precision == Precision::kHighest) {
     launch_highest(linear, stream);
   } else {

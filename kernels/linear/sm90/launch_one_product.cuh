@@ -2,13 +2,13 @@
 // launch for half types, and two for float32 at `high`. launch.cu calls these functions, and says
 // in which order kernels run:
 //
-//   launch_half_call         float16, bfloat16   HalfTraits or GradientTraits
-//   launch_converting_gemm   float32, first      ConvertTraits
-//   launch_redo              float32, second     RedoTraits
+//   launch_one_product_half      half types         HalfTraits or GradientTraits
+//   launch_one_product_convert   float32, first     ConvertTraits
+//   launch_one_product_redo      float32, second    RedoTraits
 //
-// Operands in the caller's layout go through launch_one_product_on_operands, which makes their
-// tensor maps. ConvertTraits reads k-tiled operands, for which launch_converting_gemm makes the
-// maps.
+// Half types are float16 and bfloat16. Their operands and those of RedoTraits are in the caller's
+// layout: launch_one_product_on_operands makes the tensor maps. ConvertTraits reads k-tiled
+// operands, for which launch_one_product_convert makes the maps.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/convert_weight.cuh"
 #include "linear/sm90/gemm_one_product.cuh"
+#include "linear/sm90/gemm_one_product_converter.cuh"
 #include "linear/sm90/launch_steps.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
@@ -104,19 +104,19 @@ void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& a
   launch_one_product_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
 }
 
-// ---------------------------------------------------------------------------- float16 and bfloat16
+// -------------------------------------------------------------------------------------- half types
 
 // Launches gemm_one_product with HalfTraits or GradientTraits.
 template <typename Traits>
-void launch_half_kernel(const LinearArguments& linear, cudaStream_t stream) {
+void launch_half_with_traits(const LinearArguments& linear, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size = linear.mask != nullptr ? gemm_one_product::Config::kWarpgroupColumns
                                                      : 16 / sizeof(typename Traits::Out);
   auto arguments = one_product_arguments<Traits>(linear, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   arguments.epilogue.is_fast = arguments.epilogue.is_fast && linear.has_relu;
-  // As few clusters as finish in the same number of waves, which takes slightly less time than as
-  // many as run at once. Example: 100 tiles on 66 clusters are 2 waves, for which 50 are enough.
+  // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
+  // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
   const int waves = blocks_of(tiles, count_one_product_clusters<Traits>());
   launch_one_product_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
@@ -133,20 +133,21 @@ inline LinearArguments transposed_problem(const LinearArguments& linear) {
   return transposed;
 }
 
-// Launches a call in T, float16 or bfloat16.
+// Launches a call in T, __half or __nv_bfloat16.
 //
 // A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
 // many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
 // zeros take less power, so that the GPU's clock is higher (docs/EXPERIMENTS.md, "The gradient of
 // the weight in half types"). TMA stores the results, and needs rows of whole 16-byte vectors.
 template <typename T>
-void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
+void launch_one_product_half(const LinearArguments& linear, cudaStream_t stream) {
   const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
   const bool has_vectors = linear.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_kernel<gemm_one_product::GradientTraits<T>>(transposed_problem(linear), stream);
+    launch_half_with_traits<gemm_one_product::GradientTraits<T>>(transposed_problem(linear),
+                                                                 stream);
   } else {
-    launch_half_kernel<gemm_one_product::HalfTraits<T>>(linear, stream);
+    launch_half_with_traits<gemm_one_product::HalfTraits<T>>(linear, stream);
   }
 }
 
@@ -159,10 +160,10 @@ void launch_half_call(const LinearArguments& linear, cudaStream_t stream) {
 //   conversion.ready        unsigned   [panels, k-tiles]         Convert           yes
 //   conversion.subnormals   unsigned   [n]                       Convert           yes
 //   redo.count, .is_listed  unsigned   [1], [tiles]              Convert, Redo     yes
-//   x.hi                    half       [k-tiles, m, 64]          split_x, Convert  no
+//   x.hi                    __half     [k-tiles, m, 64]          split_x, Convert  no
 //   x.exponent              int        [m]                       split_x, Convert  no
 //   weight.exponent         int        [n]                       split_x, Convert  no
-//   weight.hi               half       [k-tiles, n, 64]          Convert           no
+//   weight.hi               __half     [k-tiles, n, 64]          Convert           no
 //   redo.tiles              int        [tiles]                   Convert, Redo     no
 //   weight_copy.target      float      [n, padded k]             transpose, Redo   no
 //
@@ -184,7 +185,7 @@ struct OneProductWorkspace {
         weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
     WorkspaceSlices slices(linear.workspace);
     const int64_t padded_k = split::padded(linear.k);
-    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Halves::kHi);
+    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);
     const TileOrder tiles = one_product_tiles(linear);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
@@ -221,10 +222,10 @@ inline int64_t float_vector_size(const LinearArguments& linear) {
   return linear.mask != nullptr ? 8 : 4;
 }
 
-// Launches the fp16 product. Its converter warps round the weight to hi shortly before it is
-// multiplied. It lists the tiles for which fp16 is not accurate enough.
-inline void launch_converting_gemm(const LinearArguments& linear,
-                                   const OneProductWorkspace& workspace, cudaStream_t stream) {
+// Launches the fp16 product with ConvertTraits. It lists the tiles for which fp16 is not accurate
+// enough.
+inline void launch_one_product_convert(const LinearArguments& linear,
+                                       const OneProductWorkspace& workspace, cudaStream_t stream) {
   using Traits = gemm_one_product::ConvertTraits;
   auto arguments = one_product_arguments<Traits>(linear, float_vector_size(linear));
   const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
@@ -244,10 +245,11 @@ inline void launch_converting_gemm(const LinearArguments& linear,
   launch_one_product_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
 }
 
-// Launches the TF32 product of the listed tiles. wgmma takes no transposed TF32 operands, so a
-// transposed weight is copied first. Without listed tiles, neither kernel does anything.
-inline void launch_redo(const LinearArguments& linear, const OneProductWorkspace& workspace,
-                        cudaStream_t stream) {
+// Launches the TF32 product of the listed tiles, with RedoTraits. wgmma takes no transposed TF32
+// operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
+// end at once.
+inline void launch_one_product_redo(const LinearArguments& linear,
+                                    const OneProductWorkspace& workspace, cudaStream_t stream) {
   using Traits = gemm_one_product::RedoTraits;
   LinearArguments row_major = linear;
   if (linear.weight_is_transposed) {

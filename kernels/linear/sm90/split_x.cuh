@@ -53,8 +53,8 @@ struct SampleConfig {
   // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
   // fp16 if it is about 2^13 times as large as the mean; no element of a row may overflow. It is
   // subnormal if it is about 2^16 times smaller; a few elements of a row may be subnormal. The
-  // maximum of an exponent is kMaxHiExponent.
-  static constexpr int kHiTarget = 2;
+  // maximum of an exponent is kMaxHiAloneExponent.
+  static constexpr int kHiAloneTarget = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
               "a lane reads 4 x 4 elements: 4 vectors along K or, if transposed, along the rows");
@@ -67,7 +67,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
   const int64_t lane = threadIdx.x % 32;
-  const int64_t vector_elements = stride == 1 ? k / 4 * 4 : 0;  // elements that are read by fours
+  const int64_t vector_elements = stride == 1 ? k / 4 * 4 : 0;  // read four at a time
 #pragma unroll 8
   for (int64_t i = lane * 4; i < vector_elements; i += 32 * 4) {
     const float4 v = *reinterpret_cast<const float4*>(row + i);
@@ -165,7 +165,7 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
 
 // Returns the exponent of row first_row + i if the GEMM rounds the weight to hi alone. It follows
 // from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
-__device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
+__device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
   // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into
   // the low 16; 0 for a zero. A sum of such numbers adds up exponents and counts at once.
   const auto exponent_and_count = [](float largest) -> uint32_t {
@@ -186,21 +186,20 @@ __device__ inline int exponent_for_hi(const SampledRows& rows, int i) {
   const uint32_t exponents = sums >> 16;
   const uint32_t count = sums & 0xffff;
   const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
-  return min(split::kMaxHiExponent, SampleConfig::kHiTarget - mean);
+  return min(split::kMaxHiAloneExponent, SampleConfig::kHiAloneTarget - mean);
 }
 
-// Writes the exponents and, with lo, the states of the kRows rows of the weight from first_row on.
-// All lanes of a warp call it.
-__device__ __forceinline__ void sample_weight(const split::SplitMatrix& weight,
-                                              split::Halves halves, bool is_transposed,
-                                              int64_t first_row, int64_t k) {
-  const bool has_lo = halves == split::Halves::kHiAndLo;
+// Writes the exponents and, for hi and lo, the states of the kRows rows of the weight from
+// first_row on. All lanes of a warp call it.
+__device__ __forceinline__ void sample_weight(const split::SplitMatrix& weight, split::Form form,
+                                              bool is_transposed, int64_t first_row, int64_t k) {
+  const bool has_lo = form == split::Form::kHiAndLo;
   const SampledRows rows(weight, is_transposed, first_row, k);
 #pragma unroll
   for (int i = 0; i < SampleConfig::kRows; ++i) {
     const int64_t row = first_row + i;
     if (row >= weight.rows) break;
-    const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi(rows, i);
+    const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi_alone(rows, i);
     if (threadIdx.x % 32 != 0) continue;
     weight.exponent[row] = exponent;
     if (has_lo) weight.row_state[row] = split::kExact;
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     cleared[i] = 0;
   }
-  const auto halves = x.lo != nullptr ? split::Halves::kHiAndLo : split::Halves::kHi;
+  const auto form = x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
@@ -233,10 +232,10 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
   if (splits_x) {
     const bool warp_has_row = splitter == split::Splitter::kWarp;
     const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < x.rows) split::split_row(x, halves, row, k, splitter);
+    if (row < x.rows) split::split_row(x, form, row, k, splitter);
     return;
   }
-  sample_weight(weight, halves, weight_is_transposed, warp * SampleConfig::kRows, k);
+  sample_weight(weight, form, weight_is_transposed, warp * SampleConfig::kRows, k);
 #endif
 }
 

@@ -37,32 +37,29 @@
 // end (cluster 1: k-groups 0 to 2, then 6 to 8), so all clusters are at about the same place of K.
 // Second, no cluster waits forever: fact 1 below depends on this order.
 //
-// Why no cluster waits forever. A cluster that finishes a shared tile spins until the others have
-// stored their partial sums of the tile. Two facts:
+// Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
+// others have stored their partial sums of the tile. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits: it stores partial sums only of the
-//      last tile of its range, which it takes first, and waits only in the first tile of its range,
-//      which it takes last.
-//   2. A cluster waits only for clusters with smaller numbers, which have the k-groups of the tile
-//      that come before its own.
+//   1. A cluster stores its own partial sums before it waits. It stores those of the last tile of
+//      its range, which it takes first, and waits in the first tile, which it takes last.
+//   2. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
+//      before its own.
 //
-// A cluster that spins keeps its multiprocessors, so others may find no place on the GPU. All waits
-// end if one of these conditions holds:
+// A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
+// All waits end if one of these conditions holds:
 //
-//   - All clusters fit on the GPU at once. Then all partial sums are stored (by fact 1). The grid
-//     has no more clusters than count_gemm_clusters (launch_steps.cuh) returns, so they fit when
-//     the previous kernels have ended. The next kernel in the stream takes no place away: it may
-//     start before this one ends (programmatic dependent launch), but only after all blocks of this
-//     one have started. The condition fails, for example, if this kernel runs in two streams at the
-//     same time, or in a stream that is confined to fewer multiprocessors than were counted (a
-//     green context).
-//   - Blocks start in the order of their numbers. Every GPU and driver seen starts them so, though
-//     CUDA does not guarantee it. The first cluster that has not ended is then on the GPU, and
-//     waits only for clusters that have ended (by fact 2). So it ends, and another one gets its
-//     place.
+//   - All clusters run at once. Each then stores its partial sums without waiting (fact 1). The
+//     host launches at most count_gemm_clusters (launch_steps.cuh) of them, which is how many run
+//     at once when previous kernels have ended. The next kernel, which may start early (PDL),
+//     starts only after all blocks of this one. The condition fails, for example, if this kernel
+//     runs in two streams at the same time, or in a stream that is confined to fewer
+//     multiprocessors than were counted (a green context).
+//   - Blocks start in the order of their numbers. CUDA does not guarantee this order, but every GPU
+//     and driver seen keeps it. The first cluster that has not ended then runs, and waits only for
+//     clusters that have ended (fact 2). So it ends, and makes room for another one.
 //
-// Whoever does not rely on these conditions sets the environment variable KERNELS_STREAM_K to 0.
-// Tiles are then never cut, and no cluster waits for another.
+// To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
+// then never cut, and no cluster waits for another.
 //
 // Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
 
@@ -92,8 +89,8 @@ struct StreamKConfig {
   static constexpr int kAddingPerRow = 2;
 
   // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
-  // that saves kMinSaving k-groups or more. A range has kMinRange k-groups or more. And no cut is
-  // nearer to the beginning or end of a tile than kMinPart k-groups.
+  // that saves kMinSaving k-groups or more. A range is empty or has at least kMinRange k-groups. No
+  // cut is nearer to the beginning or end of a tile than kMinPart k-groups.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
@@ -109,8 +106,8 @@ struct StreamKConfig {
   //   L * k_group_time(rows)                   each multiplies its range, all at the same time
   //   + k_groups / L * kAddingPerRow * rows    then one of them adds all partial sums
   //
-  // The first term grows with L and the second one falls, so the time is least where they are
-  // equal. This function returns that L.
+  // A sum of one term proportional to L and one to 1 / L is least where the two are equal. This
+  // function returns that L.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_k_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(k_group_time(rows));
@@ -138,6 +135,7 @@ struct WorkTile {
   __device__ int k_groups() const { return end - begin; }
 };
 
+// Which work tiles each cluster computes, and in which order.
 struct Schedule {
   int whole_waves;
   int k_groups;  // of a tile
@@ -171,8 +169,8 @@ struct Schedule {
 
   // ----- device
 
-  // This cluster's work tile of number `index`. A cluster asks for 0, 1, 2 and so on, until one
-  // does not exist.
+  // Returns this cluster's work tile number `index`. The cluster asks for 0, 1, 2 and so on, until
+  // one does not exist.
   __device__ WorkTile work_tile(int index) const {
     const int cluster = ptx::clusterid();
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
@@ -299,7 +297,7 @@ struct Schedule {
   // budget. The number is rounded to the nearest, but such that no cut is within kMinPart of the
   // tile's beginning or end. If the number is 0, the cluster's range ends before k_group.
   //
-  // A tile is never too short for this: cutting pays only if tiles have at least kMinSaving
+  // A whole tile is never a small beginning: cutting pays only if tiles have at least kMinSaving
   // k-groups, which is more than kMinPart.
   int64_t k_groups_to_add(int64_t budget, int64_t rows, int k_group) const {
     const int64_t rest = k_groups - k_group;

@@ -8,9 +8,9 @@
 // float32 operands, and leaves all others alone.
 //
 // Each of these results is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is. The
-// finite terms cannot change that, so most of them are left out. All others are added in double, in
-// which products and sums of finite floats do not overflow. So a sum is infinite or NaN only
-// because of an element that is, and never because of the order of the sum.
+// finite terms cannot change that, so most of them are left out. The remaining terms are added in
+// double, in which products and sums of finite floats do not overflow. So a sum is infinite or NaN
+// only because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: on sm90 it reads one flag, on sm80 the states of
@@ -110,9 +110,9 @@ __device__ __forceinline__ void multiply_tile(const split::SplitMatrix& x,
           has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
-      const int64_t next = first + __ffs(found) - 1;
+      const int64_t found_element = first + __ffs(found) - 1;
       found &= found - 1;  // without its lowest bit
-      sum = fma(double{x_row[next]}, double{weight_row[next]}, sum);
+      sum = fma(double{x_row[found_element]}, double{weight_row[found_element]}, sum);
     }
   }
   warp_sums[warp][lane] = sum;
@@ -157,10 +157,10 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   const int64_t weight_tiles = divide_up(weight.rows, Config::kTileColumns);
   const int64_t tiles = divide_up(x.rows, Config::kTileRows) * weight_tiles;
   const int lane = threadIdx.x % 32;
-  // `next` is the place of `tile` among the kThreads tiles that has_work describes.
-  for (int64_t tile = blockIdx.x, next = 0; tile < tiles;
-       tile += gridDim.x, next = (next + 1) % Config::kThreads) {
-    if (next == 0) {
+  // `place` is that of `tile` among the kThreads tiles that has_work describes.
+  for (int64_t tile = blockIdx.x, place = 0; tile < tiles;
+       tile += gridDim.x, place = (place + 1) % Config::kThreads) {
+    if (place == 0) {
       const int64_t thread_tile = tile + int64_t{threadIdx.x} * gridDim.x;
       __syncthreads();  // all threads have read the old flags
       has_work[threadIdx.x] =
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                                    first_column_of(thread_tile, weight_tiles)));
       __syncthreads();
     }
-    if (!has_work[next]) continue;
+    if (!has_work[place]) continue;
     const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
     const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
     multiply_tile(x, weight, k, first_row, first_column, warp_sums);

@@ -9,7 +9,8 @@
 //
 // so that scaled = hi + lo / 2^11, with an error of at most 2^-23 |scaled|. The fp16x3 GEMM
 // (float32 at `highest`) multiplies hi and lo of both operands. The GEMM with one product (float32
-// at `high`) multiplies hi alone; lo is then not made.
+// at `high`) multiplies hi alone; lo is then not made. (`highest` and `high` are settings of
+// torch's precision. hi has its name from the high bits of the element.)
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
@@ -29,7 +30,7 @@
 //
 // split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. On sm90 the
 // GEMMs convert the weight: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
-// product rounds it to hi (sm90/convert_patch.cuh).
+// product rounds it to hi (sm90/gemm_one_product_converter_patch.cuh).
 
 #pragma once
 
@@ -57,23 +58,23 @@ constexpr int kOctet = 8;
 // and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
 constexpr int kKTileNumbers = 64;
 
-// The halves that are made of each element.
+// The form of a split: hi and lo of each element, or hi alone.
 //
-//                            kHiAndLo                  kHi
+//                           kHiAlone                       kHiAndLo
 //
-//   for                      the fp16x3 GEMMs          the GEMM with one product
-//   depth of a k-tile        32 of K                   64 of K
-//   exponent of a row        any                       at most kMaxHiExponent
-//   mark of a row that the   RowState, in row_state    kNeedsTf32, in the exponent
-//   halves do not represent
-enum class Halves { kHi, kHiAndLo };
+//   for                     the GEMM with one product      the fp16x3 GEMMs
+//   depth of a k-tile       64 of K                        32 of K
+//   exponent of a row       at most kMaxHiAloneExponent    any
+//   a row that the split    has the exponent kNeedsTf32    has a RowState, in row_state
+//   does not represent
+enum class Form { kHiAlone, kHiAndLo };
 
 // Returns how many elements of K a k-tile of the k-tiled layout has.
-__host__ __device__ constexpr int k_tile_depth(Halves halves) {
-  return halves == Halves::kHiAndLo ? kKTileNumbers / 2 : kKTileNumbers;
+__host__ __device__ constexpr int k_tile_depth(Form form) {
+  return form == Form::kHiAndLo ? kKTileNumbers / 2 : kKTileNumbers;
 }
 
-// Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either kind.
+// Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either form.
 inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileNumbers - 1) / kKTileNumbers * kKTileNumbers;
 }
@@ -126,21 +127,22 @@ struct SplitMatrix {
 };
 
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
-// infinity or NaN, or needs an exponent above kMaxHiExponent, or has many subnormals (see
+// infinity or NaN, or needs an exponent above kMaxHiAloneExponent, or has many subnormals (see
 // has_many_subnormals). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
-// All other exponents of rows with hi alone are at most kMaxHiExponent.
+// All other exponents of rows with hi alone are at most kMaxHiAloneExponent.
 constexpr int kNeedsTf32 = 127;
-constexpr int kMaxHiExponent = 126;
+constexpr int kMaxHiAloneExponent = 126;
 
-// A hi of a smaller magnitude is subnormal: it has fewer than the 11 bits that TF32 would keep.
-constexpr float kSmallHi = 0x1p-14f;
+// The least magnitude of a normal fp16 number. A smaller hi is subnormal: it has fewer than the 11
+// bits that TF32 would keep.
+constexpr float kLeastNormalHi = 0x1p-14f;
 
 // Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
 // know how many zeros a row of the weight has. So they pass K as `elements`, and scale their
 // count up as if the zeros had the same share of subnormals (count_subnormals,
-// sm90/convert_patch.cuh).
+// sm90/gemm_one_product_converter_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

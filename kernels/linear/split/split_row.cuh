@@ -87,14 +87,15 @@ template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
-  // If the row is aligned, this loads four elements at a time, or zeros past k. No branch separates
-  // the loads, so all are issued at once. If the row is not aligned, this loads nothing.
+  // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
+  // loads, not branches between them, so all loads are issued at once. If the row is not aligned,
+  // nothing is loaded here.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kOctet; j += 4) {
       const int64_t i = first + g * stride + j;
-      const float4 four = ptx::load_global_four_if(is_aligned && i < k, row + i);
+      const float4 four = ptx::load_global_float4_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
       v[g][j + 1] = four.y;
       v[g][j + 2] = four.z;
@@ -147,25 +148,25 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
   *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// ------------------------------------------------------------ counts, scale and a thread's octets
+// ---------------------------------------------------------------------- the objects of the steps
 
 // Counts a thread's elements that are not zero, and those of them whose hi is subnormal.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
 
-  // Counts the elements of an octet: `v` has them as they are in the row, and `scaled` has them
-  // scaled. Most octets have neither zeros nor subnormals, which the first loop finds out.
+  // Counts the elements of an octet: `v` before and `scaled` after the scaling. Most octets have
+  // neither zeros nor subnormals, so the first loop only looks for the smallest magnitude.
   __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
     float smallest = fabsf(scaled[0]);
 #pragma unroll
     for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
     nonzeros += kOctet;
-    if (smallest >= kSmallHi) return;
+    if (smallest >= kLeastNormalHi) return;
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
       nonzeros -= v[j] == 0.0f ? 1u : 0u;
-      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kSmallHi;
+      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kLeastNormalHi;
       subnormals += is_subnormal ? 1u : 0u;
     }
   }
@@ -173,9 +174,11 @@ struct SubnormalCounter {
 
 // The power of two that a row is multiplied by. It may be too large for a float, which ends below
 // 2^128: with lo, exponents reach 163, for a row whose largest element is 2^-149. So there are two
-// factors. The first takes up to 2^126 (kMaxHiExponent), and the second the rest, which is 1 for
-// most rows.
+// factors. The first takes up to 2^126, and the second the rest, which is 1 for most rows.
 struct RowScale {
+  // With hi alone, one factor is enough.
+  static constexpr int kMaxFactorExponent = kMaxHiAloneExponent;
+
   // False if the row holds infinity or NaN, or if its exponent is too large for hi alone. Such a
   // row is split as zeros.
   bool can_split;
@@ -184,16 +187,17 @@ struct RowScale {
   float second_factor;  // 1 for most rows; 0 if the row is split as zeros
 
   // `largest_bits` are the bits of the row's largest magnitude, as a float.
-  __device__ RowScale(uint32_t largest_bits, Halves halves) {
+  __device__ RowScale(uint32_t largest_bits, Form form) {
     constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
     const bool is_zero_row = largest_bits == 0;
     const float largest = __uint_as_float(largest_bits);
     const int needed = is_zero_row ? 0 : kTopExponent - ilogbf(largest);
-    const bool fits = halves == Halves::kHiAndLo || needed <= kMaxHiExponent;
+    const bool fits = form == Form::kHiAndLo || needed <= kMaxHiAloneExponent;
     can_split = largest_bits < kInfinityBits && fits;
     exponent = can_split ? needed : 0;
-    factor = power_of_two(min(exponent, kMaxHiExponent));
-    second_factor = can_split ? power_of_two(exponent - min(exponent, kMaxHiExponent)) : 0;
+    const int factor_exponent = min(exponent, kMaxFactorExponent);
+    factor = power_of_two(factor_exponent);
+    second_factor = can_split ? power_of_two(exponent - factor_exponent) : 0;
   }
 
   // scaled = v * 2^exponent, or zeros.
@@ -212,7 +216,7 @@ struct RowScale {
 // the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
   const SplitMatrix& matrix;
-  Halves halves;
+  Form form;
   int64_t row;
   int64_t k;
   int64_t padded_k;
@@ -220,10 +224,10 @@ struct RowOfThread {
   int64_t start;
   int64_t step;
 
-  __device__ RowOfThread(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
-                         int thread, int threads)
+  __device__ RowOfThread(const SplitMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
+                         int threads)
       : matrix(matrix),
-        halves(halves),
+        form(form),
         row(row),
         k(k),
         padded_k(padded(k)),
@@ -233,7 +237,7 @@ struct RowOfThread {
 
   // Returns where the octet that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(int64_t i) const {
-    const int depth = k_tile_depth(halves);
+    const int depth = k_tile_depth(form);
     if (!matrix.is_k_tiled) return row * padded_k + i;
     return (i / depth * matrix.rows + row) * kKTileNumbers + i % depth;
   }
@@ -273,7 +277,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
   const SplitMatrix& matrix = part.matrix;
-  const bool has_lo = part.halves == Halves::kHiAndLo;
+  const bool has_lo = part.form == Form::kHiAndLo;
   // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
   const int64_t place = part.place_of(part.start);
   const int64_t place_step = part.place_of(part.start + part.step) - place;
@@ -305,14 +309,14 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   return counter;
 }
 
-// Splits one row of k elements into hi and, if `halves` says so, lo. All threads of the splitter
-// call it. A block must pass __syncthreads between two rows.
-__device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64_t row, int64_t k,
+// Splits one row of k elements. All threads of the splitter call it. A block must pass
+// __syncthreads between two rows.
+__device__ inline void split_row(const SplitMatrix& matrix, Form form, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
   const int threads = is_warp ? 32 : blockDim.x;
   const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
-  const RowOfThread part(matrix, halves, row, k, thread, threads);
+  const RowOfThread part(matrix, form, row, k, thread, threads);
 
   // 1. Find the largest magnitude.
   float kept[SplitConfig::kKeptOctets][kOctet];
@@ -320,14 +324,14 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
   largest_bits = reduce(largest_bits, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
   // 2. Choose the power of two.
-  const RowScale scale(largest_bits, halves);
+  const RowScale scale(largest_bits, form);
 
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(part, scale, kept);
 
-  // 4. Decide whether the halves represent the row, and store the answer with the exponent.
+  // 4. Decide whether the split represents the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
-  if (halves == Halves::kHi) {
+  if (form == Form::kHiAlone) {
     // Sum both counts of all threads at once: a 64-bit number has the nonzeros in its upper word,
     // and the subnormals in its lower word.
     const uint64_t counts = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
@@ -337,9 +341,9 @@ __device__ inline void split_row(const SplitMatrix& matrix, Halves halves, int64
     if (has_many_subnormals(subnormals, /*elements=*/nonzeros)) is_represented = false;
   }
   if (thread != 0) return;
-  const bool needs_tf32 = halves == Halves::kHi && !is_represented;
+  const bool needs_tf32 = form == Form::kHiAlone && !is_represented;
   matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (halves == Halves::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
+  if (form == Form::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::split

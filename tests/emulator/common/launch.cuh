@@ -5,13 +5,14 @@
 // before kernels/, so the #include "common/launch.cuh" of the .cu file finds this one.
 //
 // Blocks run one after another, on one thread of the CPU. A CUDA thread is a fiber: a function with
-// a stack of its own, which runs until it has to wait, and then lets the next fiber run. It waits
+// a stack of its own, which runs until it has to wait. It then returns to the scheduler
+// (run_block), which runs the next fiber. A fiber waits
 //
 //   at __syncthreads()                    for all fibers of its block
-//   at __ballot_sync, __shfl_xor_sync     for the fibers of its warp: an exchange of values
+//   at __ballot_sync, __shfl_xor_sync     for the fibers of its warp: they exchange values
 //
-// A fiber that has ended is not waited for. The memory of the fibers is made once, and each fiber
-// then runs the thread of its number in block after block.
+// No fiber waits for one whose thread has ended. Fibers are made once: fiber i runs thread i of
+// each block, one block after another.
 
 #pragma once
 
@@ -57,8 +58,9 @@ constexpr int kMaxThreads = 1024;  // of a block
 constexpr int kWarpSize = 32;
 constexpr size_t kStackBytes = 64 << 10;
 
-// Where a fiber, or the scheduler, goes on: a buffer of __builtin_setjmp. The functions of
-// ucontext.h would do, but a switch by swapcontext takes two system calls.
+// Where a fiber, or the scheduler, goes on: a buffer of __builtin_setjmp. It is faster than
+// swapcontext of ucontext.h, which makes two system calls at each switch. Only start() needs
+// ucontext.h, because a new fiber needs a stack of its own.
 using Continuation = void* [5];
 
 // How far the thread of a fiber has come in the block that runs.
@@ -82,16 +84,18 @@ inline uint64_t exchanged[2][kMaxThreads];
 inline void (*kernel)(void*);
 inline void* arguments;
 
-// Saves where the caller goes on in `own`, and goes on at `other`. The two functions are not
-// inlined, because __builtin_longjmp may not be in the function of its __builtin_setjmp.
+// Goes on at `other`. This function and the next one are not inlined, because __builtin_longjmp may
+// not be in the function of its __builtin_setjmp.
 [[gnu::noinline]] inline void go_to(Continuation& other) { __builtin_longjmp(other, 1); }
+
+// Saves in `own` where the caller goes on, and goes on at `other`.
 [[gnu::noinline]] inline void switch_to(Continuation& other, Continuation& own) {
   const bool has_come_back = __builtin_setjmp(own) != 0;
   if (!has_come_back) go_to(other);
 }
 
-// The work of a fiber: it runs a thread, and the same thread of the next block when the scheduler
-// returns to it.
+// The function of a fiber. It runs its thread of a block and returns to the scheduler. When the
+// scheduler switches to it again, it runs the same thread of the next block.
 inline void run_threads_of_all_blocks() {
   for (;;) {
     kernel(arguments);
@@ -100,7 +104,8 @@ inline void run_threads_of_all_blocks() {
   }
 }
 
-// Lets other fibers run until each of the fibers first <= i < last has ended or has_reached(fiber).
+// Lets other fibers run until, for each of the fibers first <= i < last, its thread has ended or
+// has_reached(fiber) is true.
 template <typename Reached>
 void wait(int first, int last, const Reached& has_reached) {
   const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
@@ -119,16 +124,17 @@ inline void exchange(uint64_t value) {
   wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= reached; });
 }
 
-// The value that a lane of the warp gave at the current thread's last exchange. It is 0 if the lane
-// has no thread, or its thread ended before that exchange.
-inline uint64_t given_by(int lane) {
+// Returns the value that a lane of the warp gave at the current thread's last exchange. It is 0 if
+// the lane has no thread, or its thread ended before that exchange.
+inline uint64_t value_of_lane(int lane) {
   const size_t thread = current / kWarpSize * kWarpSize + lane;
   const unsigned reached = fibers[current].exchanges;
   if (thread >= fibers.size() || fibers[thread].exchanges < reached) return 0;
   return exchanged[reached % 2][thread];
 }
 
-// Makes a fiber and runs it, as the scheduler, until it waits or its thread ends.
+// Makes the fiber of a thread, and runs it until it waits or its thread ends. The scheduler calls
+// this function, and the fiber then returns to it.
 [[gnu::noinline]] inline void start(int thread) {
   static const std::unique_ptr<char[]> stacks(new char[kMaxThreads * kStackBytes]);
   ucontext_t context;
@@ -142,7 +148,7 @@ inline uint64_t given_by(int lane) {
 
 // The scheduler: runs the fibers of a block in turns until all have ended.
 inline void run_block(int threads) {
-  static int started = 0;  // the fibers that exist
+  static int started = 0;  // the number of fibers that exist
   fibers.assign(threads, Fiber());
   bool has_fibers_left = true;
   while (has_fibers_left) {
@@ -186,7 +192,7 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
   emulator::exchange(vote ? 1 : 0);
   uint32_t votes = 0;
   for (int lane = 0; lane < emulator::kWarpSize; ++lane) {
-    votes |= static_cast<uint32_t>(emulator::given_by(lane)) << lane;
+    votes |= static_cast<uint32_t>(emulator::value_of_lane(lane)) << lane;
   }
   return votes;
 }
@@ -200,7 +206,7 @@ T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   memcpy(&bits, &value, sizeof(value));
   emulator::exchange(bits);
   const int own_lane = emulator::current % emulator::kWarpSize;
-  bits = emulator::given_by(own_lane ^ lane_mask);
+  bits = emulator::value_of_lane(own_lane ^ lane_mask);
   memcpy(&value, &bits, sizeof(value));
   return value;
 }

@@ -1,6 +1,6 @@
 // Converts one patch of the float32 weight to scaled fp16: 32 rows x 4 k-tiles
-// (convert_weight_layouts.cuh). A converter warp calls convert_patch for each patch that it takes
-// (convert_weight.cuh).
+// (gemm_one_product_converter_layouts.cuh). A converter warp of gemm_one_product_kernel calls
+// convert_patch for each patch that it takes (gemm_one_product_converter.cuh).
 //
 //   source     [N, K] float32, row-major, or its transpose [K, N]
 //   exponent   [N] int, of each row of the weight
@@ -27,7 +27,9 @@
 //         round_octet
 //       count_pieces           after the conversion, if pieces have subnormals
 //         count_subnormals
-//     convert_edge_patch       a patch at the edge of the weight: both jobs, octet by octet
+//     convert_edge_patch       a patch at the edge of the weight, octet by octet
+//       round_octet
+//       count_subnormals
 //     mark_row_for_tf32        puts an infinity into rows with too many subnormals
 
 #pragma once
@@ -39,8 +41,8 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
-#include "linear/sm90/convert_weight_layouts.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_converter_layouts.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -71,6 +73,7 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
   for (int j = 0; j < split::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
+    // Adds kMinusOne to the bits, and takes the minimum of the sum and *least.
     *least = __viaddmin_u16x2(hi[j] & kMagnitudeBits, kMinusOne, *least);
   }
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
@@ -96,7 +99,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   for (const uint32_t bits : pairs) {
     const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
     nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
-    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kSmallHi)));
+    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kLeastNormalHi)));
   }
   // Both counts together, nonzeros in .x and normals in .y: first of the lane, then of the row's
   // eight lanes.
@@ -109,7 +112,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   const unsigned subnormal_count = nonzero_count - normal_count;
   if (threadIdx.x % 8 == 0 && subnormal_count != 0) {
     atomicAdd(conversion.subnormals + row,
-              subnormal_count * ConvertWeightConfig::kKTileDepth / nonzero_count);
+              subnormal_count * ConverterConfig::kKTileDepth / nonzero_count);
   }
 }
 
@@ -122,7 +125,8 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 __device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
                                              const __half* hi_k_tile, int64_t k_tile_elements,
                                              uint32_t pieces) {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
+  constexpr int kRowsAtATime = 4;  // of eight lanes each
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
@@ -134,11 +138,11 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     uint4 octets[C::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      octets[i] = *reinterpret_cast<const uint4*>(source + 4 * i * split::kKTileNumbers);
+      octets[i] = *reinterpret_cast<const uint4*>(source + kRowsAtATime * i * split::kKTileNumbers);
     }
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      count_subnormals(conversion, row + 4 * i, octets[i]);
+      count_subnormals(conversion, row + kRowsAtATime * i, octets[i]);
     }
   }
 }
@@ -146,7 +150,7 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
 // Waits until the oldest piece in flight has arrived in shared memory, for all lanes. After that
 // the buffer of the piece before it is free, as all lanes have read it.
 __device__ __forceinline__ void wait_for_piece(int barrier) {
-  ptx::wait_copies<ConvertWeightConfig::kBuffers - 2>();
+  ptx::wait_copies<ConverterConfig::kBuffers - 2>();
   ptx::barrier_sync(barrier, 32);
 }
 
@@ -164,9 +168,9 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
                                                   int piece_in_k_tile,
                                                   const float (&scale)[Layout::kRows],
                                                   __half* target) {
-  uint32_t least = ConvertWeightConfig::kNoSubnormal;
+  uint32_t least = ConverterConfig::kNoSubnormal;
 #pragma unroll
-  for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
+  for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
@@ -177,8 +181,8 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
-// Converts a patch that is inside the weight. Returns whether anything was added to the counters of
-// subnormals. Layout is RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
+// Converts a patch that is inside the weight. Returns whether it has counted subnormals. Layout is
+// RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
 //
 // The warp has a ring of four buffers in shared memory. It converts the piece in one of them while
 // the next three pieces are loaded.
@@ -186,7 +190,7 @@ template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
   const split::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
@@ -244,12 +248,11 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
 // Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
 // shared memory. Eight lanes share a row, with eight k each, so a lane has every fourth row of the
-// patch, from lane_row on. Returns whether anything was added to the counters of subnormals. All
-// lanes of a warp call it.
+// patch, from lane_row on. Returns whether it has counted subnormals. All lanes of a warp call it.
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                    int k_tile) {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
   constexpr int kRowsPerLane = C::kPatchRows / 4;
   const split::SplitMatrix& weight = conversion.weight;
   bool any_counted = false;
@@ -302,18 +305,18 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
 template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
   const int lane = threadIdx.x % 32;
   const bool is_whole = patch.row + C::kPatchRows <= conversion.weight.rows &&
                         int64_t{patch.k_tile + C::kPatchKTiles} * C::kKTileDepth <= k;
-  bool any_counted;  // whether anything was added to subnormals
+  bool any_counted;
   if (is_whole) {
     any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);
   } else {
     any_counted = convert_edge_patch<Layout>(conversion, k, patch.row + lane / 8, patch.k_tile);
   }
   if (any_counted) {
-    __syncwarp();  // all lanes have added their counts
+    __syncwarp();  // all lanes have added their counts of subnormals
     mark_row_for_tf32(conversion, k, patch.row + lane, patch.k_tile);
   }
 }

@@ -1,4 +1,4 @@
-"""The time of one call, for problems/benchmark.py.
+"""The time of one call.
 
 The referee's timings do not use it. The referee times many calls in a row, in a process that may
 falsify its clock (referee/child/clock.py). Here both modules are trusted, so each call is timed

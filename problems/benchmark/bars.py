@@ -1,4 +1,4 @@
-"""Draws README's picture: `python -m problems.bars RESULTS.json FILE.svg|FILE.png`.
+"""Draws README's picture: `python -m problems.benchmark.bars RESULTS.json FILE.svg|FILE.png`.
 
 It has bars of the speed over eager. RESULTS.json is what a comparison wrote by --json.
 """
@@ -75,7 +75,7 @@ def _group_title(key: tuple[str, str, str], summary: list[dict]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    return plot.draw_file(arguments, "problems.bars", __doc__.split("\n")[0], draw)
+    return plot.draw_file(arguments, "problems.benchmark.bars", __doc__.split("\n")[0], draw)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Tables of the results of problems/benchmark.py, for its output and for docs/BENCHMARKS.md.
+"""Tables of results, for the output of `python -m problems.benchmark` and for docs/BENCHMARKS.md.
 
 Each function of `TABLES` takes the rows of a file that `--json` wrote, and returns rows of cells,
-of which the first has the columns' titles. All tables of times have the same columns in the same
-order: this project's time, eager's time, and the speedup, which is eager's time / this project's.
+of which the first has the columns' titles. Tables of this project's and eager's times have the same
+columns in the same order: this project's time, eager's time, and the speedup, which is eager's time
+/ this project's. The table of `paths` is in paths_tables.py.
 """
 
 from collections.abc import Callable
+
+from problems.benchmark.paths_tables import paths_table
 
 Cells = list[list[str]]  # rows of cells
 
@@ -65,4 +68,5 @@ TABLES: dict[str, Callable[[list[dict]], Cells]] = {
     "operands": operands_table,
     "host": host_table,
     "import": import_table,
+    "paths": paths_table,
 }

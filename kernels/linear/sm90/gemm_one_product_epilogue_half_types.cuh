@@ -1,6 +1,6 @@
-// How gemm_one_product_kernel stores float16 and bfloat16: the fast epilogue, and gradients, which
-// have no epilogue. gemm_one_product_epilogue.cuh explains the notation, and which thread has which
-// result.
+// How gemm_one_product_kernel stores half types (float16 and bfloat16): the fast epilogue, and
+// gradients, which have no epilogue. gemm_one_product_epilogue.cuh explains the notation, and which
+// thread has which result.
 
 #pragma once
 
@@ -32,9 +32,9 @@ namespace kernels::sm90::gemm_one_product {
 // Shifted up by g, each bit is at its place in the two words of these rows: row 2 c in bits 0 - 15,
 // row 2 c + 1 in bits 16 - 31. So the two words are the OR of the eight lanes' shifted bits:
 //
-//   1. A lane with g < 4 exchanges with that of g + 4, so that one exchange does for both row
-//      blocks: the lower lane keeps its bits of the first row block and gives those of the second,
-//      the upper lane (is_in_second) the opposite. Both have then combined two lanes' bits.
+//   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
+//      row block and gives those of the second. The other lane (is_in_second) does the opposite.
+//      Each then has the combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
 // Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept. Four lanes
@@ -86,8 +86,8 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
-// which implies ReLU here (launch_half_kernel, launch_one_product.cuh). The caller has also divided
-// the bias in `scales`, so that one fma divides the product and adds the bias.
+// which implies ReLU here (launch_half_with_traits, launch_one_product.cuh). The caller has also
+// divided the bias in `scales`, so that one fma divides the product and adds the bias.
 // epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
@@ -159,7 +159,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       const int mask_row = first_row + subtile * kSubtileRows + thread;
       if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
         // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half_kernel, launch_one_product.cuh).
+        // (launch_half_with_traits, launch_one_product.cuh).
         const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
         *reinterpret_cast<uint2*>(epilogue.mask + byte) =
             *reinterpret_cast<const uint2*>(staged.mask[thread]);
@@ -168,7 +168,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 #pragma unroll
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
       const float4 v =
-          ptx::load_shared_four(read_address + buffer_offset + i * kRowsAtATime * kRowBytes);
+          ptx::load_shared_float4(read_address + buffer_offset + i * kRowsAtATime * kRowBytes);
       if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
       row += kRowsAtATime;
       target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
@@ -221,10 +221,15 @@ struct PackedGradient {
     static_assert(kBoxes == 4, "each box has a line here");
     const int box = stored;
     ++stored;
-    if (box == 0) return store<0>(map, row, column, staging);
-    if (box == 1) return store<1>(map, row, column, staging);
-    if (box == 2) return store<2>(map, row, column, staging);
-    if (box == 3) return store<3>(map, row, column, staging);
+    if (box == 0) {
+      store<0>(map, row, column, staging);
+    } else if (box == 1) {
+      store<1>(map, row, column, staging);
+    } else if (box == 2) {
+      store<2>(map, row, column, staging);
+    } else if (box == 3) {
+      store<3>(map, row, column, staging);
+    }
   }
 
   // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
@@ -237,13 +242,13 @@ struct PackedGradient {
     const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
     const int lane = threadIdx.x % 32;
     const uint32_t box =
-        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBoxes]);
+        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBuffers]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
     // lines of column block h, and row block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.
-    if (lane == 0) ptx::wait_stores_read<Config::kGradientBoxes - 1>();
+    if (lane == 0) ptx::wait_stores_read<Config::kGradientBuffers - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {

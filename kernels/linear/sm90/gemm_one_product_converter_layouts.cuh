@@ -1,11 +1,11 @@
-// How converter warps (convert_weight.cuh) divide the weight, and how a warp loads and reads its
-// part: one struct for each layout of the weight in memory, RowMajor and Transposed. These structs
-// are all that convert_patch.cuh knows of the layouts.
+// How the converter warps of gemm_one_product_kernel (gemm_one_product_converter.cuh) divide the
+// weight, and how a warp loads and reads its part. There is one struct for each layout of the
+// weight in memory, RowMajor and Transposed. gemm_one_product_converter_patch.cuh is the same for
+// both.
 //
-// A warp copies a piece, 512 floats, to a buffer in shared memory, row by row (Transposed swaps the
-// halves of some rows). Copy i of lane l copies the four floats from 128 i + 4 l of the piece on,
-// so a warp copies 128 floats that follow each other in the piece. A lane then converts two octets
-// of the piece.
+// A warp copies a piece, 512 floats, to a buffer in shared memory, row by row. Copy i of lane l
+// copies the four floats from 128 i + 4 l of the piece on, so a warp copies 128 floats that follow
+// each other in the piece. A lane then converts two octets of the piece.
 
 #pragma once
 
@@ -36,9 +36,9 @@ namespace kernels::sm90::gemm_one_product {
 //
 //                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
-struct ConvertWeightConfig {
+struct ConverterConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = split::k_tile_depth(split::Halves::kHi);  // 64 of K
+  static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kHiAlone);  // 64 of K
   static constexpr int kPatchKTiles = 4;
   static constexpr int kPatchRows = 32;
   static constexpr int kPatchesPerPanel = Config::kBlockColumns / kPatchRows;
@@ -79,11 +79,11 @@ struct ConvertWeightConfig {
 
 // The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
 // float4 for each copy of each lane.
-using PieceBuffer = float4[ConvertWeightConfig::kCopiesPerPiece][32];
-using PieceRing = PieceBuffer[ConvertWeightConfig::kBuffers];
-using ConverterMemory = PieceRing[ConvertWeightConfig::kWarps];
+using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
+using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
+using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
-// A row-major weight. A buffer is [8 rows][64 of K]. Which lane handles what:
+// A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //
 //   load                                      convert
 //
@@ -95,15 +95,15 @@ using ConverterMemory = PieceRing[ConvertWeightConfig::kWarps];
 //   row 4       0      1  ...       15        row 4       0       1  ...        7    octet 1
 //   ...                                       ...
 struct RowMajor {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
   static constexpr bool kIsTransposed = false;
 
   // A lane converts octets of kRows rows of the patch: row(lane, 0), row(lane, 1) and so on. Here
   // they are as many as the lane's octets in a k-tile, two in each of four pieces.
   static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // The i of the row(lane, i) that has this octet of a piece. Pieces are numbered in the k-tile, 0
-  // to 3.
+  // Returns the i for which row(lane, i) is the row of this octet of a piece. Pieces are numbered
+  // in the k-tile, 0 to 3.
   __host__ __device__ static constexpr int row_index(int piece, int octet) {
     return C::kOctetsPerPiece * piece + octet;
   }
@@ -165,7 +165,7 @@ static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::copying_lane(27) == 22,
               "copy 3 of lanes 22 and 23 loads this octet");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
-    for (int octet = 0; octet < ConvertWeightConfig::kOctetsPerPiece; ++octet) {
+    for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
       const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::copying_lane(lane);
       const int first =
           RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::first_k(lane, 0));
@@ -176,7 +176,7 @@ constexpr bool row_major_reads_as_pictured() {
 }
 static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
 
-// A transposed weight [K, N]. A buffer is [16 of K][32 rows]. Which lane handles what:
+// A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
 //
 //   load                                      convert
 //
@@ -192,7 +192,7 @@ static_assert(row_major_reads_as_pictured(), "each lane reads its octets");
 // floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
 // swapped in the buffer.
 struct Transposed {
-  using C = ConvertWeightConfig;
+  using C = ConverterConfig;
   static constexpr bool kIsTransposed = true;
 
   // These members mean what RowMajor's members of the same names mean.
@@ -229,8 +229,9 @@ struct Transposed {
                               float (&v)[split::kOctet]) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
-    const float* const first_k = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
-    const float* const column = first_k + half_of_rows * 16 + lane % 16;
+    // The octet's first line: k = 0 for lanes 0 to 15, k = 8 for lanes 16 to 31.
+    const float* const first_line = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
+    const float* const column = first_line + half_of_rows * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }

@@ -1,46 +1,17 @@
-"""The tables of README and docs/BENCHMARKS.md, made from the results in docs/benchmarks/*.json.
+"""The views of results that README and docs/BENCHMARKS.md show: the functions of `VIEWS`.
 
-A file of results is what a command wrote by `--json`: either `python -m problems.benchmark`, whose
-keys problems/benchmark.py explains, or `python run.py` (referee/RESULTS.md). Then
-problems/figures.py added the key "commit", and removed `--json` from "command".
-
-A block of a page begins with a comment that names a view and one or more files of results,
-`<!-- table: host.json -->`, and ends with `<!-- end -->`. `fill` puts the view's Markdown between
-the two. The views are the functions of `VIEWS`.
+A view takes the contents of files of docs/benchmarks/ and returns Markdown. pages.py explains which
+files these are, and how a page names a view.
 """
 
-import json
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from problems.benchmark_tables import TABLES, Cells
+from problems.benchmark.paths_tables import exceptions_table, summary
+from problems.benchmark.tables import TABLES, Cells
 from problems.linear_yardsticks import THREE_PRODUCTS
 from referee.names import COMPILED
 from referee.report import by_role, machine_and_versions, markdown
 from referee.report.tables import forward_row, interval, step_row
-
-# A block: its comment, whose groups are the view with its arguments and the names of the files, and
-# the text below the comment.
-BLOCK = re.compile(r"(<!-- ([\w ]+): ([\w. -]+\.json) -->\n).*?(?=<!-- end -->)", re.DOTALL)
-
-
-def fill(page: str, folder: Path) -> str:
-    """Return the page with every block made anew from the files of results in `folder`.
-
-    A block stays the same as long as one of its files has not been measured and is missing.
-    """
-
-    def make_block(match: re.Match) -> str:
-        comment, view_and_arguments, names = match.groups()
-        files = [folder / name for name in names.split()]
-        if not all(file.exists() for file in files):
-            return match[0]
-        view, *arguments = view_and_arguments.split()
-        results = [json.loads(file.read_text()) for file in files]
-        return comment + VIEWS[view](results, *arguments)
-
-    return BLOCK.sub(make_block, page)
 
 
 def heading_of(results: dict) -> str:
@@ -69,6 +40,13 @@ def view_table(results: list[dict]) -> str:
     [only] = results
     cells = TABLES[only["benchmark"]](only["rows"])
     return f"{heading_of(only)}\n\n{markdown.table(cells)}"
+
+
+def view_paths(results: list[dict]) -> str:
+    """Show the summary of `paths`, and the products for which another path was faster."""
+    [only] = results
+    table = markdown.table(exceptions_table(only["rows"]))
+    return f"{heading_of(only)}\n\n{summary(only['rows'])}\n\n{table}"
 
 
 def view_range(results: list[dict]) -> str:
@@ -185,6 +163,7 @@ def view_errors(results: list[dict], problem: str) -> str:
 VIEWS: dict[str, Callable[..., str]] = {
     "heading": view_heading,
     "table": view_table,
+    "paths": view_paths,
     "range": view_range,
     "comparison": view_comparison,
     "forward": view_forward,

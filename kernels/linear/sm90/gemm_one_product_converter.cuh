@@ -1,6 +1,7 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
-// converts which part of the weight, and when. convert_patch.cuh converts one part.
+// converts which part of the weight, and when. gemm_one_product_converter_patch.cuh converts one
+// part.
 //
 // The converter warps call convert_weight (gemm_one_product.cuh). The producer warp calls
 // wait_converted before it loads a k-tile (gemm_one_product_mainloop.cuh).
@@ -22,7 +23,7 @@
 //                          of its tiles. It keeps the block's converter warps from running so far
 //                          ahead that L2 evicts the fp16 weight before it is read.
 //   subnormals[row]        How many elements of a row have lost bits in fp16, weighted. Only
-//                          converter warps use it (convert_patch.cuh).
+//                          converter warps use it (gemm_one_product_converter_patch.cuh).
 //
 // Memory ordering. Only the counter `ready` announces that other data has been written: hi, the
 // fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it,
@@ -43,17 +44,17 @@
 
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/convert_patch.cuh"
-#include "linear/sm90/convert_weight_layouts.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product_converter_layouts.cuh"
+#include "linear/sm90/gemm_one_product_converter_patch.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
-// The patches in the order in which the clusters need them. Each cluster multiplies one tile at a
-// time, so at any time weight_tiles_at_once tiles of the weight are multiplied: a wave. All patches
-// of a wave's first four k-tiles come first, then those of its next four, and so on. Then comes the
-// next wave.
+// The patches in the order in which the clusters need them. All clusters together multiply
+// weight_tiles_at_once tiles of the weight at a time. These tiles are a wave. All patches of a
+// wave's first four k-tiles come first, then those of its next four, and so on. Then comes the next
+// wave.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
@@ -79,7 +80,7 @@ struct PatchOrder {
   // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
   __device__ PatchOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
       : conversion(conversion), clusters(clusters) {
-    using C = ConvertWeightConfig;
+    using C = ConverterConfig;
     constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * C::kPatchesPerPanel;
     patches_along_k = (conversion.k_tiles + C::kPatchKTiles - 1) / C::kPatchKTiles;
     patch_rows = weight_tiles * kPatchRowsOfTile;
@@ -90,15 +91,15 @@ struct PatchOrder {
 
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
-    using C = ConvertWeightConfig;
+    using C = ConverterConfig;
     const int wave = number / (patch_rows_of_wave * patches_along_k);
     const int number_in_wave = number - wave * patch_rows_of_wave * patches_along_k;
     const int first_patch_row = wave * patch_rows_of_wave;
     // The last wave may have fewer patch rows than the others.
     const int patch_rows_here = min(patch_rows_of_wave, patch_rows - first_patch_row);
-    const int patch_k = number_in_wave / patch_rows_here;
-    const int patch_row = first_patch_row + number_in_wave - patch_k * patch_rows_here;
-    const int k_tile = patch_k * C::kPatchKTiles;
+    const int patch_column = number_in_wave / patch_rows_here;
+    const int patch_row = first_patch_row + number_in_wave - patch_column * patch_rows_here;
+    const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
@@ -125,7 +126,7 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {
-    while (atomicAdd(progress, 0) + ConvertWeightConfig::kLead < patch.first_use) __nanosleep(200);
+    while (atomicAdd(progress, 0) + ConverterConfig::kLead < patch.first_use) __nanosleep(200);
   }
   __syncwarp();
 }
@@ -136,7 +137,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   const int lane = threadIdx.x % 32;
   ptx::fence_proxy_async_global();
   __syncwarp();
-  if (lane < ConvertWeightConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
+  if (lane < ConverterConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
     const int64_t panel = patch.row / Config::kBlockColumns;
     ptx::add_release(conversion.ready + panel * conversion.k_tiles + patch.k_tile + lane, 1);
   }
@@ -184,7 +185,7 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
   bool first_is_missing;
   do {
     const bool is_ready = own_k_tile < conversion.k_tiles &&
-                          ptx::load_acquire(ready) == ConvertWeightConfig::kPatchesPerPanel;
+                          ptx::load_acquire(ready) == ConverterConfig::kPatchesPerPanel;
     missing = ~__ballot_sync(0xffffffff, is_ready);
     first_is_missing = (missing & 1) != 0;
   } while (first_is_missing);

@@ -1,0 +1,15 @@
+"""Figures beside the headline, and the pages that show all figures: `python -m problems.benchmark`.
+
+command.py            the command line, and the JSON that it writes
+measure_*.py          one measurement each
+modules.py            this project's module and eager's, with equal parameters
+rounds.py             times calls in turn; the clocks are in clock.py
+products.py           the products that `paths` times
+choice.py             asks kernels/linear/choose_path.h for their paths, by print_paths.cpp
+tables.py             the tables of the results; that of `paths` is in paths_tables.py
+report.py             runs the commands whose results are in docs/benchmarks/
+pages.py              makes README and docs/BENCHMARKS.md anew from these results
+views.py              the parts of these pages that show results
+bars.py               draws README's picture
+tree.py               this project's folder and its commit
+"""

@@ -1,0 +1,49 @@
+"""The path that kernels/linear/choose_path.h takes for a product.
+
+That file needs neither torch nor a GPU. So a small program, print_paths.cpp, is compiled from it
+alone.
+"""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from kernels.build.toolchain import cxx_compiler
+from problems.benchmark.products import Product
+from problems.benchmark.tree import ROOT
+
+SOURCE = Path(__file__).with_name("print_paths.cpp")
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
+
+
+def chosen_paths(products: list[Product], capability: int, multiprocessors: int) -> list[str]:
+    """Return the path of each product on a GPU: "skinny", "sm90", "sm80" or "torch".
+
+    Args:
+        products: for which choose_path is called.
+        capability: the GPU's compute capability times 10, 90 for Hopper.
+        multiprocessors: how many the GPU has.
+    """
+    lines = [_line(product, capability, multiprocessors) for product in products]
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "print_paths")
+        include = f"-I{ROOT / 'kernels'}"
+        subprocess.run([cxx_compiler(), "-std=c++17", include, SOURCE, "-o", program], check=True)
+        return subprocess.check_output([program], input="\n".join(lines), text=True).split()
+
+
+def _line(product: Product, capability: int, multiprocessors: int) -> str:
+    """Return a product and a GPU as print_paths.cpp reads them."""
+    numbers = [
+        BITS[product.dtype],
+        product.precision == "highest",
+        product.m,
+        product.n,
+        product.k,
+        product.is_forward,
+        product.weight_has_vector_rows,
+        product.x_is_transposed,
+        capability,
+        multiprocessors,
+    ]
+    return " ".join(str(int(number)) for number in numbers)

@@ -1,0 +1,63 @@
+"""`host`: the host's time for small forwards and training steps."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+
+from problems.benchmark.modules import make_modules
+from problems.benchmark.rounds import compare, time_host_in_turn
+
+
+@dataclass(frozen=True)
+class SmallCall:
+    """A module and its input, which are so small that only the host's time counts.
+
+    Attributes:
+        title: for the table.
+        problem: the problem's name.
+        arguments: of the module's constructor.
+        shape: of x, and of the output.
+    """
+
+    title: str
+    problem: str
+    arguments: list
+    shape: tuple[int, ...]
+
+
+SMALL_CALLS = [
+    SmallCall("ReLU of 1,024", "relu", [], (1024,)),
+    SmallCall("[1, 64] -> 64", "linear_relu_divide", [64, 64, 2.0], (1, 64)),
+]
+
+
+def measure_host(device: str, dtype: torch.dtype) -> list[dict]:
+    """Return a row for each small call: the host's time for it, without waiting for the GPU."""
+    rows = []
+    places = ["cpu"] if device == "cpu" else ["cpu", device]
+    for small in SMALL_CALLS:
+        for place in places:
+            forwards = make_modules(small.problem, place, dtype, small.arguments)
+            ones = torch.ones(small.shape, dtype=dtype, device=place)
+            x = ones.clone().requires_grad_()
+            steps = {name: _training_step(module, x, ones) for name, module in forwards.items()}
+            with torch.no_grad():
+                times = {"forward": time_host_in_turn(forwards, x)}
+            times["forward + backward"] = time_host_in_turn(steps, x)
+            for part, times_of_part in times.items():
+                row = {"call": small.title, "part": part, "device": place}
+                rows.append({**row, **asdict(compare(times_of_part))})
+    return rows
+
+
+def _training_step(module: nn.Module, x: Tensor, grad_output: Tensor) -> Callable[[Tensor], tuple]:
+    """Return a function that computes a forward on x, and the gradients of x and parameters."""
+    leaves = [x, *module.parameters()]
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return grad(module(x), leaves, grad_output)
+
+    return step

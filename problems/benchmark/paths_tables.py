@@ -1,0 +1,57 @@
+"""Tables and the summary of the results of `paths`. measure_paths.py explains a row of results."""
+
+PATHS = ("skinny", "sm90", "torch")
+# The choice is good if the chosen path takes at most this many times as long as the fastest.
+GOOD_RATIO = 1.03
+
+
+def paths_table(rows: list[dict]) -> list[list[str]]:
+    """Return a row for each product: its sizes, microseconds of each path, and the chosen path."""
+    times = [f"{path}, us" for path in PATHS]
+    table = [["product", "limit", "M", "N", "K", *times, "chosen", "chosen / best"]]
+    for row in rows:
+        sizes = [str(row[key]) for key in ("m", "n", "k")]
+        times = [_microseconds(row["seconds"].get(path)) for path in PATHS]
+        ratio = f"{_ratio(row):.3f}"
+        table.append([_kind(row), row["limit"], *sizes, *times, row["chosen"], ratio])
+    return table
+
+
+def exceptions_table(rows: list[dict]) -> list[list[str]]:
+    """Return `paths_table` of the products whose chosen path is not good, the worst first."""
+    exceptions = [row for row in rows if _ratio(row) > GOOD_RATIO]
+    return paths_table(sorted(exceptions, key=_ratio, reverse=True))
+
+
+def summary(rows: list[dict]) -> str:
+    """Return a sentence on how many choices are good, and one on the worst."""
+    good = sum(_ratio(row) <= GOOD_RATIO for row in rows)
+    worst = max(rows, key=_ratio)
+    percent = f"{GOOD_RATIO - 1:.0%}"
+    size = f"M {worst['m']}, N {worst['n']}, K {worst['k']}"
+    return (
+        f"The chosen path took at most {percent} longer than the fastest path for {good} of "
+        f"{len(rows)} products. The largest chosen / best was {_ratio(worst):.3f}, for "
+        f"{_kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
+        "fastest."
+    )
+
+
+def _kind(row: dict) -> str:
+    """Return the kind of a product: "forward, float32, highest", for example."""
+    return ", ".join(filter(None, [row["operation"], row["dtype"], row["precision"]]))
+
+
+def _fastest(row: dict) -> str:
+    """Return the path with the least time."""
+    return min(row["seconds"], key=row["seconds"].get)
+
+
+def _ratio(row: dict) -> float:
+    """Return the chosen path's time / the fastest path's."""
+    return row["seconds"][row["chosen"]] / row["seconds"][_fastest(row)]
+
+
+def _microseconds(seconds: float | None) -> str:
+    """Return the cell of a time; "" if the path does not compute the product."""
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"

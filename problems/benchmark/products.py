@@ -1,0 +1,146 @@
+"""Products on both sides of the limits of kernels/linear/choose_path.h, for `paths`.
+
+A product is out [M, N] = x [M, K] times weight [N, K] transposed, as in choose_path.h.
+"""
+
+from dataclasses import dataclass
+
+FORWARD = "forward"
+FORWARD_OF_TRANSPOSED_X = "forward, transposed x"
+# A gradient is a product too: of grad_z, the gradient of the ReLU's input, and one operand.
+GRADIENT_OF_X = "gradient of x"  # grad_z times the weight
+GRADIENT_OF_WEIGHT = "gradient of weight"  # grad_z transposed times x
+OPERATIONS = [FORWARD, FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, GRADIENT_OF_WEIGHT]
+
+# dtype and precision
+HIGHEST = ("float32", "highest")
+HIGH = ("float32", "high")
+FLOAT16 = ("float16", "")
+BFLOAT16 = ("bfloat16", "")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product near a limit.
+
+    Attributes:
+        limit: the name of the limit in choose_path.h.
+        operation: what the product is for, one of `OPERATIONS`.
+        dtype: "float32", "float16" or "bfloat16".
+        precision: "highest" or "high"; "" for half types.
+        m: rows of x, and of out.
+        n: rows of the weight, columns of out.
+        k: columns of x and of the weight.
+    """
+
+    limit: str
+    operation: str
+    dtype: str
+    precision: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def is_forward(self) -> bool:
+        """False for a gradient."""
+        return self.operation in (FORWARD, FORWARD_OF_TRANSPOSED_X)
+
+    @property
+    def x_is_transposed(self) -> bool:
+        """As `Product` of choose_path.h explains it."""
+        return self.operation in (FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_WEIGHT)
+
+    @property
+    def weight_has_vector_rows(self) -> bool:
+        """As `Product` of choose_path.h explains it, if the weight is contiguous."""
+        vector_elements = 4 if self.dtype == "float32" else 8
+        return self.is_forward and self.k % vector_elements == 0
+
+
+# For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it. For the
+# two, choose_path returns different paths on an H200. tests/test_linear_paths.py checks this.
+_PAIRS = {
+    (FORWARD, HIGHEST): [
+        # skinny_wins
+        ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
+        ("kLongK", (8, 20480, 512), (8, 20480, 384)),
+        ("kLongK", (16, 16384, 512), (16, 16384, 384)),
+        ("kMediumTiles", (16, 8192, 256), (16, 10240, 256)),
+        ("kMediumK", (16, 8192, 256), (16, 8192, 192)),
+        ("kMediumK", (32, 4096, 256), (32, 4096, 192)),
+        ("kLeastColumns", (64, 8, 4096), (64, 4, 4096)),
+        ("kFewTiles", (32, 2048, 128), (32, 2560, 128)),
+        ("kSmallProduct", (32, 4096, 1024), (32, 4096, 1280)),
+        ("kMediumProduct", (32, 2048, 4096), (32, 2048, 5120)),
+        ("kMediumProduct", (4096, 16, 2048), (4096, 16, 2560)),
+        # fp16x3_wins, and fp16x3_forward_wins for a weight that is not copied
+        ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
+        ("kTooFewRows", (24, 16384, 1024), (16, 16384, 1024)),
+        ("kTooFewColumns", (8192, 72, 4096), (8192, 64, 4096)),
+        ("kVeryLongK", (4096, 128, 30720), (4096, 128, 32768)),
+        ("kTooFewColumnsForVeryLongK", (4096, 136, 32768), (4096, 128, 32768)),
+        ("kLeastColumnsSquaredK", (8192, 128, 1024), (8192, 128, 896)),
+        ("kLeastWork", (512, 1024, 448), (512, 1024, 384)),
+        ("kLeastWork", (4096, 1024, 64), (3072, 1024, 64)),
+        ("kShortK", (16384, 1026, 64), (16384, 1026, 60)),
+        ("kLeastColumnsSquaredKIfUnaligned", (16384, 1762, 44), (16384, 1698, 44)),
+        # fp16x3_forward_wins for a weight whose rows are not aligned to 16 bytes, so it is copied
+        ("kTooFewRowsForCopy", (72, 8192, 4094), (64, 8192, 4094)),
+        ("kLeastResultForCopy", (128, 512, 8190), (112, 512, 8190)),
+        ("kLeastColumnsSquaredKForCopy", (4096, 256, 1026), (4096, 256, 962)),
+        ("kLeastWorkForCopy", (1024, 1024, 958), (1024, 1024, 894)),
+    ],
+    # fp16x3_gradient_wins
+    (GRADIENT_OF_X, HIGHEST): [
+        ("kLeastKOfFp16x3Gradient", (8192, 4096, 64), (8192, 4096, 56)),
+        ("kLeastWeight", (32768, 256, 512), (32768, 256, 448)),
+        ("kRowCost", (8192, 192, 4096), (8192, 160, 4096)),
+        ("kColumnCost", (128, 8192, 4096), (112, 8192, 4096)),
+        ("kCallCost", (1536, 2048, 256), (1280, 2048, 256)),
+    ],
+    (GRADIENT_OF_WEIGHT, HIGHEST): [
+        ("kRowCost", (8192, 192, 4096), (8192, 160, 4096)),
+        ("kColumnCost", (128, 8192, 4096), (112, 8192, 4096)),
+    ],
+    (FORWARD, HIGH): [
+        # skinny_wins
+        ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
+        ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
+        # choose_path
+        ("kLeastKOfOneProduct", (4096, 8192, 1024), (4096, 8192, 896)),
+        ("kLargeResult", (1024, 4096, 8192), (1024, 3968, 8192)),
+        # one_product_wins_float32
+        ("kMostRowsOfTorch", (576, 16384, 4096), (512, 16384, 4096)),
+        ("kConversionCost", (4096, 1024, 5120), (4096, 1024, 4608)),
+        ("kLeastForwardWork", (2048, 2048, 2048), (2048, 2048, 1792)),
+        ("kLeastUtilizationOfFloat32", (1024, 5120, 8192), (1024, 4864, 8192)),
+    ],
+    (FORWARD_OF_TRANSPOSED_X, HIGH): [
+        ("kLeastColumnsForCopy", (4096, 2048, 8192), (4096, 1920, 8192)),
+    ],
+    (GRADIENT_OF_X, HIGH): [("kLeastGradientWork", (2048, 2048, 4096), (2048, 2048, 3584))],
+    (GRADIENT_OF_WEIGHT, HIGH): [("kLeastGradientWork", (2048, 2048, 4096), (2048, 2048, 3584))],
+    (FORWARD, FLOAT16): [
+        # choose_path
+        ("kLeastKOfOneProduct", (2048, 4096, 1024), (2048, 4096, 896)),
+        ("kLargeResult", (1024, 4096, 8192), (1024, 3968, 8192)),
+        # one_product_wins_half
+        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+    ],
+    (FORWARD, BFLOAT16): [("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096))],
+    (GRADIENT_OF_X, FLOAT16): [
+        ("kLeastKOfHalfGradient", (4096, 4096, 256), (4096, 4096, 192)),
+        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+    ],
+    (GRADIENT_OF_WEIGHT, FLOAT16): [
+        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+    ],
+}
+
+PRODUCTS = [
+    Product(limit, operation, dtype, precision, *size)
+    for (operation, (dtype, precision)), pairs in _PAIRS.items()
+    for limit, *sizes in pairs
+    for size in sizes
+]

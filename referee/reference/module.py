@@ -1,0 +1,210 @@
+"""The reference's module, whose parameters and buffers change while a file is graded."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import torch
+from torch import nn
+
+from referee.comparison.accuracy import typical_error
+from referee.comparison.compare import flat_reals
+from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.second_look import SecondLook
+from referee.contestants.shared import without_repeats
+from referee.reference.file import BadReferenceError
+from referee.reference.other_roundings import OtherRoundings
+from referee.reference.problem import Problem
+from referee.reference.random_values import changing_names, new_seed, vary
+from referee.reference.training_step import (
+    ReferenceStep,
+    StepArguments,
+    reference_step,
+    step_or_none,
+)
+
+# Bytes of parameters. The module with the parameters of the call before is kept only if it has no
+# more: it helps to recognize a solution that answers with old parameters, and decides nothing.
+LARGEST_PREVIOUS_MODULE = 1 << 30
+OTHER_ROUNDINGS = 16  # results of the reference in a second look
+OTHER_ROUNDINGS_OF_STEPS = 8
+
+
+class ReferenceModule:
+    """The reference's module in the referee's process. No solution can reach it.
+
+    A module in training mode changes its buffers in a forward. Each method that runs the module
+    restores them.
+
+    Args:
+        problem: the reference on its device.
+
+    Attributes:
+        module: the module; `construct` makes it.
+        previous: the module with the parameters before the latest change; None if it is not kept.
+        has_timed_arguments: whether the module was constructed with the problem's own arguments,
+            not with those of a small case.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.module: nn.Module | None = None
+        self.previous: nn.Module | None = None
+        self.has_timed_arguments = False
+        self._problem = problem
+        # The names of the parameters and buffers that get new values.
+        self._changing_names: list[str] = []
+        # Their first values. New ones are made from these, so that their size does not drift.
+        self._first_values: dict[str, torch.Tensor] = {}
+
+    def construct(self, seed: int, args: list | None) -> None:
+        """Construct the module; its parameters are drawn under the seed.
+
+        Args:
+            seed: the seed of torch's generator.
+            args: the constructor's arguments; None for the problem's own.
+        """
+        self.has_timed_arguments = args is None
+        self.previous = None
+        self.module = self._problem.construct(seed, args)
+        self._changing_names = changing_names(self.module)
+        self._keep_first_values()
+
+    def set_values(self, values: list[torch.Tensor]) -> None:
+        """Set all parameters and buffers.
+
+        Args:
+            values: the new values, in the order of the module's `state_dict()`.
+        """
+        self._keep_previous()
+        for x, value in zip(self.values(), values, strict=True):
+            x.copy_(value)
+        self._keep_first_values()
+
+    def redraw_values(self) -> None:
+        """Give the parameters and buffers that hold floats new random values."""
+        if not self._changing_names:
+            return
+        self._keep_previous()
+        state = self.module.state_dict()
+        for name in self._changing_names:
+            without_repeats(state[name]).copy_(vary(self._first_values[name], new_seed()))
+
+    def values(self) -> list[torch.Tensor]:
+        """Return all parameters and buffers, in the order of the module's `state_dict()`."""
+        return list(self.module.state_dict().values())
+
+    def parameter_names(self) -> list[str]:
+        """Return the names of the parameters that have gradients."""
+        ids_of_parameters = {id(p) for p in self.module.parameters() if p.is_floating_point()}
+        state = self.module.state_dict(keep_vars=True)  # the Parameter objects, not their data
+        return [name for name in self._changing_names if id(state[name]) in ids_of_parameters]
+
+    def buffer_names(self) -> set[str]:
+        """Return all names of buffers; those of a module that is used twice have two names each."""
+        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+
+    def run(self, inputs: list) -> list[torch.Tensor]:
+        """Return the results of a forward, without error budgets."""
+        with self._restored_buffers():
+            return self._problem.run(self.module, inputs)
+
+    def expected(self, inputs: list) -> list[ReferenceTensor]:
+        """Return the results of a forward, with their error budgets."""
+        with self._restored_buffers():
+            return self._problem.expected(self.module, inputs)
+
+    def run_step(self, step: StepArguments) -> list[torch.Tensor | None]:
+        """Return the results and gradients of a training step, without error budgets."""
+        with self._restored_buffers():
+            return self._problem.run_step(*step)
+
+    def expected_step(self, step: StepArguments) -> ReferenceStep | None:
+        """Return the results and gradients of a training step, with their error budgets.
+
+        Returns:
+            None if the reference has no gradients to compare.
+        """
+        with self._restored_buffers():
+            return reference_step(self._problem, step)
+
+    def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
+        """Return a function that computes one of a forward's results with other roundings.
+
+        It yields several results; fewer or none if memory is short. There is no second look, but
+        None, if the problem covers all values: its own limits then say what is right.
+
+        Args:
+            inputs: the arguments of the forward.
+            result_index: which of its results is computed.
+        """
+        if self._problem.file.covers_all_values:
+            return None
+        return partial(self._results_with_other_roundings, inputs, result_index)
+
+    def errors_of_other_roundings(self, step: StepArguments, eager: list) -> list[float]:
+        """Return the typical errors of a training step's results with other roundings.
+
+        Args:
+            step: the step's arguments.
+            eager: eager's results and gradients.
+
+        Returns:
+            The largest of several typical errors, for each result and gradient; infinity if the
+            steps cannot be run, for example for lack of memory.
+        """
+        largest = [0.0] * len(eager)
+        unknown = [math.inf] * len(eager)
+        try:
+            for _ in range(OTHER_ROUNDINGS_OF_STEPS):
+                with self._restored_buffers(), OtherRoundings(self._problem):
+                    others = step_or_none(lambda: self._problem.run_step(*step))
+                if others is None:
+                    return unknown
+                for i, error in _typical_errors(others, eager):
+                    largest[i] = max(largest[i], error)
+        except (BadReferenceError, torch.OutOfMemoryError):
+            return unknown
+        return largest
+
+    def _results_with_other_roundings(
+        self, inputs: list, result_index: int
+    ) -> Iterator[torch.Tensor]:
+        """Yield one result of a forward with other roundings, several times."""
+        with suppress(BadReferenceError, torch.OutOfMemoryError):
+            for _ in range(OTHER_ROUNDINGS):
+                with self._restored_buffers(), OtherRoundings(self._problem):
+                    results = self._problem.run(self.module, inputs)
+                yield results[result_index]
+
+    @contextmanager
+    def _restored_buffers(self) -> Iterator[None]:
+        """Restore the module's buffers when the block ends."""
+        buffers = [without_repeats(x) for x in self.module.buffers()]
+        values = [x.clone() for x in buffers]
+        try:
+            yield
+        finally:
+            for x, value in zip(buffers, values, strict=True):
+                x.copy_(value)
+
+    def _keep_previous(self) -> None:
+        """Keep a copy of the module before its parameters change."""
+        is_small = self._problem.parameter_bytes <= LARGEST_PREVIOUS_MODULE
+        if is_small and self._changing_names:
+            self.previous = self._problem.copy(self.module)
+
+    def _keep_first_values(self) -> None:
+        """Keep the values from which new parameters and buffers are made."""
+        state = self.module.state_dict()
+        self._first_values = {
+            name: without_repeats(state[name]).clone() for name in self._changing_names
+        }
+
+
+def _typical_errors(others: list, eager: list) -> Iterator[tuple[int, float]]:
+    """Yield the index and the typical error of each result that can be compared with eager's."""
+    for i, (other, x) in enumerate(zip(others, eager, strict=False)):
+        are_both_there = other is not None and x is not None
+        if are_both_there and other.shape == x.shape:
+            yield i, typical_error(flat_reals(other), flat_reals(x))
