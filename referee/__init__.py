@@ -28,6 +28,7 @@ program/: the command line of `python -m referee`
     session              grades files on one problem after the other, for `grade_files` and project/
     folders              grades folders of solutions on folders of references
     folder_workers       a worker for each device, which grades the files of a folder
+    fork_server          the process from which workers are forked
     pairs                which solution goes with which reference
     empty_call           a program that measures what an empty call costs
 

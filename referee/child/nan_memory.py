@@ -1,6 +1,11 @@
 """Fills memory with NaN, so that elements that the solution does not write are found.
 
 Bytes 0xff are a NaN in every float dtype.
+
+On a CPU, glibc's malloc chooses the memory of a result. It keeps freed blocks up to a threshold and
+hands them out again. A larger block is new memory of the kernel's, with a page fault for each 4 KiB
+when it is written. The threshold is the size of the largest such block that was freed, at most
+32 MiB.
 """
 
 from collections.abc import Iterator
@@ -8,19 +13,15 @@ from contextlib import contextmanager
 
 import torch
 
-# glibc's malloc takes a large block from the kernel anew, at a page fault for each 4 KiB, if it is
-# larger than a threshold. The threshold grows with the largest block that was freed, up to 32 MiB.
-# Every process frees a block of this size first so that all have the same threshold.
-FREED_FIRST_BYTES = 31 << 20
-# A result of fewer bytes may get a free block that is somewhat larger than itself.
+LARGEST_THRESHOLD = 32 << 20
+FREED_FIRST_BYTES = 31 << 20  # just below the largest threshold
+# A result of fewer bytes may get a free block that is up to LARGER_BYTES larger than itself.
 SMALL_BYTES = 1 << 20
-# A freed block of fewer bytes stays with malloc, whose threshold is about as large. A result may
-# then get any of several free blocks.
-KEPT_BY_MALLOC_BYTES = 32 << 20
+LARGER_BYTES = 1 << 10
 
 
 def set_malloc_threshold() -> None:
-    """Give malloc the threshold that all processes have, see FREED_FIRST_BYTES."""
+    """Raise malloc's threshold, so that all processes have the same and times can be compared."""
     torch.empty(FREED_FIRST_BYTES, dtype=torch.uint8)  # freed at once
 
 
@@ -43,12 +44,13 @@ def poison_free_memory(size: int, device: torch.device) -> None:
 def _sizes_of_likely_blocks(size: int) -> list[int]:
     """Return the sizes of blocks of which the allocator probably takes one for a result.
 
-    For 1,000 bytes these are 1,000, 1,064 and so on up to 1,960; for 2 MiB four times 2 MiB; and
-    for 64 MiB only 64 MiB.
+    For 1,000 bytes these are 1,000, 1,064 and so on up to 1,960. Between SMALL_BYTES and
+    LARGEST_THRESHOLD, the result may get any of several free blocks: for 2 MiB, four times 2 MiB.
+    For 64 MiB the list has only 64 MiB: malloc keeps no such block, but a GPU's allocator does.
     """
     if size < SMALL_BYTES:
-        return list(range(size, size + 1024, 64))
-    if size < KEPT_BY_MALLOC_BYTES:
+        return list(range(size, size + LARGER_BYTES, 64))
+    if size < LARGEST_THRESHOLD:
         return [size] * 4
     return [size]
 

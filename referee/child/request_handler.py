@@ -155,19 +155,15 @@ class RequestHandler:
                 can read results where they are.
         """
         arguments_of_calls = [self._mapping.tensors(form) for form in inputs]
-        poison_free_memory(poison, self._device)
         call = self._calls[name]
-        self._thread_waker.fill_(0)
+        self._prepare_calls(poison)
         self._clock.get_ahead()
         mode = nan_in_new_tensors() if fill else nullcontext()
         with torch.no_grad(), mode:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
-        elements = read_at_once(returned[-1], self._device, self._random) if poison else {}
-        seconds = self._clock.seconds()
-        calls = self._results.keep_all(returned, outputs)
-        return {"seconds": seconds, "calls": calls, "elements": elements}
+        return self._make_reply(returned, poison, outputs)
 
     def run_steps(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
@@ -191,10 +187,9 @@ class RequestHandler:
             poison: as in `run_forwards`.
             outputs: a form for copies of each step's results, as in `run_forwards`.
         """
-        poison_free_memory(poison, self._device)
         state = self._state()
         returned = []
-        self._thread_waker.fill_(0)
+        self._prepare_calls(poison)
         for form, gradients_form in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(form))
             gradients = self._mapping.tensors(gradients_form)
@@ -203,12 +198,29 @@ class RequestHandler:
             else:
                 sources = sources_of(arguments, state, parameters)
                 returned.append(self._time_step(name, arguments, sources, gradients))
-        elements = read_at_once(returned[-1], self._device, self._random) if poison else {}
-        # The clock has timed a forward, its backward, the next forward, ...
+        reply = self._make_reply(returned, poison, outputs)
+        seconds = reply["seconds"]  # of a forward, its backward, the next forward, ...
+        return reply | {"seconds": {"forward": seconds[::2], "backward": seconds[1::2]}}
+
+    def _prepare_calls(self, poison: int) -> None:
+        """Fill free memory with NaN if that is asked for; wake torch's threads."""
+        poison_free_memory(poison, self._device)
+        self._thread_waker.fill_(0)
+
+    def _make_reply(self, returned: list, poison: int, outputs: list[dict] | None) -> dict:
+        """Keep what each call has returned; return the seconds and descriptions.
+
+        Args:
+            returned: the calls' outputs.
+            poison: as in `run_forwards`.
+            outputs: likewise.
+        """
+        elements = {}
+        if poison:  # before `seconds`, which waits for all streams
+            elements = read_at_once(returned[-1], self._device, self._random)
         seconds = self._clock.seconds()
-        halves = {"forward": seconds[::2], "backward": seconds[1::2]}
         calls = self._results.keep_all(returned, outputs)
-        return {"seconds": halves, "calls": calls, "elements": elements}
+        return {"seconds": seconds, "calls": calls, "elements": elements}
 
     def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""

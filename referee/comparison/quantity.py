@@ -1,17 +1,21 @@
 """A result or gradient, compared with the reference's over several training steps.
 
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
-differ by much. There are two ways to tell this from a mistake. If the problem knows these places,
-the outputs' gradients are zero there. Otherwise gradients are compared in several steps, whose
-inputs have these places elsewhere. "Gradients of timed steps" in INTERNALS.md explains the rules by
-which a gradient is then wrong:
+differ by much. A single wrong element is therefore a mistake only in these cases:
+
+- The step belongs to a problem that knows these places. The outputs' gradients are zero there.
+- Only eager's values are right, as for integers.
+- It is in a result of a timed step, and a second look does not excuse it.
+
+In all other cases several steps decide, whose inputs have these places elsewhere. Each of four
+rules then finds a gradient wrong; "Gradients of timed steps" in INTERNALS.md explains them:
 
     far off in one step         its relative error is large
     far off in most steps       its relative error is larger than ReLU near zero makes it
     wrong in every step         rounding does not explain the elements that are wrong in all steps
     inaccurate in many steps    its typical error is larger than rounding makes it
 
-Untimed steps have only the third rule.
+In steps that are not timed, only the third rule holds; it then judges results, too.
 """
 
 import math
@@ -29,15 +33,15 @@ from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 LARGEST_RELATIVE_ERROR = 0.25
-# Far off in most steps: in at least half of the steps, ReLU near zero makes a relative error of at
-# most MOST_TIMES_EAGERS_ERROR times eager's own, to which ReLU near zero contributes, too. An error
-# up to LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
+# Far off in most steps: ReLU near zero also makes a part of eager's own error. So in at least half
+# of the steps, it makes at most MOST_TIMES_EAGERS_ERROR times that error. A relative error up to
+# LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
 MOST_TIMES_EAGERS_ERROR = 4
 LEAST_FAR_OFF = 0.02
-# Wrong in every step: rounding explains these elements only if the number that it predicts is at
-# least LEAST_PREDICTED_SHARE of their number; `_WrongInEveryStep` has an example. Rounding never
-# explains a gradient of which more than LARGEST_SHARE_BY_ROUNDING is wrong in each of the steps, or
-# whose relative error is larger than GROSS in each of them.
+# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
+# explains those that are wrong if it predicts at least LEAST_PREDICTED_SHARE of their number;
+# `_WrongInEveryStep` has an example. It explains nothing if more than LARGEST_SHARE_BY_ROUNDING of
+# the elements is wrong in each step, or if the relative error is larger than GROSS in each step.
 LEAST_PREDICTED_SHARE = 0.01
 LARGEST_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is more than
@@ -132,22 +136,22 @@ class Quantity:
         self._wrong_in_every_step = _WrongInEveryStep()
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
-        """Compare the solution's tensor of one untimed step.
+        """Compare the solution's tensor of one untimed step; free the reference's tensor.
 
         Args:
             got: the tensor.
             is_strict: whether a single wrong element is a mistake, in any step.
         """
-        comparison = self.expected.compare(got.reshape(-1))
+        comparison = self.expected.compare(got)
         self.comparison = comparison
-        any_is_wrong = bool(comparison.wrong.any())
-        if any_is_wrong and comparison.mistake:
-            self._keep_first(comparison.mistake)
         one_step_decides = is_strict or self.expected.must_equal_eager
         if not one_step_decides:
             self._wrong_in_every_step.add(comparison.wrong, comparison.errors.relative)
-        elif any_is_wrong:
-            self.is_wrong_in_one_step = True
+        # The mistake may also be the mean error, which rounding near ReLU's zero can make.
+        if comparison.mistake and comparison.wrong.any():
+            self._keep_first(comparison.mistake)
+            if one_step_decides:
+                self.is_wrong_in_one_step = True
         self.expected.forget()
 
     def compare_timed(
@@ -167,18 +171,9 @@ class Quantity:
                 otherwise; for a gradient.
         """
         one_step_decides = self.expected.must_equal_eager or self.kind is Kind.RESULT
-        if one_step_decides:
-            self._compare_alone(got, eager, second_look)
-        else:
+        if not one_step_decides:
             self._compare_gradient(got, eager, error_of_other_roundings)
-
-    def _compare_alone(
-        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
-    ) -> None:
-        """Compare a tensor of which one timed step decides whether it is wrong.
-
-        The arguments are those of `compare_timed`.
-        """
+            return
         mistake = self.expected.other_draws.find_mistake(got, eager, second_look)
         if mistake:
             self.is_wrong_in_one_step = True
@@ -190,24 +185,25 @@ class Quantity:
         eager: torch.Tensor,
         error_of_other_roundings: Callable[[], float],
     ) -> None:
-        """Compare a gradient of a timed step; the rules of several steps decide about it.
+        """Compare a gradient of a timed step by the four rules.
 
         The arguments are those of `compare_timed`.
         """
         self._timed_steps += 1
         wrong = self.expected.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, got, eager)
-        relative_error = 0.0
-        if mistake:
-            self._keep_first(mistake)
-            relative_error = relative_difference(got, eager)
-            if relative_error > LARGEST_RELATIVE_ERROR:
-                self.is_wrong_in_one_step = True
-            if relative_error > self._least_far_off():
-                self._timed_steps_far_off += 1
-            if self._is_inaccurate(got, eager, error_of_other_roundings):
-                self._inaccurate_timed_steps += 1
+        if not mistake:
+            self._wrong_in_every_step.add(wrong, relative_error=0.0)
+            return
+        self._keep_first(mistake)
+        relative_error = relative_difference(got, eager)
         self._wrong_in_every_step.add(wrong, relative_error)
+        if relative_error > LARGEST_RELATIVE_ERROR:
+            self.is_wrong_in_one_step = True
+        if relative_error > self._far_off_limit():
+            self._timed_steps_far_off += 1
+        if self._is_inaccurate(got, eager, error_of_other_roundings):
+            self._inaccurate_timed_steps += 1
 
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
@@ -228,22 +224,24 @@ class Quantity:
     def _is_inaccurate(
         self, got: torch.Tensor, eager: torch.Tensor, error_of_other_roundings: Callable[[], float]
     ) -> bool:
-        """Return whether most elements of a gradient are further off than rounding explains.
+        """Return whether the typical error of a gradient is larger than rounding explains.
 
-        ReLU near zero moves few rows of a gradient, but in a deep network a little of everything.
-        The reference moves as much if it rounds otherwise.
+        ReLU near zero changes a few rows of a gradient, which the typical error does not see. But
+        in a deep network it changes all elements a little. The reference's gradient changes as much
+        if it is rounded otherwise.
         """
         typical = typical_error(flat_reals(got), flat_reals(eager))
         if typical <= self.expected.typical_slack:
             return False  # the usual case, in which no other roundings are computed
         return typical > MOST_TIMES_OTHER_ROUNDINGS * error_of_other_roundings()
 
-    def _least_far_off(self) -> float:
+    def _far_off_limit(self) -> float:
         """Return the relative error beyond which a gradient counts as far off in a step."""
-        if self.expected.eager_errors.relative == 0:  # there is no float64 result, or no error
+        eagers_error = self.expected.eager_errors.relative
+        if eagers_error == 0:  # there is no float64 result, or no error
             return LARGEST_RELATIVE_ERROR
-        by_eager = MOST_TIMES_EAGERS_ERROR * self.expected.eager_errors.relative
-        return min(max(by_eager, LEAST_FAR_OFF), LARGEST_RELATIVE_ERROR)
+        limit = max(MOST_TIMES_EAGERS_ERROR * eagers_error, LEAST_FAR_OFF)
+        return min(limit, LARGEST_RELATIVE_ERROR)
 
     def _keep_first(self, mistake: str) -> None:
         """Keep the words for the first mistake, which the message quotes."""

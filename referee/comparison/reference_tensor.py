@@ -111,8 +111,9 @@ class ReferenceTensor:
         elif self._exact is None:
             self.budget = budget_without_float64(real_dtype)
         else:
-            self.eager_errors = self._measure_eager(_flat(in_tf32))
-            self.typical_slack = self._measure_typical_slack(_flat(in_tf32), terms)
+            flat_in_tf32 = _flat(in_tf32)
+            self.eager_errors = self._measure_eager(flat_in_tf32)
+            self.typical_slack = self._measure_typical_slack(flat_in_tf32, terms)
             self.budget = budget_from_errors(self.eager_errors, real_dtype, terms)
         self.other_draws = OtherDraws(
             self._widened_budget(), self.eager_errors, self.must_equal_eager
@@ -156,9 +157,8 @@ class ReferenceTensor:
         for block in blocks(self._length):
             got_part, eager_part = got[block], self.eager[block]
             is_same = first_mismatch(got_part, eager_part) is None
-            if not is_same:
-                has_eagers_bits = False
-            elif self.must_equal_eager:
+            has_eagers_bits = has_eagers_bits and is_same
+            if is_same and self.must_equal_eager:
                 continue  # there is no error to add
             expected = self._expected(block)
             error = element_errors(got_part, eager_part, expected)
@@ -166,33 +166,33 @@ class ReferenceTensor:
                 error.masked_fill_(excused[block], 0)
             wrong[block] = error > self._allowed(block, expected)
             sums.add(error, expected)
-        result_errors = sums.over(self._length)
+        errors = sums.over(self._length)
         return Comparison(
-            mistake=self._describe_mistake(wrong, got, result_errors),
-            errors=result_errors,
+            mistake=self._describe_mistake(wrong, got, errors),
+            errors=errors,
             has_eagers_bits=has_eagers_bits,
-            is_gross=self.must_equal_eager or result_errors.is_gross,
+            is_gross=self.must_equal_eager or errors.is_gross,
             wrong=wrong,
         )
 
     def _describe_mistake(
-        self, wrong: torch.Tensor, got: torch.Tensor, result: Errors
+        self, wrong: torch.Tensor, got: torch.Tensor, errors: Errors
     ) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is.
 
         Args:
             wrong: a flat mask of the elements that are off by too much.
             got: the flat result.
-            result: how far off the result is.
+            errors: how far off the result is.
         """
         has_limits = self._limit is not None
-        if has_limits and self._is_as_accurate_as_eager(result):
+        if has_limits and self._is_as_accurate_as_eager(errors):
             return None
         if wrong.any():
             return self._describe_wrong_elements(wrong, got)
         is_mean_limited = not has_limits
-        if is_mean_limited and result.mean > self.budget.mean_slack:
-            return describe_mean_error(result.mean, self.budget.mean_slack)
+        if is_mean_limited and errors.mean > self.budget.mean_slack:
+            return describe_mean_error(errors.mean, self.budget.mean_slack)
         return None
 
     def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
@@ -205,10 +205,10 @@ class ReferenceTensor:
         values = describe_values(got[first], expected)
         return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {place}: {values}"
 
-    def _is_as_accurate_as_eager(self, result: Errors) -> bool:
+    def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""
-        is_max_small = result.largest <= CHANCE_OF_MAX * self.eager_errors.largest
-        is_mean_small = result.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
+        is_max_small = errors.largest <= CHANCE_OF_MAX * self.eager_errors.largest
+        is_mean_small = errors.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
         return is_max_small and is_mean_small
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:

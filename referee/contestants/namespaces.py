@@ -75,7 +75,25 @@ def fork(with_walls: bool) -> tuple[int, int]:
     Raises:
         OSError: the system allows no new process.
     """
-    with_walls = with_walls and not _is_user_with_capabilities()
+    if with_walls and not _is_user_with_capabilities():
+        ids = _fork_by_helper(with_walls=True)
+        if ids is not None:
+            return ids
+    ids = _fork_by_helper(with_walls=False)
+    if ids is None:
+        raise OSError("no process can be forked")
+    return ids
+
+
+def _fork_by_helper(with_walls: bool) -> tuple[int, int] | None:
+    """Fork a contestant by a helper, see the head of this file; it returns twice, like `fork`.
+
+    Args:
+        with_walls: give the contestant a PID namespace of its own.
+
+    Returns:
+        As `fork` does. In the server: None if the system forbids it.
+    """
     to_helper, to_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Nobody writes into this pipe. The server closes its end `adopted` after the helper has ended,
     # which is when the referee has adopted the new processes. These read `until_adopted`: the read
@@ -96,11 +114,9 @@ def fork(with_walls: bool) -> tuple[int, int]:
         os.waitpid(helper, 0)
         ids = to_helper.recv(MAX_MESSAGE_BYTES).split()  # empty if the helper has failed
     os.close(adopted)
-    if ids:
-        return int(ids[0]), int(ids[1])
-    if with_walls:
-        return fork(with_walls=False)
-    raise OSError("no process can be forked")
+    if not ids:
+        return None
+    return int(ids[0]), int(ids[1])
 
 
 def _is_user_with_capabilities() -> bool:
@@ -263,8 +279,8 @@ def _drop_capabilities() -> None:
     """
     _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # programs that it executes do not get it back
     header = _Header(CAPABILITY_VERSION_3, 0)
-    # Three sets of 64 bits: [0:3] are the low 32 bits of the effective, permitted and inheritable
-    # set, [3:6] the high 32 bits. All zero: no capabilities.
+    # The effective, the permitted and the inheritable set have 64 bits each. Elements 0 to 2 are
+    # their low 32 bits, with CAP_SYS_ADMIN, and elements 3 to 5 the high ones. Zero: no capability.
     sets = (ctypes.c_uint32 * 6)()
     if os.geteuid() == 0:
         _check(_libc.capget(ctypes.byref(header), sets))

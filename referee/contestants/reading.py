@@ -239,15 +239,12 @@ class Reader:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
-        referees_allocation = self._pool.allocation(handle)
-        if referees_allocation:  # the referee cannot open a handle of its own
-            allocation_size = referees_allocation.size
-        else:
-            start, allocation_size = self._open(handle)
-        if distance < 0 or distance + size > allocation_size:
-            raise BadDescriptionError("it reaches beyond its allocation")
-        if referees_allocation:
-            return referees_allocation.bytes(distance, size)
+        own = self._pool.allocation(handle)  # the referee cannot open a handle of its own
+        if own is not None:
+            _check_reach(distance, size, own.size)
+            return own.bytes(distance, size)
+        start, allocation_size = self._open(handle)
+        _check_reach(distance, size, allocation_size)
         return cuda_ipc.bytes_at(start + distance, size, self._device)
 
     def _open(self, handle: str) -> tuple[int, int]:
@@ -263,6 +260,12 @@ class Reader:
             return address, cuda_ipc.size_of(address)
         except (cuda_ipc.CudaError, ValueError) as error:
             raise UnreadableError(str(error)) from None
+
+
+def _check_reach(distance: int, size: int, allocation_size: int) -> None:
+    """Raise BadDescriptionError unless `size` bytes from `distance` on are in an allocation."""
+    if distance < 0 or distance + size > allocation_size:
+        raise BadDescriptionError("it reaches beyond its allocation")
 
 
 def as_indexable(x: torch.Tensor) -> torch.Tensor:

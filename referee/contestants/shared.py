@@ -33,14 +33,13 @@ import torch
 
 from referee.contestants import cuda_ipc
 
-# Size of the memfd in bytes. Only pages that were written take memory.
-POOL_BYTES = 1 << 40
+POOL_BYTES = 1 << 40  # of the memfd; only pages that were written take memory
 ALIGNMENT = 4096  # bytes: every storage starts at a multiple of this
+# A block has at least so many bytes, so that a region of small values seldom needs a larger one.
+MIN_BLOCK_BYTES = 1 << 20
 # A free block is reused only for a region that fills at least this part of it.
 MIN_FILLED_PART = 0.25
 COMPARED_AT_ONCE = 1 << 28  # bytes that one torch.equal compares
-# A block has at least so many bytes, so that a region of small values seldom needs a larger one.
-MIN_BLOCK_BYTES = 1 << 20
 
 
 def pack(value: object) -> str:
@@ -113,7 +112,7 @@ def forms_of(values: list) -> tuple[list[int], list[dict]]:
             continue
         storage = x.untyped_storage()
         address = storage.data_ptr()
-        if address == 0:  # the address of every empty storage: the negative id keeps them apart
+        if address == 0:  # all empty storages have it; the tensor's id tells them apart
             address = -id(x)
         if address not in index_of:
             index_of[address] = len(sizes)

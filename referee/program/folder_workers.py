@@ -3,7 +3,6 @@
 A worker is a process that grades one problem after the other.
 """
 
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from referee.contestants.shared import dtype_name
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line
+from referee.program import fork_server
 from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
@@ -54,12 +54,13 @@ def grade_tasks(
             for task in tasks:
                 yield from _grade_task(task, server, devices[0], options, progress)
         return
-    context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
     workers: dict[Connection, BaseProcess] = {}
     try:
         for device in devices:
-            ours, workers_end = context.Pipe()
-            process = context.Process(target=_run_worker, args=(workers_end, str(device), options))
+            ours, workers_end = fork_server.context.Pipe()
+            process = fork_server.context.Process(
+                target=_run_worker, args=(workers_end, str(device), options)
+            )
             process.start()
             workers_end.close()
             workers[ours] = process

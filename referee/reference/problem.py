@@ -55,7 +55,7 @@ class Problem:
         why_no_float64_in_steps: the same for training steps; the first comparison of gradients
             sets it.
 
-    The arguments are attributes, too. So are the class's attributes, which a subclass may replace.
+    `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
 
     Raises:
         BadReferenceError: the reference cannot be graded.
@@ -254,7 +254,7 @@ class Problem:
 
     @property
     def moved(self) -> int:
-        """Bytes that a call reads and writes, if it reads all of its inputs."""
+        """Bytes that a call reads and writes. Here these are inputs and outputs, no parameters."""
         return self.input_bytes + self.output_bytes
 
     @property
