@@ -74,9 +74,7 @@ def test_the_seconds_of_calls(samples, seconds):
 
 
 def test_no_time_is_zero():
-    without_empty_calls = Overhead(
-        estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.0
-    )
+    without_empty_calls = Overhead(estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.0)
     assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [SHORTEST]
 
 
