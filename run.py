@@ -73,7 +73,7 @@ def _bundle(problem: str) -> str:
 
 
 def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Subject]:
-    """Return what to measure, as the options ask: for each problem and dtype its subjects.
+    """Return what to measure, for all problems and dtypes that the options ask for.
 
     Raises:
         ValueError: a size does not fit, or a problem does not take a dtype.

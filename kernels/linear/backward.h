@@ -122,7 +122,8 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   const bool is_half_type = a.element_size() == 2;
   if (!is_half_type) return false;
   // choose_path would leave small products to torch, too. To ask here takes less time.
-  const bool is_large_enough = demanded_path.has_value() || a.size(0) * b.size(1) >= kLargeResult;
+  const bool is_large_enough =
+      demanded_path.has_value() || a.size(0) * b.size(1) >= kLeastHalfGradient;
   // run_gemm copies an operand that no kernel reads in place. In half types, torch multiplies such
   // operands instead.
   const auto is_readable = [](const Tensor& t) {

@@ -15,19 +15,12 @@
 // docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
 //
 // The origin of the limits. Our path is chosen where it takes less time than torch's product
-// followed by the fused pass. The limits of kSm80 follow from the arithmetic rates of its GPU. All
-// other limits, and the formulas of the two fp16x3 functions, were fitted by hand to times on an
-// H200; no model of the kernels gives them. The sizes and times of the fits were not kept.
-// docs/EXPERIMENTS.md, "Paths, and torch's part", has these results:
-//
-//   skinny_wins                 the product at which skinny.cu and torch take the same time
-//   fp16x3_forward_wins         2,343 forwards, with these limits and with simpler ones
-//   fp16x3_gradient_wins        gradients that lost with the limits of the forward
-//   one_product_wins_float32    the gradient that lost with the least work of the forward
-//
-// `python -m problems.benchmark paths` shows how good the limits are: it times every path for
-// products just beside them (problems/benchmark/products.py). docs/CONTRIBUTING.md, "Retune the
-// choice of a path", says how to move a limit, for another GPU or kernel.
+// followed by the fused pass. The limits of sm80's kernel follow from the arithmetic rates of its
+// GPU. All others were fitted to the times of 3,887 products on an H200, with operands in L2 and
+// not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part"). `python -m problems.benchmark
+// path-grid` measures such times anew, and `paths` shows how good the limits are: it times every
+// path for products just beside them (problems/benchmark/products.py). docs/CONTRIBUTING.md,
+// "Retune the choice of a path", says how to move a limit, for another GPU or kernel.
 
 #pragma once
 
@@ -85,11 +78,13 @@ struct Product {
   bool weight_has_vector_rows;
 };
 
-// The smallest K at `highest` whose errors and times were measured.
+// The smallest K whose errors and times were measured, at `highest`, and in the GEMM with one
+// product.
 constexpr int64_t kLeastKAtHighest = 16;
+constexpr int64_t kLeastKOfOneProduct = 256;
 
-// The smallest M * N for which gemm_one_product and sm80's kernel can win.
-constexpr int64_t kLargeResult = int64_t{1} << 22;
+// The smallest M * N of a gradient in half types that gemm_one_product computes.
+constexpr int64_t kLeastHalfGradient = int64_t{3} << 22;
 
 // Returns how full the result's waves of tiles are, from 0 to 1.
 //
@@ -106,68 +101,43 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / (waves * clusters * kTile * kTile);
 }
 
-// The limits of the choice of skinny.cu, which divides out into tiles of 16 rows by 32 columns.
-struct SkinnyLimits {
-  static constexpr int kTileRows = 16;
-  static constexpr int kTileColumns = 32;
-  static constexpr int kVeryFewRows = 8;
-
-  // Elements of K.
-  static constexpr int kMediumK = 256;
-  static constexpr int kLongK = 512;
-
-  // Tiles for each multiprocessor.
-  static constexpr int kFewTiles = 1;
-  static constexpr int kMediumTiles = 2;
-  static constexpr int kManyTiles = 4;
-
-  // For more than kTileRows rows: columns, and multiplications.
-  static constexpr int kLeastColumns = 8;
-  static constexpr int kSmallProduct = 1 << 27;
-  static constexpr int kMediumProduct = 1 << 28;
-};
-
-// Returns whether skinny.cu takes less time than every other path for a product with more than 16
-// rows at `highest`.
-inline bool skinny_wins_beyond_16_rows(const Product& product, double tiles_per_multiprocessor) {
-  using Limits = SkinnyLimits;
-  if (product.n < Limits::kLeastColumns) return false;
-  // A tile with fewer than 32 columns takes as long as one with 32.
-  const bool has_narrow_tiles = product.n < Limits::kTileColumns;
-  const int64_t columns = std::max<int64_t>(product.n, Limits::kTileColumns);
-  const int64_t multiplications = product.m * columns * product.k;
-  if (tiles_per_multiprocessor <= Limits::kFewTiles) {
-    return product.k >= kLeastKAtHighest && multiplications <= Limits::kMediumProduct;
-  }
-  const int64_t most_multiplications =
-      has_narrow_tiles ? Limits::kMediumProduct : Limits::kSmallProduct;
-  return product.k >= Limits::kMediumK && tiles_per_multiprocessor <= Limits::kMediumTiles &&
-         multiplications <= most_multiplications;
-}
-
 // Returns whether skinny.cu takes less time than every other path, for a float32 forward. With few
-// rows, the tiles of the tensor-core kernels would consist mostly of padding.
+// rows, the tiles of the tensor-core kernels would consist mostly of padding. At `high`, a single
+// tensor-core product is faster from 9 rows on.
 //
-//   rows of x     precision   skinny.cu wins with
-//   1 to 8        any         up to kManyTiles, or K >= kLongK
-//   9 to 16       `highest`   up to kMediumTiles and K >= kMediumK, or K >= kLongK
-//   17 and more   `highest`   few multiplications (skinny_wins_beyond_16_rows)
+//   rows of x     skinny.cu wins with
+//   1 to 8        any K and up to 4 tiles for each multiprocessor; or K >= 512
+//   9 to 16       K >= 256 and up to 2 tiles; or K >= 512
+//   17 and more   K >= 16 and up to 1 tile; or K >= 256 and up to 2 tiles; and up to 2^28
+//                 multiplications
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  using Limits = SkinnyLimits;
-  const int64_t tiles =
-      divide_up(product.m, Limits::kTileRows) * divide_up(product.n, Limits::kTileColumns);
-  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
+  // skinny.cu divides out into tiles of 16 rows by 32 columns. A narrower tile takes as long.
+  constexpr int kTileRows = 16;
+  constexpr int kTileColumns = 32;
+  constexpr int kVeryFewRows = 8;
+  constexpr int kMediumK = 256;
+  constexpr int kLongK = 512;
+  constexpr int kFewTiles = 1;  // for each multiprocessor
+  constexpr int kMediumTiles = 2;
+  constexpr int kManyTiles = 4;
+  constexpr int kMostMultiplications = 1 << 28;
 
-  if (product.m <= Limits::kVeryFewRows) {
-    return tiles_per_multiprocessor <= Limits::kManyTiles || product.k >= Limits::kLongK;
+  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
+  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
+  if (product.m <= kVeryFewRows) {
+    return tiles_per_multiprocessor <= kManyTiles || product.k >= kLongK;
   }
   if (product.precision != Precision::kHighest) return false;
-  if (product.m <= Limits::kTileRows) {
-    const int least_k =
-        tiles_per_multiprocessor <= Limits::kMediumTiles ? Limits::kMediumK : Limits::kLongK;
-    return product.k >= least_k;
-  }
-  return skinny_wins_beyond_16_rows(product, tiles_per_multiprocessor);
+
+  const bool has_one_row_of_tiles = product.m <= kTileRows;
+  if (has_one_row_of_tiles && product.k >= kLongK) return true;
+  const int least_k_for_one_tile = has_one_row_of_tiles ? kMediumK : kLeastKAtHighest;
+  const bool has_few_tiles =
+      tiles_per_multiprocessor <= kFewTiles && product.k >= least_k_for_one_tile;
+  const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles && product.k >= kMediumK;
+  const double columns = std::max<int64_t>(product.n, kTileColumns);
+  const double multiplications = product.m * columns * product.k;
+  return (has_few_tiles || has_medium_tiles) && multiplications <= kMostMultiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
@@ -192,57 +162,25 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
-// Returns N^2 K. A lower limit for it excludes products with both few columns and a short K.
-// Example: with a limit of 2^24, 128 columns need K >= 1024, and 1024 columns need K >= 16.
-inline double columns_squared_k(const Product& product) {
-  const double n = product.n;
-  return n * n * product.k;
-}
-
-// Returns whether fp16x3 takes as long to store the results of a forward as to compute them. It
-// does if K is short and the rows of out are not aligned to 16 bytes, unless there are many
-// columns.
-inline bool stores_dominate(const Product& product) {
-  constexpr int kShortK = 64;                                // elements of K
-  constexpr int kLeastColumnsSquaredKIfUnaligned = 1 << 27;  // columns^2 times elements of K
-  const bool has_unaligned_output_rows = product.n % 4 != 0;
-  return product.k < kShortK && has_unaligned_output_rows &&
-         columns_squared_k(product) < kLeastColumnsSquaredKIfUnaligned;
-}
-
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
+//
+// Its work, M N K multiplications, has to be large. Two corrections make one limit fit all sizes.
+// 96 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
+// of out are added, because with a long K even a small result is a lot of work.
+// Example: [512, 1024] x 384 has (512 * 928 + 2^17) * 384 = 233 million, which exceeds 201 million.
 inline bool fp16x3_forward_wins(const Product& product) {
-  const double m = product.m;
-  const double n = product.n;
-  const double k = product.k;
+  constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
+  constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
+  constexpr int kUncountedColumns = 96;
+  constexpr int kAddedElements = 1 << 17;
+  constexpr int kLeastWork = 3 << 26;
+  // A weight without vector rows is copied first, which pays only for more work.
+  constexpr int kLeastWorkForCopy = 1 << 29;
 
-  // Up to 16 rows, skinny.cu or torch is faster. With up to 64 columns, or up to 128 and a very
-  // long K, torch's product is faster, because most of a tile is padding.
-  constexpr int kTooFewRows = 16;                  // rows of x
-  constexpr int kTooFewColumns = 64;               // columns
-  constexpr int kTooFewColumnsForVeryLongK = 128;  // columns
-  constexpr int kVeryLongK = 1 << 15;              // elements of K
-  const int too_few_columns = k < kVeryLongK ? kTooFewColumns : kTooFewColumnsForVeryLongK;
-  if (m <= kTooFewRows || n <= too_few_columns || stores_dominate(product)) return false;
-
-  // The multiplications, as if out had 2^17 elements more. A lower limit for this excludes small
-  // products with a short K. Example: a limit of 2^28 excludes none from K = 2^11 on, because the
-  // 2^17 elements alone are 2^28 multiplications then.
-  constexpr int kExtraElements = 1 << 17;  // elements of out
-  const double work = (m * n + kExtraElements) * k;
-
-  if (product.weight_has_vector_rows) {
-    constexpr int kLeastColumnsSquaredK = 1 << 24;  // columns^2 times elements of K
-    constexpr int kLeastWork = 1 << 28;             // multiplications
-    return columns_squared_k(product) >= kLeastColumnsSquaredK && work >= kLeastWork;
-  }
-  // Any other weight is copied first, which pays only with more of everything.
-  constexpr int kTooFewRowsForCopy = 64;                 // rows of x
-  constexpr int kLeastResultForCopy = 1 << 16;           // elements of out, M * N
-  constexpr int kLeastColumnsSquaredKForCopy = 1 << 26;  // columns^2 times elements of K
-  constexpr int kLeastWorkForCopy = 1 << 30;             // multiplications
-  return m > kTooFewRowsForCopy && m * n >= kLeastResultForCopy &&
-         columns_squared_k(product) >= kLeastColumnsSquaredKForCopy && work >= kLeastWorkForCopy;
+  if (product.m <= kTooFewRows || product.n <= kTooFewColumns) return false;
+  const double counted = static_cast<double>(product.m) * (product.n - kUncountedColumns);
+  if (!product.weight_has_vector_rows) return counted * product.k >= kLeastWorkForCopy;
+  return (counted + kAddedElements) * product.k >= kLeastWork;
 }
 
 // Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
@@ -252,60 +190,76 @@ inline bool fp16x3_wins(const Product& product) {
 }
 
 // Returns whether sm90's gemm_one_product computes a float32 product at `high` in less time than
-// torch's TF32 product. Our kernel converts both operands to fp16, which cuBLAS does not.
+// torch. The times are compared in fp16 multiplications of tensor cores:
+//
+//   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
+//           + 512 M N                 the fused pass, in a forward
+//   ours    M N K / utilization       of the waves
+//           + 576 (M + N) K           the conversion of x and of the weight to fp16
+//           + 256 M K                 the copy of a transposed x
+//           + 2^32                    the start of several kernels instead of one or two
 inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
-  constexpr int kMostRowsOfTorch = 512;  // rows of x
-  constexpr int kConversionCost = 768;   // columns whose product takes as long as the conversion
-  constexpr int64_t kLeastForwardWork = int64_t{5} << 30;    // multiplications
-  constexpr int64_t kLeastGradientWork = int64_t{10} << 30;  // multiplications
-  constexpr int kLeastColumnsForCopy = 2048;                 // columns
-  constexpr double kLeastUtilizationOfFloat32 = 0.6;         // of the waves, from 0 to 1
+  constexpr int kPass = 512;
+  constexpr int kConversion = 576;
+  constexpr int kCopy = 256;
+  constexpr int64_t kStart = int64_t{1} << 32;
 
-  const bool has_enough_rows = product.m > kMostRowsOfTorch;
-  // (N - kConversionCost) M K >= least_work, divided by K so that it does not overflow.
-  const int64_t least_work = product.is_forward ? kLeastForwardWork : kLeastGradientWork;
-  const bool pays_for_conversion =
-      (product.n - kConversionCost) * product.m >= least_work / product.k;
-  // A transposed x is copied first, and few columns do not pay for the copy.
-  const bool pays_for_copy = !product.x_is_transposed || product.n >= kLeastColumnsForCopy;
-  const bool fills_waves = wave_utilization(product, gpu) >= kLeastUtilizationOfFloat32;
-  return has_enough_rows && pays_for_conversion && pays_for_copy && fills_waves;
+  const double m = product.m;
+  const double n = product.n;
+  const double k = product.k;
+  double torch_time = 2 * m * n * k;
+  if (product.is_forward) torch_time += kPass * m * n;
+  double our_time = m * n * k / wave_utilization(product, gpu) + kConversion * (m + n) * k + kStart;
+  if (product.x_is_transposed) our_time += kCopy * m * k;
+  return our_time <= torch_time;
 }
 
-// Returns whether sm90's gemm_one_product computes a product of half types in less time than
-// cuBLAS. Its tiles of 256 x 256 win only where they nearly fill their waves.
+// Returns whether sm90's gemm_one_product computes a product of half types in less time than torch.
+//
+// In a forward, torch's product is followed by the fused pass, which takes as long as 640 of K. Our
+// kernel needs no pass, but may leave a part of its last wave empty. So it wins if
+// K / utilization <= K + 640. Example: with K = 4096, from a utilization of 0.87 on.
+//
+// In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
+// waves.
 inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
-  constexpr double kLeastUtilizationOfHalf = 0.9;  // of the waves, from 0 to 1
-  return wave_utilization(product, gpu) >= kLeastUtilizationOfHalf;
+  constexpr int kPass = 640;
+  constexpr double kLeastUtilizationOfGradient = 0.9;
+
+  const double utilization = wave_utilization(product, gpu);
+  if (product.is_forward) return product.k <= utilization * (product.k + kPass);
+  return product.m * product.n >= kLeastHalfGradient && utilization >= kLeastUtilizationOfGradient;
+}
+
+// Returns whether sm90's gemm_one_product takes less time than torch.
+inline bool one_product_wins(const Product& product, const Gpu& gpu) {
+  if (product.k < kLeastKOfOneProduct) return false;
+  const bool is_float32 = product.dtype == DType::kFloat32;
+  return is_float32 ? one_product_wins_float32(product, gpu) : one_product_wins_half(product, gpu);
+}
+
+// Returns whether sm80's fp16x3 kernel takes less time than torch. The limits follow from the rates
+// of its GPU, and were not measured.
+inline bool sm80_wins(const Product& product) {
+  constexpr int kLeastResult = 1 << 22;  // M * N
+  constexpr int kLeastK = 1024;
+  return product.m * product.n >= kLeastResult && product.k >= kLeastK;
 }
 
 // Returns the path to try. The caller still asks the kernel whether it supports the operands.
 inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (product.dtype == DType::kFloat64) return Path::kTorch;
   const bool is_float32 = product.dtype == DType::kFloat32;
-  const bool is_hopper = gpu.capability == 90;
-  const bool has_large_result = product.m * product.n >= kLargeResult;
-
-  const bool may_be_skinny =
-      is_hopper && is_float32 && product.is_forward && product.weight_has_vector_rows;
-  if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
-
-  if (is_float32 && product.precision == Precision::kHighest) {
-    if (is_hopper && fp16x3_wins(product)) return Path::kSm90;
-    constexpr int kLeastKOnSm80 = 1024;  // elements of K; by the GPU's rates, not measured
-    const bool sm80_wins = gpu.capability == 80 && has_large_result && product.k >= kLeastKOnSm80;
-    return sm80_wins ? Path::kSm80 : Path::kTorch;
+  const bool is_highest = is_float32 && product.precision == Precision::kHighest;
+  if (gpu.capability == 80) {
+    return is_highest && sm80_wins(product) ? Path::kSm80 : Path::kTorch;
   }
+  if (gpu.capability != 90) return Path::kTorch;
 
-  // gemm_one_product. Gradients in half types win from a shorter K on.
-  constexpr int kLeastKOfOneProduct = 1024;   // elements of K
-  constexpr int kLeastKOfHalfGradient = 256;  // elements of K
-  const bool is_half_gradient = !is_float32 && !product.is_forward;
-  const int64_t least_k = is_half_gradient ? kLeastKOfHalfGradient : kLeastKOfOneProduct;
-  if (!is_hopper || !has_large_result || product.k < least_k) return Path::kTorch;
-  const bool one_product_wins =
-      is_float32 ? one_product_wins_float32(product, gpu) : one_product_wins_half(product, gpu);
-  return one_product_wins ? Path::kSm90 : Path::kTorch;
+  const bool may_be_skinny = is_float32 && product.is_forward && product.weight_has_vector_rows;
+  if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
+  const bool sm90_wins = is_highest ? fp16x3_wins(product) : one_product_wins(product, gpu);
+  return sm90_wins ? Path::kSm90 : Path::kTorch;
 }
 
 }  // namespace kernels

@@ -66,38 +66,33 @@ class Product:
         return self.is_forward and self.k % vector_elements == 0
 
 
-# For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it. For the
-# two, choose_path returns different paths on an H200. tests/test_benchmark_paths.py checks this.
+# For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it, the
+# first for our kernel. For the two, choose_path returns different paths on an H200.
+# tests/test_benchmark_paths.py checks this.
 _PAIRS = {
     (FORWARD, HIGHEST): [
-        # skinny_wins: SkinnyLimits
-        ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
-        ("kLongK", (8, 20480, 512), (8, 20480, 384)),
-        ("kLongK", (16, 16384, 512), (16, 16384, 384)),
-        ("kMediumTiles", (16, 8192, 256), (16, 10240, 256)),
+        # skinny_wins
+        ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),
+        ("kLongK", (8, 20480, 512), (8, 20480, 448)),
+        ("kLongK", (16, 16384, 512), (16, 16384, 448)),
+        ("kMediumTiles", (16, 8192, 256), (16, 8704, 256)),
         ("kMediumK", (16, 8192, 256), (16, 8192, 192)),
         ("kMediumK", (32, 4096, 256), (32, 4096, 192)),
-        ("kLeastColumns", (64, 8, 4096), (64, 4, 4096)),
-        ("kFewTiles", (32, 2048, 128), (32, 2560, 128)),
-        ("kSmallProduct", (32, 4096, 1024), (32, 4096, 1280)),
-        ("kMediumProduct", (32, 2048, 4096), (32, 2048, 5120)),
-        ("kMediumProduct", (4096, 16, 2048), (4096, 16, 2560)),
+        ("kFewTiles", (32, 2048, 128), (32, 2304, 128)),
+        ("kMostMultiplications", (32, 4096, 2048), (32, 4096, 2304)),
+        ("kMostMultiplications", (4096, 16, 2048), (4096, 16, 2304)),
         # fp16x3_wins, and fp16x3_forward_wins for a weight that is not copied
         ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
-        ("kTooFewRows", (24, 16384, 1024), (16, 16384, 1024)),
-        ("kTooFewColumns", (8192, 72, 4096), (8192, 64, 4096)),
-        ("kVeryLongK", (4096, 128, 30720), (4096, 128, 32768)),
-        ("kTooFewColumnsForVeryLongK", (4096, 136, 32768), (4096, 128, 32768)),
-        ("kLeastColumnsSquaredK", (8192, 128, 1024), (8192, 128, 896)),
-        ("kLeastWork", (512, 1024, 448), (512, 1024, 384)),
-        ("kLeastWork", (4096, 1024, 64), (3072, 1024, 64)),
-        ("kShortK", (16384, 1026, 64), (16384, 1026, 60)),
-        ("kLeastColumnsSquaredKIfUnaligned", (16384, 1762, 44), (16384, 1698, 44)),
+        ("kTooFewRows", (20, 16384, 1024), (16, 16384, 1024)),
+        ("kTooFewColumns", (2048, 68, 8192), (2048, 64, 8192)),
+        ("kUncountedColumns", (8192, 132, 512), (8192, 116, 512)),
+        ("kAddedElements", (528, 128, 4096), (512, 128, 4096)),
+        ("kLeastWork", (512, 1024, 352), (512, 1024, 320)),
+        ("kLeastWork", (3328, 1024, 64), (3072, 1024, 64)),
         # fp16x3_forward_wins for a weight whose rows are not aligned to 16 bytes, so it is copied
-        ("kTooFewRowsForCopy", (72, 8192, 4094), (64, 8192, 4094)),
-        ("kLeastResultForCopy", (128, 512, 8190), (112, 512, 8190)),
-        ("kLeastColumnsSquaredKForCopy", (4096, 256, 1026), (4096, 256, 962)),
-        ("kLeastWorkForCopy", (1024, 1024, 958), (1024, 1024, 894)),
+        ("kLeastWorkForCopy", (68, 8192, 1022), (64, 8192, 1022)),
+        ("kLeastWorkForCopy", (1024, 1024, 574), (1024, 1024, 542)),
+        ("kLeastWorkForCopy", (8192, 128, 2050), (8192, 128, 1986)),
     ],
     # fp16x3_gradient_wins
     (GRADIENT_OF_X, HIGHEST): [
@@ -112,37 +107,36 @@ _PAIRS = {
         ("kColumnCost", (128, 8192, 4096), (112, 8192, 4096)),
     ],
     (FORWARD, HIGH): [
-        # skinny_wins: SkinnyLimits
-        ("kManyTiles", (8, 16384, 256), (8, 20480, 256)),
+        # skinny_wins
+        ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
-        # choose_path
-        ("kLeastKOfOneProduct", (4096, 8192, 1024), (4096, 8192, 896)),
-        ("kLargeResult", (1024, 4096, 8192), (1024, 3968, 8192)),
-        # one_product_wins_float32
-        ("kMostRowsOfTorch", (576, 16384, 4096), (512, 16384, 4096)),
-        ("kConversionCost", (4096, 1024, 5120), (4096, 1024, 4608)),
-        ("kLeastForwardWork", (2048, 2048, 2048), (2048, 2048, 1792)),
-        ("kLeastUtilizationOfFloat32", (1024, 5120, 8192), (1024, 4864, 8192)),
+        # one_product_wins, one_product_wins_float32
+        ("kLeastKOfOneProduct", (8192, 8192, 256), (8192, 8192, 224)),
+        ("kConversion", (704, 16384, 4096), (672, 16384, 4096)),
+        ("kConversion", (8192, 864, 4096), (8192, 832, 4096)),
+        ("kStart", (2048, 2048, 1280), (2048, 2048, 1152)),
+        ("wave_utilization", (1024, 6400, 8192), (1024, 6336, 8192)),
     ],
-    (FORWARD_OF_TRANSPOSED_X, HIGH): [
-        ("kLeastColumnsForCopy", (4096, 2048, 8192), (4096, 1920, 8192)),
+    (FORWARD_OF_TRANSPOSED_X, HIGH): [("kCopy", (4096, 1664, 4096), (4096, 1600, 4096))],
+    (GRADIENT_OF_X, HIGH): [
+        ("kStart", (2048, 2048, 2560), (2048, 2048, 2432)),
+        ("kConversion", (8192, 1024, 2048), (8192, 960, 2048)),
     ],
-    (GRADIENT_OF_X, HIGH): [("kLeastGradientWork", (2048, 2048, 4096), (2048, 2048, 3584))],
-    (GRADIENT_OF_WEIGHT, HIGH): [("kLeastGradientWork", (2048, 2048, 4096), (2048, 2048, 3584))],
+    (GRADIENT_OF_WEIGHT, HIGH): [("kCopy", (4096, 1920, 2048), (4096, 1856, 2048))],
+    # one_product_wins, one_product_wins_half
     (FORWARD, FLOAT16): [
-        # choose_path
-        ("kLeastKOfOneProduct", (2048, 4096, 1024), (2048, 4096, 896)),
-        ("kLargeResult", (1024, 4096, 8192), (1024, 3968, 8192)),
-        # one_product_wins_half
-        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+        ("kLeastKOfOneProduct", (2048, 4096, 256), (2048, 4096, 224)),
+        ("kPass", (512, 5376, 1024), (512, 5120, 1024)),
+        ("kPass", (1024, 7424, 4096), (1024, 7296, 4096)),
     ],
-    (FORWARD, BFLOAT16): [("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096))],
+    (FORWARD, BFLOAT16): [("kPass", (1024, 7424, 4096), (1024, 7296, 4096))],
     (GRADIENT_OF_X, FLOAT16): [
-        ("kLeastKOfHalfGradient", (4096, 4096, 256), (4096, 4096, 192)),
-        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+        ("kLeastKOfOneProduct", (4096, 4096, 256), (4096, 4096, 224)),
+        ("kLeastHalfGradient", (4096, 3072, 1024), (4096, 2816, 1024)),
+        ("kLeastUtilizationOfGradient", (2048, 7680, 4096), (2048, 7552, 4096)),
     ],
     (GRADIENT_OF_WEIGHT, FLOAT16): [
-        ("kLeastUtilizationOfHalf", (1024, 7680, 4096), (1024, 7424, 4096)),
+        ("kLeastUtilizationOfGradient", (2048, 7680, 4096), (2048, 7552, 4096)),
     ],
 }
 

@@ -56,13 +56,13 @@ class Overhead:
     Attributes:
         estimate: the overhead in seconds that nine of ten requests do not exceed. It is subtracted
             from the referee's time.
-        eagers_median: the overhead in seconds of eager's median request.
+        least: the overhead in seconds that nine of ten of eager's requests exceed.
         fastest_request: the referee's seconds of the fastest empty request; they are all overhead.
         fastest_call: the seconds of the fastest empty call, by the process's own clock.
     """
 
     estimate: float
-    eagers_median: float
+    least: float
     fastest_request: float
     fastest_call: float
 
@@ -73,13 +73,13 @@ class Overhead:
     def hideable_seconds(self, calls: int) -> float:
         """Return the seconds of each call that a false clock can hide.
 
-        The referee subtracts `estimate`. In a request whose overhead is only `eagers_median`, the
+        The referee subtracts `estimate`. In a request whose overhead is only `least`, the
         difference may be time of calls that the process's clock hides.
 
         Args:
             calls: the number of calls in a request.
         """
-        return max(self.estimate - self.eagers_median, 0.0) / calls
+        return max(self.estimate - self.least, 0.0) / calls
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
@@ -124,7 +124,7 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
         of_eagers = of_empties
     return Overhead(
         estimate=max(_percentile_90(of_empties), _percentile_90(of_eagers)),
-        eagers_median=median(of_eagers),
+        least=spread(of_eagers)[0],
         fastest_request=min(of_empties),
         fastest_call=min(min(sample.call_seconds) for sample in empties),
     )

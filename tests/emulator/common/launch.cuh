@@ -108,8 +108,8 @@ inline void run_threads_of_all_blocks() {
 // has_reached(fiber) is true.
 template <typename Reached>
 void wait(int first, int last, const Reached& has_reached) {
-  const auto is_there = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
-  while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_there)) {
+  const auto is_ready = [&](const Fiber& fiber) { return fiber.has_ended || has_reached(fiber); };
+  while (!std::all_of(fibers.begin() + first, fibers.begin() + last, is_ready)) {
     switch_to(scheduler, continuations[current]);
   }
 }
@@ -119,18 +119,18 @@ inline void exchange(uint64_t value) {
   const int first = current / kWarpSize * kWarpSize;
   const int last = std::min<int>(first + kWarpSize, static_cast<int>(fibers.size()));
   ++fibers[current].exchanges;
-  const unsigned reached = fibers[current].exchanges;
-  exchanged[reached % 2][current] = value;
-  wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= reached; });
+  const unsigned number = fibers[current].exchanges;
+  exchanged[number % 2][current] = value;
+  wait(first, last, [=](const Fiber& fiber) { return fiber.exchanges >= number; });
 }
 
 // Returns the value that a lane of the warp gave at the current thread's last exchange. It is 0 if
 // the lane has no thread, or its thread ended before that exchange.
 inline uint64_t value_of_lane(int lane) {
   const size_t thread = current / kWarpSize * kWarpSize + lane;
-  const unsigned reached = fibers[current].exchanges;
-  if (thread >= fibers.size() || fibers[thread].exchanges < reached) return 0;
-  return exchanged[reached % 2][thread];
+  const unsigned number = fibers[current].exchanges;
+  if (thread >= fibers.size() || fibers[thread].exchanges < number) return 0;
+  return exchanged[number % 2][thread];
 }
 
 // Makes the fiber of a thread, and runs it until it waits or its thread ends. The scheduler calls
@@ -183,9 +183,9 @@ inline void run_grid(dim3 grid, int threads) {
 inline void __syncthreads() {
   emulator::Fiber& own = emulator::fibers[emulator::current];
   ++own.barriers;
-  const unsigned reached = own.barriers;
+  const unsigned number = own.barriers;
   emulator::wait(0, static_cast<int>(emulator::fibers.size()),
-                 [=](const emulator::Fiber& fiber) { return fiber.barriers >= reached; });
+                 [=](const emulator::Fiber& fiber) { return fiber.barriers >= number; });
 }
 
 inline uint32_t __ballot_sync(unsigned, bool vote) {
