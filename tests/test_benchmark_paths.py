@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from model_new import linear_ops
-from problems.benchmark import command, measure_paths, paths_tables, products, rounds, views
+from problems.benchmark import (
+    command,
+    measure_paths,
+    path_calls,
+    paths_tables,
+    products,
+    rounds,
+    views,
+)
 from problems.benchmark.choice import chosen_paths
 from problems.benchmark.tables import TABLES
 from referee.report import markdown
@@ -74,7 +82,7 @@ def test_a_page_shows_only_the_products_whose_chosen_path_is_not_good():
 @pytest.mark.parametrize("operation", products.OPERATIONS)
 def test_a_call_computes_a_product_of_the_right_size(operation):
     product = products.Product("", operation, "float32", "highest", m=24, n=40, k=16)
-    call, operand = measure_paths._make_call(linear_ops, product, "cpu")
+    call, operand = path_calls._make_call(linear_ops, product, "cpu")
     found = call(operand)
     results = [found] if product.is_forward else found
     assert [list(result.shape) for result in results if result.numel() > 0] == [[24, 40]]
@@ -93,7 +101,7 @@ def test_each_path_of_each_kind_of_product_is_timed(device, monkeypatch):
     ]
     monkeypatch.setattr(products, "PRODUCTS", made)
     monkeypatch.setattr(rounds, "ROUNDS", 3)
-    monkeypatch.setattr(measure_paths, "_capability_and_multiprocessors", lambda: (90, 132))
+    monkeypatch.setattr(path_calls, "capability_and_multiprocessors", lambda: (90, 132))
     rows = measure_paths.measure_paths(device)
     assert [row["operation"] for row in rows] == [product.operation for product in made]
     for row in rows:
@@ -104,10 +112,11 @@ def test_each_path_of_each_kind_of_product_is_timed(device, monkeypatch):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_paths_needs_a_gpu(capsys):
+@pytest.mark.parametrize("what", command.NEEDS_HOPPER)
+def test_the_measurements_of_paths_need_a_gpu(what, capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(["paths", "--device", "cpu"])
-    assert "paths needs a CUDA GPU of compute capability 9.0" in capsys.readouterr().err
+        command.main([what, "--device", "cpu"])
+    assert f"error: {what} needs a CUDA GPU of compute capability 9.0" in capsys.readouterr().err
 
 
 def test_the_products_that_paths_times_are_on_both_sides_of_each_limit():

@@ -309,8 +309,8 @@ def test_every_table_is_made_from_the_results_and_all_results_are_used():
         assert len(blocks) == text.count("<!-- end -->") > 0
         assert pages.fill(text, pages.RESULTS) == text
         used |= {name for _, _, names in blocks for name in names.split()}
-    # `paths` is not a command of `report`.
-    assert used == COMMANDS.keys() | {"paths.json"}
+    # `paths` and `path-grid` are not commands of `report`.
+    assert used == COMMANDS.keys() | {"paths.json", "path-grid.json"}
     assert {path.name for path in pages.RESULTS.iterdir()} <= used
 
 

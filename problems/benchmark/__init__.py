@@ -4,9 +4,11 @@ command.py            the command line, and the JSON that it writes
 measure_*.py          one measurement each
 modules.py            this project's module and eager's, with equal parameters
 rounds.py             times calls in turn; the clocks are in clock.py
-products.py           the products that `paths` times
+products.py, grid.py  the products that `paths` and `path-grid` time
+path_calls.py         the calls that they time
 choice.py             asks kernels/linear/choose_path.h for their paths, by print_paths.cpp
-tables.py             the tables of the results; that of `paths` is in paths_tables.py
+tables.py             the tables of the results; those of `paths` and `path-grid` are in
+                      paths_tables.py, grid_rows.py and grid_table.py
 report.py             runs the commands whose results are in docs/benchmarks/
 pages.py              makes README and docs/BENCHMARKS.md anew from these results
 views.py              the parts of these pages that show results

@@ -1,28 +1,30 @@
 """Speed figures beside the headline: `python -m problems.benchmark what [options]`.
 
-linear    times of LinearReluDivideNew and of eager, over numbers of rows and features
-operands  times and errors of LinearReluDivideNew and of eager, on operands of many kinds
-host      the host's time for small forwards and training steps: ReLU of 1,024 elements, and a
-          linear module of 64 features on one row
-import    seconds to import model_new.py, without the seconds for torch
-paths     times of each path that can compute a product, for products near the limits of
-          kernels/linear/choose_path.h; needs an H200 or another GPU of compute capability 9.0, and
-          has no options but --json
-report    runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
-          device, and renews these documents
-pages     renews these documents from the results in docs/benchmarks/, without measuring
+linear     times of LinearReluDivideNew and of eager, over numbers of rows and features
+operands   times and errors of LinearReluDivideNew and of eager, on operands of many kinds
+host       the host's time for small forwards and training steps: ReLU of 1,024 elements, and a
+           linear module of 64 features on one row
+import     seconds to import model_new.py, without the seconds for torch
+paths      times of each path that can compute a product, for products near the limits of
+           kernels/linear/choose_path.h; needs an H200 or another GPU of compute capability 9.0, and
+           has no options but --json
+path-grid  the same for products of many sizes, with a cold and with a warm L2
+report     runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
+           device, and renews these documents
+pages      renews these documents from the results in docs/benchmarks/, without measuring
 
-The first five print a table of their results, and write them to the file that --json names. Its
+The first six print a table of their results, and write them to the file that --json names. Its
 keys:
 
 benchmark, command, environment, date, commit
                    what was measured, how, where, when (UTC), and the commit of this tree
 dtype, precision   of the linear module's and ReLU's tensors; the precision is "" unless the dtype
-                   is float32. `import` and `paths` have neither.
+                   is float32. `import`, `paths` and `path-grid` have neither.
 rows               a dictionary for each row of the measurement. Times are in seconds. "ratio" is
                    the median over the rounds of eager's time / ours. Errors are in the unit u of
                    problems/benchmark/measure_operands.py. The keys of `paths` are explained in
-                   problems/benchmark/measure_paths.py.
+                   problems/benchmark/measure_paths.py, and those of `path-grid` in
+                   problems/benchmark/grid_rows.py.
 """
 
 import argparse
@@ -39,7 +41,9 @@ from problems.benchmark.measure_host import measure_host
 from problems.benchmark.measure_import import measure_import
 from problems.benchmark.measure_linear import measure_linear
 from problems.benchmark.measure_operands import measure_operands
-from problems.benchmark.measure_paths import check_device, measure_paths
+from problems.benchmark.measure_path_grid import measure_path_grid
+from problems.benchmark.measure_paths import measure_paths
+from problems.benchmark.path_calls import check_device
 from problems.benchmark.paths_tables import summary
 from problems.benchmark.tables import TABLES
 from problems.benchmark.views import dtype_and_setting
@@ -58,7 +62,9 @@ WITH_DTYPE: dict[str, Callable[[str, torch.dtype], list[dict]]] = {
 WITHOUT_OPTIONS: dict[str, Callable[[], list[dict]]] = {
     "import": measure_import,
     "paths": measure_paths,
+    "path-grid": measure_path_grid,
 }
+NEEDS_HOPPER = ["paths", "path-grid"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,9 +107,9 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
             files.check_writable(args.json)
         except OSError as error:
             parser.error(f"cannot write {args.json}: {error.strerror}")
-    if args.what == "paths":
+    if args.what in NEEDS_HOPPER:
         try:
-            check_device(args.device)
+            check_device(args.what, args.device)
         except ValueError as error:
             parser.error(str(error))
     return args

@@ -5,150 +5,28 @@ A row of the results has the attributes of its `Product`, and:
 seconds   the median seconds of each path, by its name
 chosen    the path that choose_path takes for the product on this GPU
 
-Each time is that of a whole call of an operator:
-
-forward    linear_relu_divide. On the path "torch" it is a product with bias, and the fused pass.
-gradient   linear_relu_divide_gradients, for one gradient. On every path, the fused pass that
-           computes grad_z comes before the product.
+path_calls.py explains which call is timed.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict
 from statistics import median
 
 import torch
-from torch import Tensor
 
-from problems.benchmark import products
+from problems.benchmark import path_calls, products
 from problems.benchmark.choice import chosen_paths
-from problems.benchmark.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
 from problems.benchmark.rounds import time_in_turn
-
-Call = Callable[[Tensor], object]  # takes the first operand
-
-DIVISOR = 2.0
-# Bits of linear_relu_divide_gradients' argument output_mask: which gradients are computed.
-GRAD_X = 1
-GRAD_WEIGHT = 2
-
-
-def check_device(device: str) -> None:
-    """Raise a ValueError if the device has no paths to compare."""
-    if device != "cuda" or not torch.cuda.is_available():
-        raise ValueError("paths needs a CUDA GPU of compute capability 9.0, got a CPU")
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) != (9, 0):
-        raise ValueError(f"paths needs a GPU of compute capability 9.0, got {major}.{minor}")
 
 
 @torch.no_grad()
 def measure_paths(device: str = "cuda") -> list[dict]:
     """Return a row for each product of `products.PRODUCTS`."""
-    chosen = chosen_paths(products.PRODUCTS, *_capability_and_multiprocessors())
-    precision_before = torch.get_float32_matmul_precision()
+    chosen = chosen_paths(products.PRODUCTS, *path_calls.capability_and_multiprocessors())
     rows = []
-    try:
-        for product, path in zip(products.PRODUCTS, chosen, strict=True):
-            torch.set_float32_matmul_precision(product.precision or precision_before)
-            seconds = _time_paths(product, device)
-            rows.append({**asdict(product), "seconds": seconds, "chosen": path})
-    finally:
-        torch.set_float32_matmul_precision(precision_before)
+    for product, chosen_path in zip(products.PRODUCTS, chosen, strict=True):
+        calls, operand = path_calls.calls_by_path(product, device)
+        with path_calls.float32_precision(product.precision):
+            times = time_in_turn(calls, operand)
+        seconds = {path: median(of_path) for path, of_path in times.items()}
+        rows.append({**asdict(product), "seconds": seconds, "chosen": chosen_path})
     return rows
-
-
-def _capability_and_multiprocessors() -> tuple[int, int]:
-    """Return the GPU's compute capability times 10, and the number of its multiprocessors."""
-    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return 10 * gpu.major + gpu.minor, gpu.multi_processor_count
-
-
-def _time_paths(product: Product, device: str) -> dict[str, float]:
-    """Return the median seconds of each path that can compute the product."""
-    from model_new import linear_ops  # builds the kernels
-
-    multiply, operand = _make_call(linear_ops, product, device)
-
-    def call_by(path: str) -> Call:
-        """Return a function that computes the product by a path."""
-
-        def call(operand: Tensor) -> object:
-            linear_ops.set_linear_path(path)
-            return multiply(operand)
-
-        return call
-
-    try:
-        calls = {path: call_by(path) for path in _possible_paths(product)}
-        times = time_in_turn(calls, operand)
-    finally:
-        linear_ops.set_linear_path("auto")
-    return {path: median(seconds) for path, seconds in times.items()}
-
-
-def _possible_paths(product: Product) -> tuple[str, ...]:
-    """Return the paths that can compute the product.
-
-    For a gradient, skinny is left out because choose_path takes it for forwards alone.
-    """
-    if product.is_forward and product.dtype == "float32":
-        return ("skinny", "sm90", "torch")
-    return ("sm90", "torch")
-
-
-def _make_call(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
-    """Return a function that computes the product, and the operand to call it with.
-
-    Args:
-        operators: those of the linear problem.
-        product: what to compute.
-        device: of the operands.
-    """
-    if product.is_forward:
-        return _forward(operators, product, device)
-    if product.operation == GRADIENT_OF_X:
-        return _gradient_of_x(operators, product, device)
-    return _gradient_of_weight(operators, product, device)
-
-
-def _forward(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
-    """Return the call for out [m, n] = relu(x [m, k] weight [n, k]^T + bias) / divisor, and x."""
-    m, n, k = product.m, product.n, product.k
-    if product.operation == FORWARD_OF_TRANSPOSED_X:
-        x = _draw(product, device, k, m).t()
-    else:
-        x = _draw(product, device, m, k)
-    weight = _draw(product, device, n, k)
-    bias = _draw(product, device, n)
-    return lambda x: operators.linear_relu_divide(x, weight, bias, DIVISOR), x
-
-
-def _gradient_of_x(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
-    """Return the call for grad_x [m, n] = grad_z [m, k] weight [k, n], and grad_output."""
-    m, n, k = product.m, product.n, product.k
-    grad_output = _draw(product, device, m, k)
-    mask = _draw_mask(grad_output)
-    weight = _draw(product, device, k, n)
-    gradients = operators.linear_relu_divide_gradients
-    return lambda grad: gradients(grad, mask, None, weight, GRAD_X, DIVISOR), grad_output
-
-
-def _gradient_of_weight(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:
-    """Return the call for grad_weight [m, n] = grad_z [k, m]^T x [k, n], and grad_output."""
-    m, n, k = product.m, product.n, product.k
-    grad_output = _draw(product, device, k, m)
-    mask = _draw_mask(grad_output)
-    x = _draw(product, device, k, n)
-    gradients = operators.linear_relu_divide_gradients
-    return lambda grad: gradients(grad, mask, x, None, GRAD_WEIGHT, DIVISOR), grad_output
-
-
-def _draw(product: Product, device: str, *shape: int) -> Tensor:
-    """Return values of the product's dtype, uniform in [-1, 1)."""
-    return torch.empty(shape, dtype=getattr(torch, product.dtype), device=device).uniform_(-1, 1)
-
-
-def _draw_mask(grad_output: Tensor) -> Tensor:
-    """Return a mask with random bits for grad_output, whose columns are a multiple of 8."""
-    rows, columns = grad_output.shape
-    return torch.randint(256, (rows, columns // 8), dtype=torch.uint8, device=grad_output.device)

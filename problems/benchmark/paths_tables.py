@@ -13,7 +13,7 @@ def paths_table(rows: list[dict]) -> list[list[str]]:
         sizes = [str(row[key]) for key in ("m", "n", "k")]
         times = [_microseconds(row["seconds"].get(path)) for path in PATHS]
         ratio = f"{_ratio(row):.3f}"
-        table.append([_kind(row), row["limit"], *sizes, *times, row["chosen"], ratio])
+        table.append([kind(row), row["limit"], *sizes, *times, row["chosen"], ratio])
     return table
 
 
@@ -32,12 +32,12 @@ def summary(rows: list[dict]) -> str:
     return (
         f"The chosen path took at most {percent} longer than the fastest path for {good} of "
         f"{len(rows)} products. The largest chosen / best was {_ratio(worst):.3f}, for "
-        f"{_kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
+        f"{kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
         "fastest."
     )
 
 
-def _kind(row: dict) -> str:
+def kind(row: dict) -> str:
     """Return the kind of a product: "forward, float32, highest", for example."""
     return ", ".join(filter(None, [row["operation"], row["dtype"], row["precision"]]))
 

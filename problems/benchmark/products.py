@@ -1,5 +1,7 @@
 """Products on both sides of the limits of kernels/linear/choose_path.h, for `paths`.
 
+`path-grid` times other products, those of grid.py.
+
 A product is out [M, N] = x [M, K] times weight [N, K] transposed, as in choose_path.h.
 """
 
@@ -21,10 +23,11 @@ BFLOAT16 = ("bfloat16", "")
 
 @dataclass(frozen=True)
 class Product:
-    """A product near a limit.
+    """A product to time.
 
     Attributes:
-        limit: the name of the limit in choose_path.h.
+        limit: the name of the limit in choose_path.h that the product is near; "" if it is one of
+            grid.py.
         operation: what the product is for, one of `OPERATIONS`.
         dtype: "float32", "float16" or "bfloat16".
         precision: "highest" or "high"; "" for half types.
@@ -40,6 +43,11 @@ class Product:
     m: int
     n: int
     k: int
+
+    @property
+    def multiplications(self) -> int:
+        """The number of times that an element of x is multiplied by one of the weight."""
+        return self.m * self.n * self.k
 
     @property
     def is_forward(self) -> bool:

@@ -25,20 +25,20 @@ HOST_CALLS = 250
 def time_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
     """Return the seconds of each call on x in `ROUNDS` rounds; on a GPU, with a cold L2."""
     clock = CudaClock(x.device) if x.is_cuda else CpuClock()
-    return _time_rounds(calls, lambda call: clock.time(call, x))
+    return time_rounds(calls, lambda call: clock.time(call, x), ROUNDS)
 
 
 def time_host_in_turn(calls: dict[str, Callable], x: Tensor) -> dict[str, list[float]]:
     """Return the host's seconds of each call on x in `ROUNDS` rounds."""
-    return _time_rounds(calls, lambda call: _host_seconds(call, x))
+    return time_rounds(calls, lambda call: _host_seconds(call, x), ROUNDS)
 
 
-def _time_rounds(
-    calls: dict[str, Callable], seconds_of: Callable[[Callable], float]
+def time_rounds(
+    calls: dict[str, Callable], seconds_of: Callable[[Callable], float], round_count: int
 ) -> dict[str, list[float]]:
-    """Return what `seconds_of` returns for each call in `ROUNDS` rounds, after a warm-up."""
+    """Return what `seconds_of` returns for each call in each round, after a round as warm-up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(ROUNDS + 1):
+    for turn in range(round_count + 1):
         is_warm_up = turn == 0
         for name, call in random.sample(list(calls.items()), len(calls)):
             seconds = seconds_of(call)

@@ -3,11 +3,12 @@
 Each function of `TABLES` takes the rows of a file that `--json` wrote, and returns rows of cells,
 of which the first has the columns' titles. Tables of this project's and eager's times have the same
 columns in the same order: this project's time, eager's time, and the speedup, which is eager's time
-/ this project's. The table of `paths` is in paths_tables.py.
+/ this project's. The tables of `paths` and `path-grid` are in paths_tables.py and grid_table.py.
 """
 
 from collections.abc import Callable
 
+from problems.benchmark.grid_table import path_grid_table
 from problems.benchmark.paths_tables import paths_table
 
 Cells = list[list[str]]  # rows of cells
@@ -69,4 +70,5 @@ TABLES: dict[str, Callable[[list[dict]], Cells]] = {
     "host": host_table,
     "import": import_table,
     "paths": paths_table,
+    "path-grid": path_grid_table,
 }
