@@ -14,8 +14,8 @@ namespace kernels::relu {
 
 // A byte of the mask has the bits of 8 elements. A thread has the bits of kSize neighbouring
 // elements, bit j for the j-th of them. This function combines the bits of the 8 / kSize threads of
-// a byte: it returns a word, whose lowest byte is that byte in the first of these threads. All
-// threads of a warp must call it.
+// a byte. The first of these threads gets the byte as the lowest byte of the returned word. All
+// threads of a warp must call the function.
 //
 // For float32, where kSize is 4, with a letter for the bit of each element:
 //
