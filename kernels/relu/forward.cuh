@@ -72,9 +72,10 @@ __device__ Vector<uint32_t> load_words(const T* source, uint64_t policy) {
   return load_vector(words);
 }
 
-// Applies ReLU to the vector of x whose first element is first + offset. Stores the results and, if
-// kMask, the mask bits. If kMask, all threads of a warp must call it, as store_bits demands; a
-// thread whose vector does not exist passes exists = false.
+// Applies ReLU to the vector of x whose first element is first + offset (ThreadElements says why
+// the index is two arguments). Stores the results and, if kMask, the mask bits. If kMask, all
+// threads of a warp must call it, as store_bits demands; a thread whose vector does not exist
+// passes exists = false.
 template <typename Config, bool kMask, typename T>
 __device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* mask,
                               typename Config::Index first, int offset, bool exists,
