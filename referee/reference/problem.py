@@ -1,6 +1,6 @@
 """A reference on a device: its inputs, its results, and how far off a solution's results may be.
 
-`Problem` grades by any reference file. A project that has more to say about its problem, such as
+`Problem` works with any reference file. A project that has more to say about its problem, such as
 small cases, error limits or yardsticks, writes a subclass that overrides the methods in the part
 "for a subclass to override".
 """
