@@ -64,12 +64,7 @@ class Problem:
     # The timed calls' names in reports.
     names = Names(solution="ModelNew", eager="eager")
     # The speed that limits the problem.
-    rate = Rate(
-        unit="GB/s",
-        work="moved_bytes",
-        yardstick=COPY,
-        floor="writing its outputs as fast as a copy",
-    )
+    rate = Rate(unit="GB/s", work="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
     # out the slow ones, which take seconds to prepare.
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
