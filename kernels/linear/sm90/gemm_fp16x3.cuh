@@ -92,12 +92,12 @@ template <int kPromotionInterval>
 __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t base,
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
+  const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
-  int work_tiles = 0;
+  int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.uniform_work_tile(i);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 
     // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
     // only: the asm statement of wgmma reads them. Without the zeros, the compiler would have to
-    // keep the accumulators of the last tile in registers throughout its epilogue.
+    // keep the accumulators of the previous tile in registers throughout its epilogue.
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
       consumer.sums[j] = 0;
