@@ -106,11 +106,11 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     if (!computes_weight_tile(args, tile.weight)) continue;
 
     // The scales of the lane's two columns. Columns past N have that of the last one.
-    const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
+    const int first_column_of_warp = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int column =
-          min(first_column + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+          min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
