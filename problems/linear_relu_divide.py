@@ -78,12 +78,7 @@ class LinearReluDivideProblem(Problem):
     yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
     slow_yardsticks = (TRITON,)
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
-    rate = Rate(
-        unit="TFLOP/s",
-        work="flops",
-        yardstick=PRODUCT,
-        floor="a product at the highest rate measured",
-    )
+    rate = Rate(unit="TFLOP/s", work="flops", yardstick=PRODUCT)
 
     @property
     def settings(self) -> tuple[str, ...]:
