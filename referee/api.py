@@ -164,7 +164,7 @@ def _result(problem: Problem, verdict: Verdict) -> Result:
 def _times(runs: list[dict]) -> dict[str, object]:
     """Return the attributes of a `Result` about times, from the first of its record's runs.
 
-    They are empty if nothing was timed: the attributes keep their defaults.
+    If nothing was timed, there are none, and the `Result` keeps its defaults.
     """
     if not runs:
         return {}

@@ -21,8 +21,8 @@ from referee.reference.random_values import new_seed
 from referee.verdict import NotCorrectError, outcome
 from referee.words import ERROR
 
-# Bytes of inputs. After a request with no more, a process keeps its unused memory even if the
-# problem is large: the other processes have enough without it.
+# After a request with at most so many bytes of inputs, a process keeps its unused memory even if
+# the problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 
 

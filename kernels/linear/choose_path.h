@@ -168,14 +168,14 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 // Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
 //
 // Its work, M N K multiplications, has to be large. Two corrections make one limit fit all sizes.
-// 96 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
+// 112 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
 // of out are added, because with a long K even a small result is a lot of work.
-// Example: out [512, 1024] with K = 384 has (512 * 928 + 2^17) * 384 = 233 million, which exceeds
+// Example: out [512, 1024] with K = 384 has (512 * 912 + 2^17) * 384 = 230 million, which exceeds
 // kLeastWork, 201 million.
 inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
-  constexpr int kUncountedColumns = 96;
+  constexpr int kUncountedColumns = 112;
   constexpr int kAddedElements = 1 << 17;
   constexpr int kLeastWork = 3 << 26;
   // A weight without vector rows is copied first, which pays only for more work.

@@ -85,14 +85,14 @@ _PAIRS = {
         ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
         ("kTooFewRows", (20, 16384, 1024), (16, 16384, 1024)),
         ("kTooFewColumns", (2048, 68, 8192), (2048, 64, 8192)),
-        ("kUncountedColumns", (8192, 132, 512), (8192, 116, 512)),
-        ("kAddedElements", (528, 128, 4096), (512, 128, 4096)),
+        ("kUncountedColumns", (8192, 144, 512), (8192, 140, 512)),
+        ("kAddedElements", (64, 4096, 528), (64, 4096, 512)),
         ("kLeastWork", (512, 1024, 352), (512, 1024, 320)),
         ("kLeastWork", (3328, 1024, 64), (3072, 1024, 64)),
         # fp16x3_forward_wins for a weight whose rows are not aligned to 16 bytes, so it is copied
         ("kLeastWorkForCopy", (68, 8192, 1022), (64, 8192, 1022)),
-        ("kLeastWorkForCopy", (1024, 1024, 574), (1024, 1024, 542)),
-        ("kLeastWorkForCopy", (8192, 128, 2050), (8192, 128, 1986)),
+        ("kLeastWorkForCopy", (1024, 1024, 606), (1024, 1024, 574)),
+        ("kLeastWorkForCopy", (8192, 256, 478), (8192, 256, 446)),
     ],
     # fp16x3_gradient_wins
     (GRADIENT_OF_X, HIGHEST): [

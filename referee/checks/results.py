@@ -17,7 +17,7 @@ from referee.words import WRONG
 
 LONGEST_TYPE = 100  # characters of a type's name in a message
 LONGEST_STRUCTURE = 50  # characters of a nesting in a message
-MOST_READ_AT_ONCE = 32  # elements that a reply may report
+MOST_REPORTED = 32  # elements in a reply, see `check_complete`
 
 
 def check_results(
@@ -151,7 +151,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
-    is_valid = isinstance(indices, list) and len(indices) <= MOST_READ_AT_ONCE
+    is_valid = isinstance(indices, list) and len(indices) <= MOST_REPORTED
     if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
         late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):

@@ -13,9 +13,9 @@ import torch
 # calls meanwhile, so that the events measure the device and not the launches. Empty requests have
 # the same wait, so it counts as overhead.
 #
-# In a request of many calls the host may launch the last ones too late; `Sample.lateness` tells. A
-# longer wait would prevent that, but work on another stream that runs during the wait is in no
-# clock's time.
+# In a request of many calls the host may launch the last ones too late, which
+# `two_clocks.Sample.lateness` measures. A longer wait would prevent that, but a solution could hide
+# more work in it: work on another stream that runs during the wait counts as overhead, too.
 WAIT_CYCLES = 250_000
 
 

@@ -72,7 +72,7 @@ class KeptResults:
 
 
 def read_at_once(returned: object, device: torch.device, generator: random.Random) -> dict:
-    """Read some elements of a call's results on the current stream, as its caller may do.
+    """Read some elements of one of a call's results on the current stream, as its caller may do.
 
     If another stream still has to write the elements, and the call has not made the current stream
     wait for it, old values are read. The referee reads the same elements later and compares.
@@ -100,6 +100,7 @@ def read_at_once(returned: object, device: torch.device, generator: random.Rando
     data: list[int] = []
     for index in indices:
         offset = x.storage_offset() + memory_offset(index, x.shape, x.stride())
-        # A copy of one element. A kernel could start only when the other stream is nearly done.
+        # A copy of one element needs no kernel. A kernel could start only when the other stream
+        # leaves it room on the GPU, and would then read values that are already new.
         data += x.as_strided((1,), (1,), offset).view(torch.uint8).tolist()
     return {"result": result_index, "indices": indices, "bytes": bytes(data).hex()}

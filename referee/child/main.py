@@ -42,8 +42,8 @@ def start(descriptor: int) -> None:
     The reply is the text "PID INIT_PID", see `namespaces.fork`. The referee, which is a subreaper,
     adopts the contestant.
 
-    Processes that the server starts count as the referee's own. So it hides its memory: a solution
-    of the same user must not write into it.
+    The referee does not stop the server when it stops a solution. So the server hides its memory: a
+    solution of the same user must not write into it, and so have it compute meanwhile.
 
     Args:
         descriptor: the socket's file descriptor.

@@ -77,7 +77,8 @@ class RequestHandler:
             folders: other folders from which the file may import.
 
         Raises:
-            AttributeError: the file defines none of the names.
+            AttributeError: the file defines none of the names; the message has the last of them,
+                which is the usual one.
         """
         self.file = path
         sys.path.insert(0, str(Path(path).parent))

@@ -52,7 +52,7 @@ def make(
 def _copies(size: int, inputs: list) -> Calls:
     """Return a copy of `size` bytes; on a CPU also one that pays the page faults of new memory."""
     tensors = [flat_bytes(x) for x in inputs if isinstance(x, torch.Tensor)]
-    # The largest input is the source because memory may have no room for another large tensor.
+    # The largest input is the source if it is large enough: memory may have no room for another.
     source = max(tensors, key=len)[:size]
     device = source.device
     if len(source) < size:

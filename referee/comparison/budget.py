@@ -149,6 +149,7 @@ def _budget_of_plain_sum(terms: int, eps: float, root_mean_square: float) -> Bud
         root_mean_square: that of the result.
     """
     deviation = math.sqrt(terms) / 4 * (eps / 2)
+    # However long the sum, the relative slack is at most that of a float32-grade result.
     deviation = min(deviation, CLASSES["float32-grade"] / DEVIATIONS)
     return Budget(
         slack=DEVIATIONS * deviation * root_mean_square,

@@ -115,10 +115,10 @@ class Quantity:
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
-        kind: of the quantity.
+        kind: a result, or the gradient of an input or of a parameter.
 
     Attributes:
-        expected: the reference's in this step, with its budget; None where the reference has none.
+        expected: the reference's tensor in this step, with its budget; None where it has none.
         comparison: the comparison of the last step; None before the first.
         is_wrong_in_one_step: true once a single step has shown that the quantity is wrong.
     """

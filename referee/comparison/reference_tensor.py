@@ -259,7 +259,8 @@ class ReferenceTensor:
     def _widened_budget(self) -> Budget:
         """Return the budget of the distance from eager's result in another draw.
 
-        Eager's result is off itself, so only the limit of the mean distance is wider.
+        Eager's result is off itself, so the limit of the mean distance is wider. The limits of
+        elements stay the same.
         """
         budget = self.budget
         if self._limit is not None:

@@ -34,7 +34,7 @@ def find_excused(
     """Return a flat mask of the wrong elements that rounding explains; None if there are none.
 
     Rounding explains an element if results of the reference that are rounded otherwise reach the
-    solution's value there, or lie on both sides of it. If one of these results is far from eager's
+    solution's value there, or are on both sides of it. If one of these results is far from eager's
     in many elements, rounding says too little, and nothing is excused.
 
     Args:

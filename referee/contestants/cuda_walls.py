@@ -39,7 +39,8 @@ _reasons: dict[torch.device, str] = {}  # the result of the trial by device: see
 def why_none(server: Server, device: torch.device) -> str:
     """Return the reason why contestants on a device cannot have walls, or "" if they can.
 
-    The caller must be in a `with processes.subreaper()` block, and no solution may run yet.
+    The caller must be in a `with processes.subreaper()` block, and no solution may run yet: the
+    trial's process is treated as one, see `processes.Tree`.
 
     Args:
         server: forks the trial's process; its attribute `walls` must be True.

@@ -23,7 +23,7 @@ class LateError(Exception):
 
 
 class RaisedError(Exception):
-    """The solution has raised an exception; the argument is the child's description of it."""
+    """The solution has raised an exception; the argument is the "raised" of the reply."""
 
 
 def was_killed(status: int) -> bool:

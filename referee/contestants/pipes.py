@@ -19,7 +19,7 @@ class Pipes:
     Args:
         requests: the descriptor to which requests are written, without blocking.
         replies: the descriptor from which replies are read.
-        output: the descriptor from which is read what the process prints.
+        output: the descriptor from which the process's output is read.
     """
 
     def __init__(self, requests: int, replies: int, output: int) -> None:
@@ -84,7 +84,7 @@ class Pipes:
         return line
 
     def read(self, deadline: float, max_seconds: float) -> None:
-        """Read what has come of replies and of the output; wait for it at most so many seconds.
+        """Read the replies and the output that have come; wait up to `max_seconds` for some.
 
         Raises:
             LateError: the deadline has passed.

@@ -3,7 +3,7 @@
 The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children. So no
 descendant of a solution can get out of the referee's sight.
 
-All functions look processes up in /proc:
+Processes are looked up in /proc:
 
     /proc/PID/stat                 the state of a process
     /proc/PID/task/TID/children    the children of one of its threads
@@ -21,7 +21,7 @@ from referee.contestants import prctl
 SECONDS_TO_STOP = 10.0  # then a tree is killed
 # A process that has not stopped after so many seconds may wait for its child. Then the processes
 # below it are woken, see `Tree.stop`.
-SECONDS_ALONE = 0.01
+SECONDS_BEFORE_WAKING = 0.01
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0
 GONE = "X"  # the state of a process that is dead or not there
@@ -29,7 +29,7 @@ GONE = "X"  # the state of a process that is dead or not there
 AT_REST = f"TtZ{GONE}"
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
-# (the server, eager, init processes of namespaces), and children that were there before it began.
+# (the server, eager, init processes of namespaces), and children from before `subreaper` began.
 # Every other child of the referee, and everything below such a child, belongs to the solution.
 own_pids: set[int] = set()
 
@@ -120,7 +120,7 @@ class Tree:
             for pid in new:
                 _send(pid, signal.SIGSTOP)
             for pid in new:
-                if _stops_until(pid, monotonic() + SECONDS_ALONE):
+                if _stops_until(pid, monotonic() + SECONDS_BEFORE_WAKING):
                     stopped.add(pid)
                     continue
                 woken = _below([pid])
@@ -241,5 +241,7 @@ def _is_at_rest(pid: int) -> bool:
     try:
         events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, pid, events) is not None
-    except ChildProcessError:  # not a child of the referee: only /proc has its state
+    except ChildProcessError:
+        # It is not a child of the referee. /proc has the state of its first thread; its others have
+        # got the same signal.
         return state_of(pid) in AT_REST

@@ -129,7 +129,8 @@ class Reader:
     Args:
         pid: the process.
         device: where its results are.
-        pool: the referee's own memory, which the process has opened. A gradient may be there.
+        pool: the referee's own memory, which the process has opened. A gradient may be there: that
+            of x in x + 1 is the gradient of the output itself.
     """
 
     def __init__(self, pid: int, device: torch.device, pool: Pool) -> None:

@@ -15,8 +15,8 @@ from referee.contestants import processes
 from referee.contestants.errors import EndedError
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# The program of the server. Its arguments are the folder of the package `referee` and the
-# descriptor of its socket.
+# The program of the server. Its arguments are the folder that contains the package `referee`, and
+# the descriptor of the server's socket.
 SERVER_PROGRAM = """
 import sys
 

@@ -154,7 +154,7 @@ class Region:
         return sum(size for _, size in self.form.get("storages", []))
 
     def make_room(self, values: list) -> None:
-        """Make room for values with the forms of these values. `write` copies them later."""
+        """Make room for values of the same forms as these. `write` copies values into it."""
         sizes, forms = forms_of(values)
         self.make_room_for(sizes, forms)
 

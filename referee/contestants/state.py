@@ -61,7 +61,8 @@ class State:
         """Have the contestant construct its module and move its state into shared memory.
 
         Args:
-            dtype: the dtype to which floating point modules are converted; None for none.
+            dtype: the problem's dtype, to which the module is converted if it is a floating one;
+                None if the problem has none.
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
             args: the constructor's arguments.

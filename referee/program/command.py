@@ -4,7 +4,7 @@
 see `folders`. The command of a project with problems of its own is in `referee/project`.
 
 Exit status: 0 if everything is correct; 1 if something is not, or a file could not be written; 2 if
-the options make no sense; 130 after Ctrl-C.
+the options make no sense, or the reference cannot be graded (1 in folders); 130 after Ctrl-C.
 """
 
 import argparse

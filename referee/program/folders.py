@@ -99,7 +99,9 @@ def grade(
     document: dict,
     progress: console.Progress,
 ) -> int:
-    """Grade folders; return the exit status: 0 if every solution is correct.
+    """Grade folders; return the exit status.
+
+    It is 0 if every solution has a reference and is correct, and all results could be written.
 
     Args:
         job: the work, see `find_work`.

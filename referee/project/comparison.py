@@ -1,7 +1,7 @@
 """Compares a project's own solution with eager on the project's problems.
 
-A *quick check* is a comparison that takes a newcomer less than a minute: fewer rounds, or gradients
-at small sizes only (`Options.is_quick`).
+A *quick check* is a comparison that takes a newcomer less than a minute (`Options.is_quick`). On a
+GPU it has fewer rounds. On a CPU it compares gradients at small sizes only if parameters are large.
 """
 
 from contextlib import closing

@@ -16,7 +16,7 @@ from referee.reference.random_values import reseed
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-# In sys.modules. The caller of `Reference` may have a module "reference" of their own.
+# The name in sys.modules. The caller of `Reference` may have a module "reference" of their own.
 MODULE_NAME = "referee_reference_file"
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 # The types of the arguments of a forward.

@@ -14,7 +14,7 @@ from referee.reference.random_values import new_seed
 from referee.reference.tf32 import TF32_BITS
 
 NOISE = 4  # in each operand and result, in units of eps
-# A plain sum of n terms gets sqrt(n) eps more, but at most this.
+# In float32, sqrt(n) eps is added for the problem's longest sum of n terms, but at most this.
 LARGEST_NOISE_OF_SUMS = 5e-5
 NOISY_AT_A_TIME = 1 << 22  # elements that get noise at a time, to save memory
 # Operators that do not round: those that choose, compare or copy elements. Views are not listed.

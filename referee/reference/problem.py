@@ -1,6 +1,6 @@
 """A reference on a device: its inputs, its results, and how far off a solution's results may be.
 
-`Problem` grades by any reference file. A project that has more to say about its problem, such as
+`Problem` works with any reference file. A project that has more to say about its problem, such as
 small cases, error limits or yardsticks, writes a subclass that overrides the methods in the part
 "for a subclass to override".
 """
@@ -64,12 +64,7 @@ class Problem:
     # The timed calls' names in reports.
     names = Names(solution="ModelNew", eager="eager")
     # The speed that limits the problem.
-    rate = Rate(
-        unit="GB/s",
-        work="moved_bytes",
-        yardstick=COPY,
-        floor="writing its outputs as fast as a copy",
-    )
+    rate = Rate(unit="GB/s", work="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
     # out the slow ones, which take seconds to prepare.
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed

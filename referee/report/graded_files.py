@@ -21,7 +21,7 @@ def describe(record: dict) -> str:
 
         mine.py: correct (exact; 7 cases), 1.5 ms, eager / this 2.0 [1.9, 2.1]: faster; 90% of ...
             training step 1.8 [1.7, 1.9]: faster; keeps 32 bytes, eager 1,024
-            get_inputs draws equal inputs every time
+            get_inputs draws the same inputs every time
     """
     if record["verdict"] != CORRECT:
         reason = f" ({record['reason']})" if record["reason"] else ""

@@ -178,7 +178,7 @@ def test_the_word_for_times(eager, again, times, device, word):
 def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     names = Names(solution="ModelNew", eager="eager")
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
-    rate = Rate("GB/s", "moved_bytes", COPY, "a copy")
+    rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
     assert Run("", timings).word == "faster"
     seconds["ModelNew"] = [2.0] * 5

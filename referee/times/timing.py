@@ -16,8 +16,8 @@ QUICK_ROUNDS = 5  # of the quick comparison on a GPU
 # timed size: those of a weight of 256 MiB take seven seconds to compare.
 QUICK_PARAMETERS = 1 << 26
 # On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
-CPU_SECONDS = 2.5  # for the quick comparison
-FULL_CPU_SECONDS = 16.0  # for --full, which README's table needs
+CPU_SECONDS = 2.5
+FULL_CPU_SECONDS = 16.0  # with --full
 LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
 LEAST_JUDGED = 3  # rounds: fewer do not tell a difference from noise
 RESAMPLES = 2000  # of the bootstrap
@@ -42,14 +42,11 @@ class Rate(NamedTuple):
         unit: the unit of the rate, one of `report.SCALE`.
         work: the key of a call's work in the JSON file.
         yardstick: the timed call that shows which rate the device reaches.
-        floor: in words, the work whose time is the least that a call may take, as a part of a
-            sentence: "a product at the highest rate measured".
     """
 
     unit: str
     work: str
     yardstick: str
-    floor: str
 
 
 class Rounds(NamedTuple):
@@ -76,7 +73,7 @@ class Timings:
         seconds: the seconds of a call in each round, by the timed call's name.
         wall_seconds: the same by the referee's clock, with the overhead.
         notes: which timed calls were left out, and why.
-        moved: the bytes that a call reads and writes at least; 0 if nobody asks for them.
+        moved: the bytes that a call reads and writes at least; 0 for steps.
         floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
         lateness: of eager's requests, see `RoundSamples.lateness`.
     """
