@@ -168,7 +168,10 @@ def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp
 
 
 def check_backward():
-    """Assert the same for the gradients, where the second setting comes after the forward."""
+    """Assert that gradients have the reference's arithmetic after any two settings.
+
+    The first setting comes before the forward, the second one before the backward.
+    """
     modules = linear_modules(K, N, 2.0, device="cuda")
     x = torch.randn(M, K, device="cuda")
     grad_output = torch.randn(M, N, device="cuda")

@@ -34,7 +34,7 @@ def tiny(tmp_path_factory):
 def load_inline(tiny, tmp_path):
     """Return a function in place of torch's load_inline.
 
-    It adds a line to the file `builds`, and writes the library in two halves.
+    It adds a line to the file `builds`, and writes first a part of the library, then the whole.
     """
 
     def load_inline(name, build_directory, **_):
