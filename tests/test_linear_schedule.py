@@ -161,9 +161,10 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     # that stores none.
     assert all(a < b or a % k_groups == 0 for a, b in pairwise(begins))
 
-    # Few clusters share a tile, as one of them adds the partial sums of the others.
-    adding_in_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
-    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_groups)))
+    # Few clusters share a tile, as one of them adds the partial sums of the others. `min_range` is
+    # that of StreamKConfig.
+    adding_in_k_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
+    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_k_groups)))
     for tile in range(tiles_of_last_wave):
         assert planned.sharers(tile) <= k_groups / min_range + 2
 

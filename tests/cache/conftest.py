@@ -72,7 +72,11 @@ def root(open_path, monkeypatch):
 
 @pytest.fixture
 def start(tmp_path, root, load_inline):
-    """Return a function that starts a process, which loads the extension and prints its path."""
+    """Return a function that starts a process, which loads the extension and prints its path.
+
+    The process calls `before` first. With `at_exit` it calls its exit functions at the end, as a
+    process does that was not forked.
+    """
     numbers = iter(range(1000))
 
     def start(before=lambda: None, sources=SOURCES, load_inline=load_inline, at_exit=False):
