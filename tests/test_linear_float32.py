@@ -88,7 +88,8 @@ SEVERAL_TILES = SHARED[2]  # for each cluster
 def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
     """So the results of integers have no error.
 
-    On Hopper a tile has 64 rows for a short K or few rows, otherwise 176, or 160 for a long K.
+    On Hopper the tiles of a product have 64, 128, 160 or 176 rows, and the last ones may have fewer
+    (sm90/choose_tiles.h).
     """
     assert_integers_are_exact(*shape)
 

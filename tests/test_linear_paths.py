@@ -1,8 +1,11 @@
 """The choice of a path for a product on a GPU: linear/choose_path.h, compiled and run alone."""
 
+import re
+
 import pytest
 
 from problems.benchmark import choice
+from problems.benchmark.tree import ROOT
 from tests.support.processes import compiled
 
 # Reads products and prints the path of each. A product is the ten numbers that `product` returns.
@@ -99,3 +102,17 @@ def test_sizes_beyond_32_bits_are_handled(paths_of):
     large = 1 << 31
     products = [product(large, 256, 4096), product(1024, large, 1024, highest=False)]
     assert paths_of(products) == ["sm90", "sm90"]
+
+
+def test_the_examples_in_design_are_right(paths_of):
+    """A row of the table is `| M, N, K | path | path | path |`: at highest, high, in half types."""
+    text = (ROOT / "docs" / "DESIGN.md").read_text()
+    rows = re.findall(r"^\| (\d+), (\d+), (\d+) \| (\w+) \| (\w+) \| (\w+) \|$", text, re.M)
+    assert len(rows) > 5
+    products = [
+        product(*map(int, sizes), **options)
+        for *sizes, _, _, _ in rows
+        for options in ({}, HIGH, HALF)
+    ]
+    stated = [path for row in rows for path in row[3:]]
+    assert paths_of(products) == stated

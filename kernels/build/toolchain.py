@@ -122,7 +122,10 @@ def _requested_targets() -> set[str]:
         flags = []
     if not flags:
         arch_list = os.environ["TORCH_CUDA_ARCH_LIST"]
-        raise BuildError(f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}")
+        raise BuildError(
+            f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
+            'compute capabilities such as "9.0", or several such as "8.0;9.0+PTX"'
+        )
     return {flag.rpartition("code=")[2] for flag in flags}
 
 

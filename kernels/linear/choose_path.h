@@ -14,13 +14,15 @@
 //
 // docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
 //
-// The origin of the limits. Our path is chosen where it takes less time than torch's product
-// followed by the fused pass. The limits of sm80's kernel follow from the arithmetic rates of its
-// GPU. All others were fitted to the times of 3,887 products on an H200, with operands in L2 and
-// not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part"). `python -m problems.benchmark
-// path-grid` measures such times anew, and `paths` shows how good the limits are: it times every
-// path for products just beside them (problems/benchmark/products.py). docs/CONTRIBUTING.md,
-// "Retune the choice of a path", says how to move a limit, for another GPU or kernel.
+// The origin of the limits. Our path is chosen where it is estimated to take less time than torch's
+// product followed by the fused pass; `..._wins` is short for that. docs/BENCHMARKS.md, "is the
+// fastest path chosen?", shows how good the estimates are, and where they err. The limits of sm80's
+// kernel follow from the arithmetic rates of its GPU. All others were fitted to the times of 3,887
+// products on an H200, with operands in L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's
+// part"). `python -m problems.benchmark path-grid` measures such times anew, and `paths` shows how
+// good the limits are: it times every path for products just beside them
+// (problems/benchmark/products.py). docs/CONTRIBUTING.md, "Retune the choice of a path", says how
+// to move a limit, for another GPU or kernel.
 
 #pragma once
 
@@ -100,8 +102,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / (waves * clusters * kTile * kTile);
 }
 
-// Returns whether skinny.cu takes less time than every other path, for a float32 forward. With few
-// rows, the tiles of the tensor-core kernels would consist mostly of padding. At `high`, a single
+// Returns whether skinny.cu wins against every other path, for a float32 forward. With few rows,
+// the tiles of the tensor-core kernels would consist mostly of padding. At `high`, a single
 // tensor-core product is faster from 9 rows on.
 //
 //   rows of x     skinny.cu wins with
@@ -139,7 +141,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   return (has_few_tiles || has_medium_tiles) && multiplications <= kMostMultiplications;
 }
 
-// Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
+// Returns whether sm90's fp16x3 kernel wins against torch for a gradient at `highest`.
 //
 // The result, M * N elements, has to be larger than three costs, which are counted in its elements:
 //
@@ -165,7 +167,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
-// Returns whether sm90's fp16x3 kernel computes the forward at `highest` in less time than torch.
+// Returns whether sm90's fp16x3 kernel wins against torch for a forward at `highest`.
 //
 // Its work, M N K multiplications, has to be large. Two corrections make one limit fit all sizes.
 // 112 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
@@ -187,14 +189,14 @@ inline bool fp16x3_forward_wins(const Product& product) {
   return (counted + kAddedElements) * product.k >= kLeastWork;
 }
 
-// Returns whether sm90's fp16x3 kernel takes less time than torch, in the forward or in a gradient.
+// Returns whether sm90's fp16x3 kernel wins against torch, for a forward or a gradient.
 inline bool fp16x3_wins(const Product& product) {
   if (product.k < kLeastKAtHighest) return false;
   return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
-// Returns whether sm90's gemm_one_product computes a float32 product at `high` in less time than
-// torch. The times are compared in fp16 multiplications of tensor cores:
+// Returns whether sm90's gemm_one_product wins against torch for a float32 product at `high`. The
+// times are compared in fp16 multiplications of tensor cores:
 //
 //   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
 //           + 512 M N                 the fused pass, in a forward
@@ -203,46 +205,48 @@ inline bool fp16x3_wins(const Product& product) {
 //           + 256 M K                 the copy of a transposed x
 //           + 2^32                    the start of several kernels instead of one or two
 inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
-  constexpr int kPass = 512;
-  constexpr int kConversion = 576;
-  constexpr int kCopy = 256;
+  constexpr int kPassPerResult = 512;
+  constexpr int kConversionPerElement = 576;
+  constexpr int kCopyPerElement = 256;
   constexpr int64_t kStart = int64_t{1} << 32;
 
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
   double torch_time = 2 * m * n * k;
-  if (product.is_forward) torch_time += kPass * m * n;
-  double our_time = m * n * k / wave_utilization(product, gpu) + kConversion * (m + n) * k + kStart;
-  if (product.x_is_transposed) our_time += kCopy * m * k;
+  if (product.is_forward) torch_time += kPassPerResult * m * n;
+  double our_time = m * n * k / wave_utilization(product, gpu);
+  our_time += kConversionPerElement * (m + n) * k + kStart;
+  if (product.x_is_transposed) our_time += kCopyPerElement * m * k;
   return our_time <= torch_time;
 }
 
-// Returns whether sm90's gemm_one_product computes a product of half types in less time than torch.
+// Returns whether sm90's gemm_one_product wins against torch for a product of half types.
 //
-// In a forward, torch's product is followed by the fused pass, which takes as much time as a K that
-// is longer by 640. Our kernel needs no pass, but may leave a part of its last wave empty. So it
-// wins if K / utilization <= K + 640. Example: with K = 4096, from a utilization of 0.87 on.
+// In a forward, torch's product is followed by the fused pass. The pass takes as much time as a
+// product with K = 640 and the same result. Our kernel needs no pass, but may leave a part of its
+// last wave empty. So it wins if K / utilization <= K + 640. Example: with K = 4096, from a
+// utilization of 0.87 on.
 //
 // In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
 // waves.
 inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
-  constexpr int kPass = 640;
+  constexpr int kPassAsK = 640;
   constexpr double kLeastUtilizationOfGradient = 0.9;
 
   const double utilization = wave_utilization(product, gpu);
-  if (product.is_forward) return product.k <= utilization * (product.k + kPass);
+  if (product.is_forward) return product.k <= utilization * (product.k + kPassAsK);
   return product.m * product.n >= kLeastHalfGradient && utilization >= kLeastUtilizationOfGradient;
 }
 
-// Returns whether sm90's gemm_one_product takes less time than torch.
+// Returns whether sm90's gemm_one_product wins against torch.
 inline bool one_product_wins(const Product& product, const Gpu& gpu) {
   if (product.k < kLeastKOfOneProduct) return false;
   const bool is_float32 = product.dtype == DType::kFloat32;
   return is_float32 ? one_product_wins_float32(product, gpu) : one_product_wins_half(product, gpu);
 }
 
-// Returns whether sm80's fp16x3 kernel takes less time than torch. The limits follow from the rates
+// Returns whether sm80's fp16x3 kernel wins against torch. The limits follow from the rates
 // of its GPU, and were not measured.
 inline bool sm80_wins(const Product& product) {
   constexpr int kLeastResult = 1 << 22;  // M * N

@@ -96,7 +96,7 @@ class DeviceGuard {
     if (!x.is_cpu()) {
       fail("expected a tensor on the CPU, got one on " + x.device().str() +
            ": these kernels were built without CUDA, because torch.cuda.is_available() was false "
-           "when model_new was imported");
+           "when model_new was imported. Start Python again where torch finds the GPU");
     }
 #endif
   }

@@ -112,24 +112,24 @@ _PAIRS = {
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
         # one_product_wins, one_product_wins_float32
         ("kLeastKOfOneProduct", (8192, 8192, 256), (8192, 8192, 224)),
-        ("kConversion", (704, 16384, 4096), (672, 16384, 4096)),
-        ("kConversion", (8192, 864, 4096), (8192, 832, 4096)),
+        ("kConversionPerElement", (704, 16384, 4096), (672, 16384, 4096)),
+        ("kConversionPerElement", (8192, 864, 4096), (8192, 832, 4096)),
         ("kStart", (2048, 2048, 1280), (2048, 2048, 1152)),
         ("wave_utilization", (1024, 6400, 8192), (1024, 6336, 8192)),
     ],
-    (FORWARD_OF_TRANSPOSED_X, HIGH): [("kCopy", (4096, 1664, 4096), (4096, 1600, 4096))],
+    (FORWARD_OF_TRANSPOSED_X, HIGH): [("kCopyPerElement", (4096, 1664, 4096), (4096, 1600, 4096))],
     (GRADIENT_OF_X, HIGH): [
         ("kStart", (2048, 2048, 2560), (2048, 2048, 2432)),
-        ("kConversion", (8192, 1024, 2048), (8192, 960, 2048)),
+        ("kConversionPerElement", (8192, 1024, 2048), (8192, 960, 2048)),
     ],
-    (GRADIENT_OF_WEIGHT, HIGH): [("kCopy", (4096, 1920, 2048), (4096, 1856, 2048))],
+    (GRADIENT_OF_WEIGHT, HIGH): [("kCopyPerElement", (4096, 1920, 2048), (4096, 1856, 2048))],
     # one_product_wins, one_product_wins_half
     (FORWARD, FLOAT16): [
         ("kLeastKOfOneProduct", (2048, 4096, 256), (2048, 4096, 224)),
-        ("kPass", (512, 5376, 1024), (512, 5120, 1024)),
-        ("kPass", (1024, 7424, 4096), (1024, 7296, 4096)),
+        ("kPassAsK", (512, 5376, 1024), (512, 5120, 1024)),
+        ("kPassAsK", (1024, 7424, 4096), (1024, 7296, 4096)),
     ],
-    (FORWARD, BFLOAT16): [("kPass", (1024, 7424, 4096), (1024, 7296, 4096))],
+    (FORWARD, BFLOAT16): [("kPassAsK", (1024, 7424, 4096), (1024, 7296, 4096))],
     (GRADIENT_OF_X, FLOAT16): [
         ("kLeastKOfOneProduct", (4096, 4096, 256), (4096, 4096, 224)),
         ("kLeastHalfGradient", (4096, 3072, 1024), (4096, 2816, 1024)),

@@ -342,8 +342,8 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
 }
 
 // Writes the sums of one subtile to the warp's shared memory. Fragment i of x has two row blocks of
-// 8 rows, and fragment j of the weight has 8 columns. In each block of 8 x 8 sums, lane 4 g + t
-// has columns 2 t and 2 t + 1 of row g.
+// 8 rows, and fragment j of the weight has 8 columns. In each block of 8 x 8 sums, lane 4 g + c
+// has columns 2 c and 2 c + 1 of row g.
 __device__ __forceinline__ void stage_subtile(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], int first_fragment,
     float* staged, int lane) {

@@ -82,8 +82,8 @@ namespace kernels::sm90 {
 // tile. It is 12 to 13 ns on an H200. The model was fitted to the measured times of 253 products
 // (docs/EXPERIMENTS.md, "Stream-K at `highest`").
 struct StreamKConfig {
-  // The most clusters in a grid. The largest GPU of compute capability 9.0 has 144 multiprocessors,
-  // two for each cluster.
+  // The most clusters in a grid. The chip of compute capability 9.0 has 144 multiprocessors, two
+  // for each cluster; an H200 uses 132 of them.
   static constexpr int kMaxClusters = 72;
   // A k-group of a tile takes as many row steps as the tile has rows, and this many more.
   static constexpr int kKGroupOverhead = 80;
