@@ -106,7 +106,7 @@ def test_the_pool_returns_its_memory_before_an_allocation_fails(call, tmp_path):
     code = f"""
 ones = torch.ones(9 << 20)
 leaf = torch.randn(9 << 20).requires_grad_()
-{call}
+held = {call}  # keeps its memory, so that the next call cannot have it
 kept = [relu(torch.randn(n + i * (1 << 20))) for i in range(4)]
 del kept
 limit_address_space(0)
