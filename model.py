@@ -59,7 +59,7 @@ def get_init_inputs() -> list:
 
 
 def get_linear_inputs() -> list[torch.Tensor]:
-    """Return x `[linear_batch_size, in_features]`, drawn as `get_inputs` does."""
+    """Return x `[linear_batch_size, in_features]`, drawn like the x of `get_inputs`."""
     return _linear_inputs(linear_batch_size)
 
 
@@ -85,7 +85,8 @@ class Problem:
     Attributes:
         reference: the `nn.Module` class whose results are right by definition.
         rows: the number of rows of x at the headline size, the size that is timed by default.
-        get_inputs_at: returns the positional arguments of `forward`, for x of so many rows.
+        get_inputs_at: takes a number of rows of x, and returns the positional arguments of
+            `forward`.
         get_init_inputs: returns the positional arguments of the constructor.
     """
 

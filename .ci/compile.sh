@@ -10,7 +10,7 @@ install_tools() {
   python3 -m venv "$work/tools"
   "$work/tools/bin/pip" install -r .ci/requirements.txt
   if ! type clang++ && [ "$(id -u)" -eq 0 ] && type apt-get; then
-    # If the installation fails, has_clang says so later.
+    # If the installation fails, has_clang returns false, and the checks with clang are skipped.
     { apt-get update && apt-get install -y clang libomp-dev; } || true
   fi &>"$work/apt"
 }

@@ -7,7 +7,7 @@ linear/          Linear -> ReLU -> divide, likewise
 common/          what several CUDA kernels share; sizes.h is for the CPU, too
 cpu/             what several CPU kernels share
 build/           Python: from these sources to a loaded extension, or to a single-file bundle
-interception.py  Python: detects hooks, modes and wrappers that must see the calls of torch's ops
+interception.py  Python: detects other code that must see the calls of torch's functions
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Detects other Python code that must see the calls of torch's functions.
 
 Our operators take the place of torch functions that the reference calls. Three kinds of code expect
-to see the calls of those functions. Where such code is active, a module calls torch's functions:
+to see the calls of those functions. Where such code is active, our modules call torch's functions:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;

@@ -65,8 +65,8 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// The kernels compute in float, and divide as Divisor<float> (linear/epilogue.cuh) does. In half
-// types the quotient is then rounded to out's dtype.
+// relu(...) is a float, which the kernels divide as Divisor<float> (linear/epilogue.cuh) does. In
+// half types the quotient is then rounded to out's dtype.
 //
 // Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
 // out: `row` counts along M, and `column` along N. In code that handles one operand by itself (that

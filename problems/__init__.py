@@ -1,6 +1,7 @@
 """This project's two problems as the referee needs them, and the benchmarks.
 
 relu.py                 ReLU: its cases and error limits
+elementwise.py          values, shapes and layouts for ReLU's cases
 linear_relu_divide.py   Linear -> ReLU -> divide: its cases and error limits
 linear_yardsticks.py    products that are timed beside Linear; one is in triton_tf32x3.py
 operands.py             operands on which products err most

@@ -20,8 +20,8 @@ SHAPES = [
 ]  # fmt: skip
 
 MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
-# How often the special values are repeated. It is a prime, so that each value comes into each lane
-# and into the tail.
+# How often the special values are repeated. A dtype has 5, 7 or 18 of them. Repeated an odd number
+# of times, they are no multiple of 4 elements, so the last block of most kernels is not whole.
 REPETITIONS = 127
 RANDOM_DRAWS = 3  # how many larger tensors of each dtype are drawn, each from a seed of its own
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
@@ -137,7 +137,8 @@ def sprinkle(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     At most SPRINKLED elements are overwritten.
     """
-    repetitions = SPRINKLED // 7  # integers have 5 or 7 special values, floats have more
+    # This gives about SPRINKLED values; fewer for unsigned integers, which have only 5 to repeat.
+    repetitions = SPRINKLED // 7
     values = special_values(x.dtype).to(x.device).repeat(repetitions)[:SPRINKLED]
     indices = torch.randint(x.numel(), values.shape, device=x.device, generator=generator)
     integer = INTEGERS[x.dtype.itemsize]  # torch cannot assign to elements of some unsigned dtypes

@@ -160,8 +160,9 @@ class LinearReluDivideProblem(Problem):
         if self._may_be_tf32:
             return 8 * U_TF32 + 16 * U32  # x and weight are rounded to TF32
         if dtype == torch.float32:
-            # A plain sum of K terms is rounded K times. The errors have random signs, so together
-            # they are about sqrt(K) of one. The factor 8 allows six standard deviations.
+            # A plain sum of K terms is rounded K times, each time by at most U32 times the sum of
+            # their magnitudes. The signs of these errors are random, so the standard deviation of
+            # the whole error is at most sqrt(K) times that. The factor 8 allows eight of them.
             return (4 + 8 * math.sqrt(terms)) * U32
         # Half types. A product of two elements is exact in float32, in which the sum is computed.
         return (16 + 4 * math.sqrt(terms)) * U32
@@ -251,7 +252,7 @@ class LinearReluDivideProblem(Problem):
         """
         arguments = [129, 65, 2.0]
         for name in operands.CASES:
-            x, weight, bias = operands.draw_case(name, 33, 129, 65)
+            x, weight, bias = operands.draw_case(name, m=33, k=129, n=65)
             inputs = [x.to(self.device)]
             yield Case(f"{name}{suffix}", inputs, arguments, state=[weight, bias])
             arguments = None  # the module of the case before

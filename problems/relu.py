@@ -19,8 +19,7 @@ from referee.times.timing import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
-# The length of a vector that kernels compute in the same way as the timed size. Its last block is
-# not whole.
+# The length of the large vector among the cases: many whole blocks, and 3 elements.
 LARGE_LENGTH = (1 << 24) + 3
 BACKWARD_SHAPES = [(129, 65), (4097,), (300_007,)]
 RANDOM_SHAPES = 12  # how many shapes are drawn at random, which no solution can foresee

@@ -77,23 +77,27 @@ def choose_shape(
     """
     needs = _needs(name, dtype, device)
     headline_rows = PROBLEMS[name].rows
-    most_rows = headline_rows if device.type == "cuda" else min(headline_rows, CPU_ROWS)
-    rows, note = choose_rows(asked_rows, most_rows, needs.row_bytes, device, needs.fixed_bytes)
-    is_limited_for_cpu = asked_rows is None and most_rows < headline_rows
+    usual_rows = headline_rows if device.type == "cuda" else min(headline_rows, CPU_ROWS)
+    rows, note = choose_rows(asked_rows, usual_rows, needs.row_bytes, device, needs.fixed_bytes)
+    is_limited_for_cpu = asked_rows is None and usual_rows < headline_rows
     if is_limited_for_cpu and not note:
-        note = f"{most_rows:,} of {headline_rows:,} rows, because a CPU would need minutes for all"
+        note = f"{usual_rows:,} of {headline_rows:,} rows, because a CPU would need minutes for all"
     return (rows, *needs.row_shape), note
 
 
 def choose_rows(
-    asked_rows: int | None, rows: int, row_bytes: int, device: torch.device, fixed_bytes: int = 0
+    asked_rows: int | None,
+    usual_rows: int,
+    row_bytes: int,
+    device: torch.device,
+    fixed_bytes: int = 0,
 ) -> tuple[int, str]:
-    """Return how many rows of a problem are measured, and a note on the reason if not all are.
+    """Return how many rows are measured, and a note that says why if memory limits them.
 
     Args:
         asked_rows: the number that the user asks for; None for as many as fit in the default share
             of the free memory.
-        rows: how many the whole problem has.
+        usual_rows: how many are measured if the memory suffices.
         row_bytes: size of a row, in each of the `BUFFERS` tensors that are in memory.
         device: where the rows are measured.
         fixed_bytes: memory that is needed for any number of rows.
@@ -104,19 +108,19 @@ def choose_rows(
     free = free_bytes(device)
     bytes_for_a_row = BUFFERS[device.type] * row_bytes
     share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
-    most_rows = (int(free * share) - fixed_bytes) // bytes_for_a_row
-    count = asked_rows if asked_rows else max(1, min(rows, most_rows))
-    if count > most_rows:
+    rows_that_fit = (int(free * share) - fixed_bytes) // bytes_for_a_row
+    count = asked_rows if asked_rows else max(1, min(usual_rows, rows_that_fit))
+    if count > rows_that_fit:
         needed = (count * bytes_for_a_row + fixed_bytes) / 2**30
         raise ValueError(
             f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
             f"{free * share / 2**30:,.1f} GiB can be used"
         )
-    if asked_rows or count == rows:
+    if asked_rows or count == usual_rows:
         return count, ""
     part = SHARE_IN_WORDS[device.type]
     why = f"all processes together take up to {part} of the {free / 2**30:,.1f} GiB free"
-    return count, f"{count:,} of {rows:,} rows: {why}"
+    return count, f"{count:,} of {usual_rows:,} rows: {why}"
 
 
 def _needs(name: str, dtype: torch.dtype, device: torch.device) -> RowNeeds:

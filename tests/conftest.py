@@ -144,9 +144,9 @@ def small_problems(monkeypatch, request):
 
 @pytest.fixture
 def place_solution(monkeypatch, tmp_path):
-    """Return a function that makes a text the `model_new.py` that run.py takes as ours.
+    """Return a function that writes a `model_new.py`, which run.py then takes as ours.
 
-    The text comes after `import torch` and `import model`.
+    The file has the function's text after `import torch` and `import model`.
     """
 
     def write(text: str) -> None:

@@ -23,8 +23,8 @@ def forward(m: int, n: int, k: int) -> Product:
     return Product("", products.FORWARD, *products.HIGHEST, m, n, k)
 
 
-# For the first choice, skinny was not timed. The second and the third product have a weight with
-# aligned rows, and the fourth has not.
+# The first product was not timed on its chosen path, so the table leaves it out. The rows of the
+# weight are aligned in the second and the third product, but not in the fourth.
 FORWARDS = [
     made_up(
         forward(8, 16384, 16384),

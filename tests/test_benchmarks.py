@@ -29,7 +29,7 @@ from tests.support.made_up_results import HEADLINE, document, record
 
 COMMANDS = {name: c for commands in report.COMMANDS.values() for name, c in commands.items()}
 ENVIRONMENT = {"device": "a CPU", "threads": None, "torch": "2", "cuda": None}
-# Results of `host`, and the part of a page with their table.
+# A row of the results of `host`, without our time; and the part of a page with the table.
 ROW = {"call": "ReLU", "part": "forward", "device": "cpu", "eager_seconds": 9.5e-9, "ratio": 1.5}
 PAGE = """<!-- table: {name} -->
 a CPU, torch 2; `{command}`; commit abc, 2026-01-02
@@ -85,7 +85,8 @@ def test_results_have_positive_times_and_operands_have_errors(
             assert uniform["ours_error"] == uniform["eager_error"]
 
 
-def test_the_columns_of_linears_table_are_the_rows_of_x():
+def test_tables_of_linear_have_a_column_for_each_number_of_rows():
+    """These are the command's table, and the view `range` of several commands."""
     rows = [
         {"k": k, "n": 8, "m": m, "ours_seconds": 1.4e-6 * m, "ratio": k / m}
         for k in (4, 16)
@@ -178,8 +179,8 @@ def test_report_measures_this_device_anew_unless_the_command_fails(
     assert pages.PICTURE.read_text().startswith("<?xml")
 
 
-def test_a_page_shows_the_table_of_runs_markdown(project, tmp_path):
-    """The line above it has the commit in addition."""
+def test_a_page_shows_the_table_that_run_py_prints_with_markdown(project, tmp_path):
+    """The line above the table has the commit in addition."""
     project("python")
     pages.PAGES[0].write_text(f"<!-- comparison: {pages.HEADLINE} -->\n<!-- end -->\n")
     content = json.loads((tmp_path / pages.HEADLINE).read_text())

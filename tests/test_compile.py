@@ -14,8 +14,10 @@ from tests.support.beside_torch import output_and_gradients
 from tests.support.compare import assert_same_bits
 from tests.support.tensors import graph_recorder, linear_modules, slow, targets_of
 
+# The linear operator: in graphs, where its namespace is that of this build; and in exported
+# programs, which other builds can load.
 OWN = f"{namespaces['linear_relu_divide']}.linear_relu_divide"
-STABLE = "relu_divide_kernels.linear_relu_divide"  # what exported programs hold
+STABLE = "relu_divide_kernels.linear_relu_divide"
 
 
 @pytest.fixture(autouse=True)

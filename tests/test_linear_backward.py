@@ -250,8 +250,11 @@ def test_after_the_forward_the_output_may_change_but_not_x_or_weight(device):
             out.sum().backward()
 
 
-def test_x_that_is_no_matrix_may_change_after_the_forward(device):
-    """If a copy makes x a matrix, the copy is saved. Otherwise x is, and a change raises."""
+def test_x_may_change_after_the_forward_if_its_copy_is_saved(device):
+    """The forward copies an x of three dimensions if no view of it is a matrix.
+
+    Otherwise x itself is saved, and a change raises.
+    """
     grads = []
     for module in linear_modules(6, 17, device=device):
         torch.manual_seed(1)

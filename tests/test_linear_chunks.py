@@ -148,8 +148,8 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
 # memory for a chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
-def test_chunks_are_whole_waves_of_tiles(chunks_of, m, n):
-    """All chunks take at most one wave, or 1%, more than a GEMM of all rows at once."""
+def test_chunks_have_few_more_waves_than_a_gemm_of_all_rows(chunks_of, m, n):
+    """All chunks together have at most 1%, and one wave, more."""
     k = 8192
     tile = 256
     tiles_of_a_wave = 66

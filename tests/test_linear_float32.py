@@ -118,7 +118,7 @@ def test_chunks_cover_all_rows_of_x_once(path, precision):
 def test_memory_beside_the_result_is_limited(path, precision, shape):
     """A forward allocates at most 256 MiB beside its result.
 
-    It also allocates half of x or 128 MiB, which shows that the path has a workspace.
+    It also allocates at least half of x's bytes, or 128 MiB. So the path has a workspace.
     """
     ours, _, x, _ = draw_step(*shape)
     with torch.no_grad():

@@ -316,7 +316,7 @@ def test_a_path_that_does_not_exist_raises():
 
 
 @pytest.mark.gpu
-def test_a_path_that_does_not_support_a_problem_raises():
+def test_a_path_that_does_not_support_a_dtype_raises():
     ours, _ = linear_modules(6, 5, 2.0, torch.float64, "cuda")
     with linear_path("sm80"), pytest.raises(RuntimeError, match="does not support"):
         ours(torch.randn(3, 6, dtype=torch.float64, device="cuda"))

@@ -107,9 +107,16 @@ def test_tiles_are_computed_again_at_any_size(sm90_at_high, size, divisor):
     assert_mask_of(z, results[1][1])
 
 
+# M, and the tiles of x that are computed again. An x of 1500 rows has 6 tiles, one of 2200 has 9.
+REPEATED_TILES = [
+    (m, tiles)
+    for m, count in ((1500, 6), (2200, 9))
+    for tiles in ([1], [0, 1], [0, 2, 4], [1, 2, 3, 4, 5], [count - 1], range(count))
+]
+
+
 @pytest.mark.sanitize("sm90", m=[1500], tiles=[[1]], without=["initcheck"])
-@pytest.mark.parametrize("tiles", [[1], [0, 1], [0, 2, 4], [1, 2, 3, 4, 5], [8], range(9)], ids=str)
-@pytest.mark.parametrize("m", [1500, 2200])
+@pytest.mark.parametrize(("m", "tiles"), REPEATED_TILES, ids=str)
 def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     """Any subset of the tiles of x may be wide; the exact sums of integers do not change.
 

@@ -58,7 +58,7 @@ class Plan:
         tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
         used: clusters that have work.
         waves: whole waves, in each of which every cluster computes one whole tile.
-        begin: where each cluster's range of the last wave's k-groups begins, then where all end.
+        begins: where each cluster's range of the last wave's k-groups begins, then where all end.
     """
 
     tiles: int
@@ -66,7 +66,7 @@ class Plan:
     clusters: int
     used: int
     waves: int
-    begin: list[int]
+    begins: list[int]
 
     @property
     def first_of_last_wave(self):
@@ -76,12 +76,12 @@ class Plan:
     @property
     def cuts(self):
         """Return where tiles are cut, in k-groups from the beginning of their tile."""
-        return {begin % self.k_groups for begin in self.begin} - {0}
+        return {begin % self.k_groups for begin in self.begins} - {0}
 
     def load(self, cluster):
         """Return the rows times k-groups that a cluster multiplies."""
         whole_tiles = range(cluster, self.first_of_last_wave, self.clusters)
-        of_range = range(self.begin[cluster], self.begin[cluster + 1])
+        of_range = range(self.begins[cluster], self.begins[cluster + 1])
         tiles_of_range = (self.first_of_last_wave + group // self.k_groups for group in of_range)
         return sum(map(rows_of, whole_tiles)) * self.k_groups + sum(map(rows_of, tiles_of_range))
 
@@ -94,7 +94,7 @@ class Plan:
         """Return how many clusters have k-groups of a tile; tile 0 is the last wave's first one."""
         first = tile * self.k_groups
         end = (tile + 1) * self.k_groups
-        return sum(a < end and b > first for a, b in pairwise(self.begin))
+        return sum(a < end and b > first for a, b in pairwise(self.begins))
 
 
 class Constants(NamedTuple):
@@ -120,21 +120,21 @@ def constants(program):
 @pytest.fixture(scope="module")
 def plan(program):
     def call(tiles, k_groups, clusters, rows_of_third=NARROW):
-        used, waves, *begin = map(int, program(tiles, k_groups, clusters, rows_of_third))
-        return Plan(tiles, k_groups, clusters, used, waves, begin)
+        used, waves, *begins = map(int, program(tiles, k_groups, clusters, rows_of_third))
+        return Plan(tiles, k_groups, clusters, used, waves, begins)
 
     return call
 
 
 def test_the_example_in_the_headers_comment_is_right(plan):
     planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
-    assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 6, 12, 18])
+    assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 6, 12, 18])
 
 
 def test_no_tile_is_shared_if_the_environment_forbids_it(plan, monkeypatch):
     monkeypatch.setenv("KERNELS_STREAM_K", "0")
     planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
-    assert (planned.used, planned.waves, planned.begin) == (3, 1, [0, 9, 18, 18])
+    assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 9, 18, 18])
 
 
 # Results of one tile and of many, short sums and long ones, and GPUs of other sizes.
@@ -145,25 +145,26 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     plan, constants, tiles, k_groups, clusters
 ):
     planned = plan(tiles, k_groups, clusters)
-    begin = planned.begin
+    begins = planned.begins
     tiles_of_last_wave = tiles - planned.first_of_last_wave
 
     # Ranges are in order and cover the last wave; the clusters that have work are the first ones.
     assert planned.waves == tiles // clusters
-    assert begin[0] == 0
-    assert begin[-1] == tiles_of_last_wave * k_groups
-    assert all(a <= b for a, b in pairwise(begin))
+    assert begins[0] == 0
+    assert begins[-1] == tiles_of_last_wave * k_groups
+    assert all(a <= b for a, b in pairwise(begins))
     assert 0 < planned.used <= clusters
-    assert begin[planned.used] == begin[-1]
-    assert planned.waves > 0 or begin[planned.used - 1] < begin[planned.used]
+    assert begins[planned.used] == begins[-1]
+    assert planned.waves > 0 or begins[planned.used - 1] < begins[planned.used]
 
     # No range inside a tile is empty: the next cluster would wait for partial sums of a cluster
     # that stores none.
-    assert all(a < b or a % k_groups == 0 for a, b in pairwise(begin))
+    assert all(a < b or a % k_groups == 0 for a, b in pairwise(begins))
 
-    # Few clusters share a tile, as one of them adds the partial sums of the others.
-    adding_in_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
-    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_groups)))
+    # Few clusters share a tile, as one of them adds the partial sums of the others. `min_range` is
+    # that of StreamKConfig.
+    adding_in_k_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
+    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_k_groups)))
     for tile in range(tiles_of_last_wave):
         assert planned.sharers(tile) <= k_groups / min_range + 2
 

@@ -70,7 +70,7 @@ class _Recipe:
     """The parts of a problem's bundle.
 
     Attributes:
-        title: the first line of the bundle.
+        title: the first line of the bundle's docstring.
         reference: the name of the reference class in `model.py`.
         replacement: the name of the class in `model_new.py` that becomes `ModelNew`.
         operators: the variable in `model_new.py` that holds the operators.

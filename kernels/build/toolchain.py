@@ -90,9 +90,9 @@ def cpu_flags() -> list[str]:
 
 
 def cuda_targets() -> list[str]:
-    """Return nvcc's targets for the visible GPUs or, if there are none, TORCH_CUDA_ARCH_LIST.
+    """Return nvcc's targets: those of the visible GPUs or, if there are none, the requested ones.
 
-    The variable makes it possible to build on a machine without a GPU.
+    TORCH_CUDA_ARCH_LIST requests targets, so that a machine without a GPU can build for one.
 
     Returns:
         Targets such as `sm_90a` (machine code) and `compute_90` (PTX), sorted. Empty if only the

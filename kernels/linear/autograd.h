@@ -113,9 +113,9 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // torch's threshold_backward takes the forward's output. Its derivative by that output is zeros,
-  // and eager's graph has an edge for it, to the node of the forward. Here the unpacked mask takes
-  // the output's place, so the mask gets the same edge.
+  // In eager's graph, threshold_backward has an edge to the node of the forward, because the
+  // forward's output is one of its inputs. The derivative by that input is zeros. Here the unpacked
+  // mask takes the output's place, so it gets the edge, which leads to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});

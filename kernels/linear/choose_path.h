@@ -78,8 +78,7 @@ struct Product {
   bool weight_has_vector_rows;
 };
 
-// The smallest K whose errors and times were measured, at `highest`, and in the GEMM with one
-// product.
+// The smallest K whose errors and times were measured: at `highest`, and of gemm_one_product.
 constexpr int64_t kLeastKAtHighest = 16;
 constexpr int64_t kLeastKOfOneProduct = 256;
 
@@ -108,10 +107,10 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 //   rows of x     skinny.cu wins with
 //   1 to 8        any K and up to 4 tiles for each multiprocessor; or K >= 512
 //   9 to 16       K >= 256 and up to 2 tiles; or K >= 512
-//   17 and more   K >= 16 and up to 1 tile; or K >= 256 and up to 2 tiles; and up to 2^28
-//                 multiplications
+//   17 and more   K >= 16 and up to 1 tile, or K >= 256 and up to 2 tiles; but with no more than
+//                 2^28 multiplications
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  // skinny.cu divides out into tiles of 16 rows by 32 columns. A narrower tile takes as long.
+  // skinny.cu divides out into tiles of 16 rows by 32 columns.
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   constexpr int kVeryFewRows = 8;
@@ -129,12 +128,12 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   }
   if (product.precision != Precision::kHighest) return false;
 
-  const bool has_one_row_of_tiles = product.m <= kTileRows;
-  if (has_one_row_of_tiles && product.k >= kLongK) return true;
-  const int least_k_for_one_tile = has_one_row_of_tiles ? kMediumK : kLeastKAtHighest;
-  const bool has_few_tiles =
-      tiles_per_multiprocessor <= kFewTiles && product.k >= least_k_for_one_tile;
   const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles && product.k >= kMediumK;
+  const bool has_one_row_of_tiles = product.m <= kTileRows;
+  if (has_one_row_of_tiles) return has_medium_tiles || product.k >= kLongK;
+
+  const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles && product.k >= kLeastKAtHighest;
+  // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
   return (has_few_tiles || has_medium_tiles) && multiplications <= kMostMultiplications;
@@ -142,15 +141,19 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
 // Returns whether sm90's fp16x3 kernel computes a gradient at `highest` in less time than torch.
 //
-// M * N, the size of the result, has to outgrow three costs, counted in elements of the result:
-// kRowCost for each row of x, kColumnCost for each column, and that of the call, which is kCallCost
-// / (K - kUncountedK) and so weighs more where K is short. Example: 2^29 / (1024 - 40) is about
-// 546,000 elements.
+// The result, M * N elements, has to be larger than three costs, which are counted in its elements:
+//
+//   kRowCost * M                    of the rows of x
+//   kColumnCost * N                 of the columns of out
+//   kCallCost / (K - kUncountedK)   of the call. With a short K an element takes little time, so
+//                                   the call costs as much as many elements.
+//
+// Example: for K = 1024 the call costs 2^29 / (1024 - 40), about 546,000 elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
   constexpr int kLeastWeight = 1 << 17;        // elements of the weight, N * K
-  constexpr int kRowCost = 150;                // elements of out per row of x
-  constexpr int kColumnCost = 100;             // elements of out per column
+  constexpr int kRowCost = 150;                // elements of out for each row of x
+  constexpr int kColumnCost = 100;             // elements of out for each column
   constexpr int kCallCost = 1 << 29;           // elements of out times elements of K
   constexpr int kUncountedK = 40;              // elements of K
   static_assert(kUncountedK < kLeastKOfFp16x3Gradient, "K - kUncountedK is positive");
@@ -167,7 +170,8 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 // Its work, M N K multiplications, has to be large. Two corrections make one limit fit all sizes.
 // 112 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
 // of out are added, because with a long K even a small result is a lot of work.
-// Example: [512, 1024] x 384 has (512 * 912 + 2^17) * 384 = 230 million, which exceeds 201 million.
+// Example: out [512, 1024] with K = 384 has (512 * 912 + 2^17) * 384 = 230 million, which exceeds
+// kLeastWork, 201 million.
 inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
@@ -216,9 +220,9 @@ inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
 
 // Returns whether sm90's gemm_one_product computes a product of half types in less time than torch.
 //
-// In a forward, torch's product is followed by the fused pass, which takes as long as 640 of K. Our
-// kernel needs no pass, but may leave a part of its last wave empty. So it wins if
-// K / utilization <= K + 640. Example: with K = 4096, from a utilization of 0.87 on.
+// In a forward, torch's product is followed by the fused pass, which takes as much time as a K that
+// is longer by 640. Our kernel needs no pass, but may leave a part of its last wave empty. So it
+// wins if K / utilization <= K + 640. Example: with K = 4096, from a utilization of 0.87 on.
 //
 // In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
 // waves.

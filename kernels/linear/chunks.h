@@ -126,7 +126,7 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
     const int64_t whole_chunks = tiles / chunk_tiles;
     const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
     const int64_t chunks = divide_up(tiles, chunk_tiles);
-    // Of equally good sizes the smallest is taken, which comes last in this loop. It leaves the
+    // Among equally good sizes the smallest is taken, which comes last in this loop. It leaves the
     // most tiles for the last chunk, so the chunks are as equal as possible.
     const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
     if (is_worse) continue;

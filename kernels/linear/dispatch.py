@@ -204,8 +204,8 @@ def _placements_if_local(
 ) -> tuple[Placements, Placements, Placements] | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
-    That is possible in these cases, where M is any dimension of x but the last. Each
-    dimension of the device mesh may be in a different case.
+    Each process can in these cases, where M is any dimension of x but the last. Each dimension of
+    the device mesh may be in a different case.
 
         x               weight, bias    gradient of x   their gradients   result
         replicated      replicated      replicated      replicated        replicated

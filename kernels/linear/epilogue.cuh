@@ -115,7 +115,7 @@ struct Epilogue {
   int n;
   float floor;  // a z below this becomes 0: it is 0 for ReLU, and -infinity for no ReLU
   Divisor<float> divisor;
-  bool is_fast;  // whether the call can take the fast epilogue; see the top of this file
+  bool is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
   // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& linear, int64_t vector_size = 1)
@@ -170,9 +170,9 @@ __device__ void store_four(T* target, const float (&v)[4], int64_t count, bool i
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
 // their z, and stores them. `column` is that of the first element, a multiple of 4.
 //
-// A byte of the mask has the bits of 8 columns, so two threads share one. The number of one's lane
-// is the other's with the bit kLaneBit flipped, which is 1, 2, 4, 8 or 16. The thread of the lower
-// four columns stores the byte. Example with kLaneBit = 1:
+// A byte of the mask has the bits of 8 columns, so two threads share one. The numbers of their
+// lanes differ only in the bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four
+// columns stores the byte. Example with kLaneBit = 1:
 //
 //   bit = column % 8    0 1 2 3    4 5 6 7
 //   lane                   6          7       lane 6 stores the byte

@@ -19,8 +19,8 @@
 
 namespace kernels {
 
-// The path that the operator set_linear_path asks for, by which tests run every kernel on every
-// size. Otherwise it is empty, and choose_path decides.
+// The path that the operator set_linear_path asks for. With it, tests run every kernel on every
+// size. If it is empty, choose_path decides.
 inline std::optional<Path> demanded_path;
 
 #ifdef KERNELS_WITH_CUDA

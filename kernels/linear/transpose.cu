@@ -10,7 +10,7 @@
 // in TF32. docs/DESIGN.md compares its time with that of torch's copy.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
-// neighbouring elements. A thread that reads along a row of `source` would have to write down a
+// neighbouring elements. But threads that read along a row of `source` would have to write along a
 // column of `target`. So the matrix passes through shared memory in square tiles. Both matrices are
 // accessed along their rows, four floats a thread, and only shared memory is read down its columns:
 //

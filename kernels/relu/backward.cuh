@@ -17,8 +17,8 @@ __device__ uint32_t load_mask_byte(const uint8_t* mask, typename Config::Index i
   return mask[i / 8];
 }
 
-// Loads v from grad_output + first + offset. For a constant gradient, fills v with the single
-// element of grad_output.
+// Loads v from grad_output + first + offset (ThreadElements says why the index is two arguments).
+// For a constant gradient, fills v with the single element of grad_output.
 template <typename Config, typename Bits>
 __device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_constant,
                               typename Config::Index first, int offset, uint64_t policy) {

@@ -14,8 +14,8 @@ namespace kernels::relu {
 
 // A byte of the mask has the bits of 8 elements. A thread has the bits of kSize neighbouring
 // elements, bit j for the j-th of them. This function combines the bits of the 8 / kSize threads of
-// a byte: it returns a word, whose lowest byte is that byte in the first of these threads. All
-// threads of a warp must call it.
+// a byte. The first of these threads gets the byte as the lowest byte of the returned word. All
+// threads of a warp must call the function.
 //
 // For float32, where kSize is 4, with a letter for the bit of each element:
 //
@@ -72,9 +72,10 @@ __device__ Vector<uint32_t> load_words(const T* source, uint64_t policy) {
   return load_vector(words);
 }
 
-// Applies ReLU to the vector of x whose first element is first + offset. Stores the results and, if
-// kMask, the mask bits. If kMask, all threads of a warp must call it, as store_bits demands; a
-// thread whose vector does not exist passes exists = false.
+// Applies ReLU to the vector of x whose first element is first + offset (ThreadElements says why
+// the index is two arguments). Stores the results and, if kMask, the mask bits. If kMask, all
+// threads of a warp must call it, as store_bits demands; a thread whose vector does not exist
+// passes exists = false.
 template <typename Config, bool kMask, typename T>
 __device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* mask,
                               typename Config::Index first, int offset, bool exists,

@@ -110,10 +110,10 @@ int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstre
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream) {
   const bool is_constant = layout.is_constant();
-  const bool is_dense = layout.is_dense() && has_aligned_rows(grad_output);
+  const bool is_dense_and_aligned = layout.is_dense() && has_aligned_rows(grad_output);
   return dispatch_dtype(dtype, [&](auto zero) {
     constexpr int kBytes = sizeof(zero);
-    if (!is_constant && !is_dense) {
+    if (!is_constant && !is_dense_and_aligned) {
       return relu::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,
                                            stream);
     }

@@ -134,7 +134,7 @@ class Operator {
  private:
   struct Definition {
     std::string full_name;  // namespace::name
-    bool is_new;            // whether this object defined it
+    bool is_new;            // this object defined it
   };
 
   static Definition define(Namespace name_space, const std::string& signature) {

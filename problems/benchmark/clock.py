@@ -1,8 +1,8 @@
 """The time of one call.
 
-The referee's timings do not use it. The referee times many calls in a row, in a process that may
-falsify its clock (referee/child/clock.py). Here all code is trusted, so each call is timed in this
-process, and alone, except by WarmCudaClock.
+The referee has a clock of its own (referee/child/clock.py), which times many calls in a row, in a
+process that may falsify it. Here all code is trusted, so each call is timed in this process, and
+alone, except by WarmCudaClock.
 """
 
 from collections.abc import Callable

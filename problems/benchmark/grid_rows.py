@@ -1,6 +1,7 @@
-"""Rows of the results of `path-grid`. They are short, because the grid has thousands of products.
+"""Rows of the results of `path-grid`.
 
-A row has all products of an operation in a dtype and a precision. Its keys:
+A row has all products of an operation in a dtype and a precision. These may be more than a
+thousand, so each product is one short line of text. A row's keys:
 
 operation, dtype, precision   as `Product` of products.py explains them
 columns                       the titles of the columns of `products`

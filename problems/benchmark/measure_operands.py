@@ -15,7 +15,7 @@ from problems.linear_relu_divide import U32, exact_sums
 from problems.operands import draw_case
 from referee.comparison.accuracy import element_errors
 
-# Cases of problems/operands.py, and their M, K and N by kind of device.
+# Cases of problems/operands.py.
 OPERANDS = [
     "uniform",
     "wide lognormal",
@@ -31,6 +31,7 @@ OPERANDS_BELOW_HIGHEST = [
     "2:4 sparse weight",
     "inf in every 64th row of x",
 ]
+# M, K and N by kind of device.
 SIZE = {"cpu": (128, 128, 128), "cuda": (1024, 8192, 8192)}
 
 

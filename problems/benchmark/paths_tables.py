@@ -7,8 +7,8 @@ GOOD_RATIO = 1.03
 
 def paths_table(rows: list[dict]) -> list[list[str]]:
     """Return a row for each product: its sizes, microseconds of each path, and the chosen path."""
-    times = [f"{path}, us" for path in PATHS]
-    table = [["product", "limit", "M", "N", "K", *times, "chosen", "chosen / best"]]
+    titles = [f"{path}, us" for path in PATHS]
+    table = [["product", "limit", "M", "N", "K", *titles, "chosen", "chosen / best"]]
     for row in rows:
         sizes = [str(row[key]) for key in ("m", "n", "k")]
         times = [_microseconds(row["seconds"].get(path)) for path in PATHS]

@@ -17,8 +17,8 @@ from problems.benchmark.clock import CpuClock, CudaClock
 
 ROUNDS = 31
 
-# Calls that are timed together on the host, which does not wait for the GPU between them. A GPU's
-# queue holds about 1,000 launches, and a training step makes 2.
+# Calls that are timed together on the host, which does not wait for the GPU between them. They are
+# so small that the GPU keeps up with the host, and its queue of launches does not fill.
 HOST_CALLS = 250
 
 

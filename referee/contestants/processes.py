@@ -76,8 +76,21 @@ def _children_of_thread(pid: int, thread: int | str) -> list[int]:
 
 def state_of(pid: int) -> str:
     """Return the letter that /proc has for a process's state; GONE if the process is not there."""
+    return _state_in(Path(f"/proc/{pid}"))
+
+
+def states_of_threads(pid: int) -> list[str]:
+    """Return the letters for all threads of a process; none if the process is not there."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return [_state_in(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def _state_in(folder: Path) -> str:
+    """Return the letter for a process or a thread, which has a folder in /proc."""
+    try:
+        text = (folder / "stat").read_text(errors="replace")
     except OSError:
         return GONE
     # "4711 (a name) S 1 ...": the name may contain anything, ")" too.
@@ -242,6 +255,5 @@ def _is_at_rest(pid: int) -> bool:
         events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, pid, events) is not None
     except ChildProcessError:
-        # It is not a child of the referee. /proc has the state of its first thread; its others have
-        # got the same signal.
-        return state_of(pid) in AT_REST
+        # It is not a child of the referee, so /proc tells.
+        return all(state in AT_REST for state in states_of_threads(pid))

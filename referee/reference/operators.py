@@ -89,12 +89,18 @@ def _terms_of_channels(args: tuple) -> int:
     return x.numel() // max(x.shape[1], 1)
 
 
+def _terms_of_groups(args: tuple) -> int:
+    """Return how many elements are normalized together: a group of one sample's channels."""
+    channels, positions, groups = args[4:7]
+    return channels // groups * positions
+
+
 # Functions of an operator's arguments, by its name.
 LAYERS = {
     "convolution": _terms_of_convolution,
     "native_layer_norm": _terms_of_layer_norm,
     "native_batch_norm": _terms_of_channels,
-    "native_group_norm": _terms_of_channels,
+    "native_group_norm": _terms_of_groups,
 }
 
 

@@ -7,6 +7,7 @@ import torch
 
 from referee.comparison import accuracy
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.reference.operators import Operators
 
 INF = math.inf
 NAN = math.nan
@@ -118,3 +119,24 @@ def test_a_result_is_right_within_the_limit_or_if_it_errs_no_more_than_eager():
 def test_infinity_is_right_for_a_result_beyond_the_range_of_a_dtype(dtype):
     assert errors([INF], [1e39], dtype) == [0.0]
     assert errors([torch.finfo(dtype).max], [1e39], dtype)[0] > 6e38
+
+
+IMAGES = torch.randn(2, 6, 4, 5)  # batch, channels, height, width
+
+
+@pytest.mark.parametrize(
+    ("call", "terms"),
+    [
+        (lambda: torch.randn(3, 7) @ torch.randn(7, 5), 7),
+        (lambda: IMAGES.sum(dim=(2, 3)), 20),
+        (lambda: IMAGES.cumsum(1), 6),
+        (lambda: torch.layer_norm(IMAGES, [4, 5]), 20),
+        (lambda: torch.group_norm(IMAGES, 2), 3 * 20),  # three channels of one image
+        (lambda: torch.nn.BatchNorm2d(6)(IMAGES), 2 * 20),
+        (lambda: torch.conv2d(IMAGES, torch.randn(8, 6, 3, 3)), 6 * 9),
+    ],
+)
+def test_the_terms_of_the_longest_sum_are_counted(call, terms):
+    with Operators() as observed:
+        call()
+    assert observed.most_terms == terms

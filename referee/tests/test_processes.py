@@ -4,6 +4,7 @@ import mmap
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 
@@ -44,6 +45,27 @@ def test_a_stopped_tree_does_nothing():
         while processes.state_of(child) not in "XZ" and time.monotonic() < end:
             time.sleep(0.001)
         assert processes.state_of(child) in "XZ"
+
+
+@pytest.mark.parametrize(("states", "is_at_rest"), [("TTT", True), ("TRT", False), ("", True)])
+def test_a_process_is_at_rest_when_all_its_threads_are(states, is_at_rest, monkeypatch):
+    monkeypatch.setattr(processes, "states_of_threads", lambda _: list(states))
+    not_a_child = os.getppid()
+    assert processes._is_at_rest(not_a_child) == is_at_rest
+
+
+def test_all_threads_have_a_state():
+    release = threading.Event()
+    threads = [threading.Thread(target=release.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    states = processes.states_of_threads(os.getpid())
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert len(states) >= len(threads) + 1
+    assert processes.GONE not in states
+    assert processes.states_of_threads(1 << 30) == []
 
 
 @pytest.fixture

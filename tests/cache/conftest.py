@@ -34,7 +34,7 @@ def tiny(tmp_path_factory):
 def load_inline(tiny, tmp_path):
     """Return a function in place of torch's load_inline.
 
-    It adds a line to the file `builds`, and writes the library in two halves.
+    It adds a line to the file `builds`, and writes first a part of the library, then the whole.
     """
 
     def load_inline(name, build_directory, **_):
@@ -72,7 +72,11 @@ def root(open_path, monkeypatch):
 
 @pytest.fixture
 def start(tmp_path, root, load_inline):
-    """Return a function that starts a process, which loads the extension and prints its path."""
+    """Return a function that starts a process, which loads the extension and prints its path.
+
+    The process calls `before` first. With `at_exit` it calls its exit functions at the end, as a
+    process does that was not forked.
+    """
     numbers = iter(range(1000))
 
     def start(before=lambda: None, sources=SOURCES, load_inline=load_inline, at_exit=False):

@@ -107,8 +107,8 @@ def test_a_host_without_a_name_removes_no_unfinished_build(root, load):
     assert all(folder.is_dir() for folder in folders)
 
 
-def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_path):
-    """The import ends with KeyboardInterrupt within seconds, and the next one succeeds."""
+def test_ctrl_c_ends_the_import_and_leaves_nothing(root, start, load, tmp_path):
+    """It ends with KeyboardInterrupt within seconds, and the next import succeeds."""
     flag = tmp_path / "compiles"
 
     def compile_for_long(**_):
@@ -129,7 +129,7 @@ def test_ctrl_c_stops_the_compilers_and_leaves_nothing(root, start, load, tmp_pa
 
 
 def test_sixteen_importers_build_once(root, start, tmp_path, load_inline):
-    """One of them builds. All others wait, say so, and name the folder."""
+    """All load the same build. Those that wait for it say so, and name the folder."""
     build_slowly = delayed(load_inline, 0.5, tmp_path / "builds here")
     children = [start(load_inline=build_slowly) for _ in range(16)]
     statuses, outputs = zip(*(child.wait() for child in children), strict=True)

@@ -183,7 +183,7 @@ def test_paths_may_have_any_characters_or_be_relative(monkeypatch, tmp_path, loa
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_nobody_else_may_enter_the_folder(root, load, mask):
-    """The mode does not depend on the umask."""
+    """The umask does not change the mode of the user's folder, only that of the folder above."""
     library = load(lambda: os.umask(mask))
     assert load() == library
     assert library.parent.parent.stat().st_mode & 0o777 == 0o700
@@ -191,7 +191,6 @@ def test_nobody_else_may_enter_the_folder(root, load, mask):
 
 
 def test_a_folder_that_others_may_enter_is_closed(root, load):
-    """The next test is about file systems without modes, such as network drives."""
     library = load()
     folder = library.parent.parent
     folder.chmod(0o777)
@@ -200,7 +199,7 @@ def test_a_folder_that_others_may_enter_is_closed(root, load):
 
 
 def test_builds_are_loaded_and_made_on_a_file_system_without_modes(root, load, monkeypatch):
-    """On such a file system chmod may fail."""
+    """On such a file system, for example a network drive, chmod may fail."""
     library = load()
     library.parent.parent.chmod(0o775)
 
@@ -277,11 +276,8 @@ def test_parent_folders_may_have_any_owner_and_mode(root, load, open_path, mode,
 
 
 @needs_root
-def test_any_user_id_with_group_root(root, load):
-    """Such a user can build in a folder of root's group.
-
-    OpenShift starts containers with user ids that are in no list of users.
-    """
+def test_any_user_id_with_group_root_can_build_in_a_folder_of_this_group(root, load):
+    """OpenShift starts containers with user ids that are in no list of users."""
     root.mkdir()
     os.chown(root, 0, 0)
     root.chmod(0o775)

@@ -4,7 +4,7 @@ This folder has complete files that are graded. They do not import the tests.
 
 design_*      kernels with which one might begin this project, most with a fault
 repair_*      the same without the fault
-honest_*      unusual files that are correct, for `tests/test_solutions.py`
+honest_*      correct files of several kinds, for `tests/test_solutions.py`
 *_reference   the problems of the designs, as reference files
 common.py     what designs and repairs share; they find it because it is in their folder
 """
@@ -18,6 +18,7 @@ sys.path.insert(0, str(FOLDER.parent.parent))
 import run  # noqa: E402
 from referee import console  # noqa: E402
 
+# By reference, a pattern of its solutions: designs 1 to 4 and their repairs; design 5.
 FILES = {"relu_reference.py": "[dr]*_[1-4]_*.py", "linear_reference.py": "design_5_*.py"}
 
 

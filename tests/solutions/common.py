@@ -7,7 +7,7 @@ from torch.utils.cpp_extension import load_inline
 if not torch.cuda.is_available():
     raise RuntimeError("needs a GPU")
 HEAD = "#include <torch/extension.h>\n"
-RELU = "torch::Tensor relu_forward(torch::Tensor x)"
+RELU = "torch::Tensor relu_forward(torch::Tensor x)"  # a declaration, for `build`
 
 
 def build(name: str, source: str, *declarations: str) -> object:

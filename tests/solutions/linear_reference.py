@@ -1,4 +1,4 @@
-"""KernelBench's level 2 #63, at half of its sides: x `[1024, 4096]`, weight `[4096, 4096]`."""
+"""KernelBench's level 2 #63, with half of its features: x `[1024, 4096]`, weight `[4096, 4096]`."""
 
 import torch
 from torch import nn

@@ -40,8 +40,8 @@ __device__ inline double2 load_shared_double2(uint32_t address) {
 // ----------------------------------------------------------------------------------- global memory
 
 // ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
-// not access the memory. The hint .cs (streaming) says that the floats will not be read again. The
-// compiler does not move this load across other accesses to memory.
+// not access the memory. The hint .cs (streaming) says that the floats are probably not read again.
+// The compiler does not move this load across other accesses to memory.
 __device__ inline float4 load_global_float4_if(bool condition, const float* source) {
   float4 v;
   asm volatile(

@@ -80,7 +80,7 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   constexpr uint64_t kEightLines = descriptor_units(8 * kLineBytes);
   constexpr uint64_t kSwizzle = 1;
   constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : descriptor_units(kBlockBytes);
-  constexpr uint32_t kAddressBits = 0x3ffff;  // the 14 bits count units of 16 bytes
+  constexpr uint32_t kAddressBits = 0x3ffff;  // 18 bits in bytes, 14 bits in units
   return descriptor_units(tile & kAddressBits) | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 

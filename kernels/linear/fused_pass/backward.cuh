@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   const RowVector<T> elements((blockIdx.x * int64_t{strip_width} + vector) * kSize, n, is_aligned);
 
   // The thread's rows: `count` of them, from `begin` on, rows_at_once apart. The last block of a
-  // strip may have fewer rows than threads in a column; `begin` is then past `end` by less than
-  // rows_at_once, and the count is 0.
+  // strip may have no row for some threads. Their `begin` is then at `end` or less than
+  // rows_at_once past it, so their count is 0.
   const int64_t begin = blockIdx.y * rows_of_block + threadIdx.x / strip_width;
   const int64_t end = min((blockIdx.y + int64_t{1}) * rows_of_block, m);
   const bool has_columns = elements.count > 0;

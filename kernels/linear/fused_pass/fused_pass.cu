@@ -15,7 +15,7 @@
 //
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
 // and of its column sum. Each element is read at most once and written at most once, by 16-byte
-// accesses.
+// accesses if rows are aligned.
 
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
@@ -34,11 +34,11 @@ int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int
     using T = decltype(zero);
     const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
     const int64_t all_vectors = m * row_vectors;
-    const int64_t out_row_bytes = m == 1 ? 0 : n * sizeof(T);
+    const int64_t out_stride = m == 1 ? 0 : n * sizeof(T);  // in bytes, for has_aligned_rows
     return launch<forward_kernel<T>>(blocks_of(all_vectors, ForwardConfig::kThreads),
                                      ForwardConfig::kThreads, stream, static_cast<T*>(out),
                                      Divisor<Compute<T>>(divisor), mask, n, row_vectors,
-                                     all_vectors, has_aligned_rows(out, out_row_bytes));
+                                     all_vectors, has_aligned_rows(out, out_stride));
   });
 }
 

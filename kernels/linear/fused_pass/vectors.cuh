@@ -31,7 +31,7 @@ struct RowVector {
   static constexpr int kSize = Vector<T>::kSize;
   int64_t first;   // column of the first element
   int count;       // of elements, 0 to kSize
-  bool is_vector;  // whether one 16-byte access moves them
+  bool is_vector;  // one 16-byte access moves the elements
 
   // The elements from column `first` on. The row ends before column `end`.
   __device__ RowVector(int64_t first, int64_t end, bool is_aligned)

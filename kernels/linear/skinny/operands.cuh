@@ -108,12 +108,13 @@ struct PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int k = batch * Config::kBatchK + step * Config::kStepK;
-    const bool exists = first_k + k < arguments.whole_k() && tile < arguments.weight_tiles;
+    const int offset = batch * Config::kBatchK + step * Config::kStepK;  // from first_k
+    const bool exists = first_k + offset < arguments.whole_k() && tile < arguments.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
-      const float* const address = source + min(i, columns_after) * arguments.weight_stride + k;
+      const float* const address =
+          source + min(i, columns_after) * arguments.weight_stride + offset;
       v[step][i] = ptx::load_global_float4_if(exists, address);
     }
   }

@@ -12,8 +12,8 @@
 //
 // Why it is fast: with few rows, each element of the weight takes part in few products, so the time
 // is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
-// float32 units need half of the time in which the weight arrives. The kernel keeps reads of the
-// weight in flight all the time.
+// float32 units need about half of the time in which the weight arrives. The kernel keeps reads of
+// the weight in flight all the time.
 //
 // Rows and columns are those of out: column n is made from row n of the weight. A cluster of up to
 // 8 blocks computes a tile of kTileRows rows of x (16 at most) and 32 columns, and then goes on to
@@ -74,7 +74,7 @@ namespace kernels::skinny {
 // of the weight.
 //
 // The sums of a tile are added up over the cluster while the next tile is multiplied, so that
-// blocks hardly ever wait for each other. That takes two buffers for sums:
+// blocks hardly ever wait for each other. This takes two buffers for sums:
 //
 //   tile t        multiply                                  sums to buffer A, arrive
 //   tile t + 1    multiply, wait, results of t from A       sums to buffer B, arrive
@@ -209,8 +209,8 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
     const bool is_too_long = kSumsInFloat && batches > Config::kMaxFloatBatches;
     if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
     const int clusters = known_active_clusters<kTileRows>(log_size);
-    const int tiles_each = blocks_of(weight_tiles, std::max(clusters / x_tiles, 1));
-    const int64_t waves = blocks_of(x_tiles, clusters);
+    const int64_t tiles_each = divide_up(weight_tiles, std::max(clusters / x_tiles, 1));
+    const int64_t waves = divide_up(x_tiles, clusters);
     const int64_t time = waves * tiles_each * (batches + Config::kTileEndBatches);
     if (time >= least_time) continue;
     least_time = time;

@@ -125,7 +125,7 @@ struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
   static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
 
-  // What the thread copies of x, or of the weight.
+  // The thread's part of x or of the weight.
   struct Operand {
     const __half* hi;  // hi of the vector that is copied next, in the thread's first row
     int64_t hi_to_lo;  // elements from a number's hi to its lo
@@ -175,7 +175,7 @@ struct Copies {
   }
 
  private:
-  // Returns what a thread copies of a matrix. The tile begins at first_row, and the thread at `row`
+  // Returns the thread's part of a matrix. The tile begins at first_row, and the thread at `row`
   // and `vector` of the tile.
   __device__ Operand operand_from(const split::SplitMatrix& matrix, int first_row, int row,
                                   int vector) const {
@@ -225,7 +225,7 @@ struct Fragments {
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
-  // becomes 2 or 3. That is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
+  // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
     for (int part = kHi; part <= kLo; ++part) {
@@ -276,7 +276,8 @@ struct Results {
     }
   }
 
-  // Removes lo's factor of 2^11, which is exact, from the sums or accumulators of a fragment of x.
+  // Divides the sums or accumulators of a fragment of x by lo's factor, 2^11. Dividing by a power
+  // of two is exact.
   __device__ static void remove_lo_scale(float (&values)[Config::kWeightFragments][4]) {
 #pragma unroll
     for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
@@ -341,8 +342,8 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
 }
 
 // Writes the sums of one subtile to the warp's shared memory. Fragment i of x has two row blocks of
-// 8 rows, and fragment j of the weight has 8 columns. Of each 8 x 8 sums, lane 4 g + t has columns
-// 2 t and 2 t + 1 of row g.
+// 8 rows, and fragment j of the weight has 8 columns. In each block of 8 x 8 sums, lane 4 g + t
+// has columns 2 t and 2 t + 1 of row g.
 __device__ __forceinline__ void stage_subtile(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], int first_fragment,
     float* staged, int lane) {
@@ -436,8 +437,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ptx::wait_copies<1>();
   __syncthreads();
 #pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) fragments.load_b(0, 0, quarter);
-  fragments.load_a(0, 0, 0);
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    fragments.load_b(/*stage=*/0, /*k_step=*/0, quarter);
+  }
+  fragments.load_a(/*stage=*/0, /*k_step=*/0, /*fragment=*/0);
 
   // Mainloop. The first k-tile promotes accumulators of zeros.
   uint32_t stage = 0;

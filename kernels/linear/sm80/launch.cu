@@ -110,9 +110,10 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 
 int64_t rows_of_chunk(const LinearArguments& linear) {
   using Config = gemm_fp16x3::Config;
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  // Without a device the attribute is 0.
+  const int multiprocessors = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
   const Tiling tiling{Config::kTileRows, divide_up(linear.n, Config::kTileColumns),
-                      std::max(multiprocessors, 1)};
+                      multiprocessors};
   return kernels::rows_of_chunk(linear.m, tiling,
                                 [&](int64_t rows) { return workspace_bytes(linear, rows); });
 }

@@ -40,7 +40,7 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums, but at least that of kMinSaving k-groups. Where sharing
-  // saves less than these, the schedule does not cut tiles, and uncut_time is shorter here.
+  // saves less than these, the schedule does not cut tiles, and this function returns uncut_time.
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

@@ -92,12 +92,12 @@ template <int kPromotionInterval>
 __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t base,
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
+  const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
-  int work_tiles = 0;
+  int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
   for (int i = 0;; ++i) {
     const WorkTile work = args.schedule.uniform_work_tile(i);
@@ -106,17 +106,17 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     if (!computes_weight_tile(args, tile.weight)) continue;
 
     // The scales of the lane's two columns. Columns past N have that of the last one.
-    const int first_column = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
+    const int first_column_of_warp = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int column =
-          min(first_column + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+          min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
       consumer.scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
     }
 
     // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
     // only: the asm statement of wgmma reads them. Without the zeros, the compiler would have to
-    // keep the accumulators of the last tile in registers throughout its epilogue.
+    // keep the accumulators of the previous tile in registers throughout its epilogue.
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
       consumer.sums[j] = 0;

@@ -6,8 +6,8 @@
 // weight. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
 // of wgmma's accumulators.)
 //
-// launch_fp16x3.cuh fills in the arguments, choose_tiles.h chooses the tiles, and the kernel and
-// its epilogue (gemm_fp16x3_epilogue.cuh) use both.
+// launch_fp16x3.cuh fills in the arguments, and choose_tiles.h chooses the tiles. All parts of the
+// kernel use both.
 
 #pragma once
 
@@ -197,7 +197,7 @@ struct PartialSums {
 // of the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
 // such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second launch
 // scales the marked rows by their largest elements, and computes all tiles with such rows again.
-// Usually no row is marked, and it ends at once.
+// Usually no row is marked, and the second launch ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
   split::SplitMatrix x;       // split into hi and lo

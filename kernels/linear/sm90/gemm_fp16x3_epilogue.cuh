@@ -216,7 +216,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
                           split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.first_row + lane_row;     // in the loop, row 8 * j + 2 * c of the tile
+  int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
   float* target = epilogue.out_at(row, column);
   uint32_t bits = 0;  // the picture's four bytes
 #pragma unroll
@@ -250,11 +250,12 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
     if (kMask && !is_first_of_two) {
       bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
       bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
-      const int byte = threadIdx.x / 4 % 4;  // the lane's, in the picture
-      const int row_of_byte_0 = row - 8;     // of the row block before this one
-      const int byte_row = row_of_byte_0 + byte / 2 * 8 + byte % 2;
-      if (byte_row < inputs.end_row && column / 8 * 8 < epilogue.n) {
-        *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * byte));
+      const int stored_byte = threadIdx.x / 4 % 4;  // of the lane, in the picture
+      const int row_of_byte_0 = row - 8;            // of the row block before this one
+      const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
+      const int first_column_of_byte = column / 8 * 8;
+      if (byte_row < inputs.end_row && first_column_of_byte < epilogue.n) {
+        *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * stored_byte));
       }
       bits = 0;
     }
@@ -282,7 +283,7 @@ __device__ __forceinline__ void store_general(
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
   const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
-  const int row_in_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
+  const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
@@ -301,7 +302,7 @@ __device__ __forceinline__ void store_general(
                               has_second_row ? own_sums.z : own_sums.w};
       const float received[2] = {__shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns),
                                  __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns)};
-      const int row_of_tile = first_row + 8 * j + row_in_block;
+      const int row_of_tile = first_row + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -111,7 +111,7 @@ struct ConsumerWarpgroup {
                 "the mainloop has the steps of these intervals only");
 
   // The accumulators are promoted before hi 1, hi 3 and hi 1'.
-  static constexpr bool kPromotesEachTile = kPromotionInterval == 32;
+  static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;
   // The accumulators are promoted before hi 0'.
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
@@ -130,7 +130,7 @@ struct ConsumerWarpgroup {
   // v ^ (n % 8) of the row.
   __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
-    const int place = c ^ block_column % 8;
+    const int place = c ^ (block_column % 8);
     weight = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
     remote_empty = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
                                    lane % BlockConfig::kClusterSize);
@@ -258,7 +258,7 @@ struct ConsumerWarpgroup {
     convert(even, stage0);
     multiply_hi(rows, even, stage0, /*accumulates=*/false);
     convert(odd, stage1);
-    multiply_next_hi<kPromotesEachTile>(rows, odd, stage1);
+    multiply_next_hi<kPromotesEachKTile>(rows, odd, stage1);
 
     for (int k_group = 0;;) {
       promote(rows);
@@ -283,7 +283,7 @@ struct ConsumerWarpgroup {
 
       // hi 2 and hi 3, on top of the lo products
       multiply_hi(rows, even, stage2, /*accumulates=*/true);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, stage3);
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, stage3);
       stage0 = stage3.next();
       stage1 = stage0.next();
       ++k_group;
@@ -302,7 +302,7 @@ struct ConsumerWarpgroup {
       release(stage2);
       release(stage3);
       convert(odd, stage1);
-      multiply_next_hi<kPromotesEachTile>(rows, odd, stage1);
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, stage1);
     }
     *stage = stage0;
   }

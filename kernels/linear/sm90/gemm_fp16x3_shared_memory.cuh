@@ -35,6 +35,6 @@ struct SharedMemory {
 };
 static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
 static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
-              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles are aligned to these");
+              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles begin at multiples of it");
 
 }  // namespace kernels::sm90::gemm_fp16x3

@@ -1,5 +1,5 @@
 // gemm_one_product: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for
-// each pair of elements. For the half types (float16 and bfloat16), and for float32 at `high`
+// each pair of elements. It computes the half types (float16 and bfloat16), and float32 at `high`
 // precision, which promises TF32's accuracy.
 //
 //   x [M, K], weight [N, K], bias [N], out [M, N]
@@ -200,8 +200,8 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                          barrier, &shared.progress, [&] { return needs_converted_weight(args); });
 }
 
-// The kernel. The grid has at most as many clusters as the GPU runs at once, and at most one a
-// tile. x_map and weight_map describe the operands to TMA, and out_map the result of
+// The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
+// than tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
 // GradientTraits.
 //
 // The kernel is launched with programmatic dependent launch (common/launch.cuh).

@@ -32,8 +32,8 @@ struct Config {
   static constexpr int kAccumulators =
       kWarpgroupColumns * kTileRows / BlockConfig::kWarpgroupThreads;
 
-  // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. These are 64 elements of a
-  // 16-bit type, or 32 of float32.
+  // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. The 128 bytes are 64
+  // elements of a 16-bit type, or 32 of float32.
   static constexpr int kKTileBytes = 128;
   // Bytes of x and of the weight in one stage of shared memory.
   static constexpr int kXBytes = kTileRows * kKTileBytes;

@@ -3,9 +3,10 @@
 // weight in memory, RowMajor and Transposed. gemm_one_product_converter_patch.cuh is the same for
 // both.
 //
-// A warp copies a piece, 512 floats, to a buffer in shared memory, row by row. Copy i of lane l
-// copies the four floats from 128 i + 4 l of the piece on, so a warp copies 128 floats that follow
-// each other in the piece. A lane then converts two octets of the piece.
+// A warp copies a piece of the weight, 512 floats, to a buffer in shared memory. The floats of a
+// piece are numbered in the order in which the weight has them in memory. Copy i of lane l copies
+// the four floats from 128 i + 4 l on, so a warp copies 128 successive floats at a time. A lane
+// then converts two octets of the piece.
 
 #pragma once
 
@@ -110,8 +111,8 @@ struct RowMajor {
   // The first k, in the k-tile, of the lane's octets in a piece.
   __host__ __device__ static constexpr int first_k(int lane, int /*piece*/) { return lane % 8 * 8; }
 
-  // The float of a buffer that has this row and k of the piece, as in the picture. `read` computes
-  // it in another way; the static_asserts below compare both.
+  // The float of a buffer that has this row and k of the piece, as in the picture. `read` finds
+  // it by the copy that has loaded it; row_major_reads_as_pictured compares both.
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
@@ -247,7 +248,8 @@ struct Transposed {
 static_assert(Transposed::row(27, 1) == 27 && Transposed::first_k(27, 0) == 8,
               "octet 1 of lane 27 is row 27, k = 8 to 15 of the piece");
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
-                  Transposed::buffer_float(27, 8) == 8 * 32 + 11,
+                  Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
+                  Transposed::buffer_float(11, 8) == 8 * 32 + 27,
               "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
 
 }  // namespace kernels::sm90::gemm_one_product

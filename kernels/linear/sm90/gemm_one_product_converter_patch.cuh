@@ -119,7 +119,8 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 
 // Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
 // for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed. `hi_k_tile`
-// points to row 0 of the patch's first k-tile, and the next k-tile is k_tile_elements further.
+// points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
+// further.
 //
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.

@@ -38,10 +38,10 @@
 // the results are transposed through shared memory. (PackedGradient's out is [N, M], which needs no
 // transposition.)
 //
-// Why it is fast: lines of out are written whole, 16 bytes by each thread, and are marked as not to
-// be kept in L2, which is for x and the weight. If each warp stores its own 16 columns instead of
-// whole lines, half types take 5% more time and float32 2% (docs/EXPERIMENTS.md, "Hopper's
-// products").
+// Why it is fast: cache lines of out are written whole, 16 bytes by each thread, and are marked as
+// not to be kept in L2, which is for x and the weight. If each warp stores its own 16 columns
+// instead of whole cache lines, half types take 5% more time and float32 2% (docs/EXPERIMENTS.md,
+// "Hopper's products").
 
 #pragma once
 

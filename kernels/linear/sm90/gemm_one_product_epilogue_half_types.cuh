@@ -92,10 +92,10 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
-// transposes them: a register that it reads has two neighbours along x, and a vector that it writes
-// has eight neighbours along columns. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So
-// the eight vectors of one matrix, which have the same v in eight rows, are in different banks, and
-// so are the eight vectors of a row.
+// transposes them: a register that it reads has two rows of one column, and a vector that it writes
+// has eight columns of one row. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So the
+// eight vectors of one matrix, which have the same v in eight rows, are in different banks, and so
+// are the eight vectors of a row.
 template <bool kMask, typename T, int kAccumulators>
 __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
                            const float (&accumulators)[kAccumulators], const Scales<T>& scales,
@@ -183,10 +183,10 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
 // For K = 1024, that takes 5% less time on an H200 than storing them at once (docs/EXPERIMENTS.md,
 // "The gradient of the weight in half types").
 //
-// out is [N, M]: a line of out is a column, and rows of x are neighbours in it. So two results of a
-// thread that are neighbours along x are neighbours in out too, and nothing is transposed. A box is
-// a warp's 16 columns x 64 rows of x. As each warp has its own boxes, the warpgroup needs no
-// barrier.
+// out is [N, M], so it has a line in memory for each column, with the results of all rows of x. Two
+// neighbouring rows of x, of which a thread has results, are neighbours in such a line, and nothing
+// is transposed. A box is a warp's 16 columns x 64 rows of x. As each warp has its own boxes, the
+// warpgroup needs no barrier.
 template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = Config::kTileRows / Config::kGradientBoxRows;
@@ -259,6 +259,7 @@ struct PackedGradient {
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
+      // The row comes first, because it is contiguous in out.
       ptx::store_tensor(&map, row + kBox * Config::kGradientBoxRows,
                         column + warp * Config::kWarpColumns, box);
       ptx::commit_stores();

@@ -83,8 +83,8 @@ struct BoxBegin {
 };
 
 // Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
-// transposed. In the stage, it is one box of 64 rows (Config::kBoxRows) after the other. Elements
-// outside of a matrix are loaded as zeros.
+// transposed. A stage has an operand as boxes of 64 rows (Config::kBoxRows), one after the other.
+// Elements outside of a matrix are loaded as zeros.
 template <typename Traits>
 __device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                            const Arguments<Traits>& args, const LoadTarget& target,

@@ -24,8 +24,9 @@
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
-// The launches of each GEMM kernel, and their workspaces, are in launch_one_product.cuh and
-// launch_fp16x3.cuh. run_gemm.h calls the functions in kernels::cuda at the end of this file.
+// split/split.cuh explains hi and lo, and split_x.cuh the sample of the weight. The launches of
+// each GEMM kernel, and their workspaces, are in launch_one_product.cuh and launch_fp16x3.cuh.
+// run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
 #include <algorithm>
 
@@ -81,19 +82,20 @@ void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
 // Returns the bytes of a workspace for `rows` rows of x. Half types need none.
 size_t workspace_bytes(LinearArguments linear, int64_t rows) {
   linear.m = rows;
-  linear.workspace = nullptr;  // measures only
+  linear.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (linear.dtype != DType::kFloat32) return 0;
   if (linear.precision == Precision::kHighest) return Fp16x3Workspace(linear).bytes;
   return OneProductWorkspace(linear).bytes;
 }
 
-// Returns how a chunk is divided into tiles and waves. A last wave with few tiles wastes most of
-// the GPU, so kernels::rows_of_chunk (chunks.h) chooses the size of chunks with the fewest waves.
+// Returns how a chunk of a float32 call is divided into tiles and waves. A last wave with few tiles
+// wastes most of the GPU, so kernels::rows_of_chunk (chunks.h) chooses the size of chunks with the
+// fewest waves.
 //
 // In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
 // In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). No wave wastes
-// anything, so all sizes of chunks are equally good. One tile along N and one in a wave express
-// this: a call then has as many waves as x has tiles, for every size of chunks.
+// anything, so all sizes of chunks are equally good. To say so, the Tiling makes each tile of x a
+// wave of its own: all sizes of chunks then have the same number of waves.
 Tiling chunk_tiling(const LinearArguments& linear) {
   Tiling tiling{};
   if (linear.precision == Precision::kHighest) {
@@ -109,8 +111,8 @@ Tiling chunk_tiling(const LinearArguments& linear) {
   return tiling;
 }
 
-// Returns the rows of a chunk. Copies of operands, such as that of a transposed weight, do not
-// count for the limit of the workspace.
+// Returns the rows of a chunk. The copy of a transposed weight is extra: like the copies of
+// operands that run_gemm.h makes, it is not counted toward the limit of the workspace.
 int64_t rows_of_chunk(const LinearArguments& linear) {
   if (linear.dtype != DType::kFloat32) return linear.m;
   LinearArguments uncopied = linear;
@@ -136,15 +138,15 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   if (is_float32 && linear.x_is_transposed) return false;
   if (is_highest && linear.weight_is_transposed) return false;
 
-  const int64_t element_size = is_float32 ? 4 : 2;
+  const int64_t element_size = bytes_of_element(linear.dtype);
   const bool has_aligned_x =
       is_highest || has_aligned_rows(linear.x, element_size * linear.x_stride);
   const bool has_aligned_weight =
       has_aligned_rows(linear.weight, element_size * linear.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. The smaller limit of K in float32 is a
-  // precaution: no count or index is known to need it, but the error bound grows with K, and at
-  // K = 2^24 it is already 2^-6 (docs/SPLIT.md).
+  // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the
+  // smaller limit of K in float32, but the proof of the error bound uses it (docs/SPLIT.md). At
+  // K = 2^24, the bound is already 2^-6 of the sum of the terms' magnitudes.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

@@ -25,9 +25,9 @@ namespace kernels::sm90 {
 //   has_nonfinite        unsigned  [1]                    gemm_fp16x3, nonfinite    yes
 //   x.hi, x.lo           half      [k-tiles, m, 32 + 32]  split_x, gemm_fp16x3      no
 //   x.exponent           int       [m]                    split_x, gemm_fp16x3      no
-//   x.row_state          int       [m]                    all three                 no
+//   x.row_state          int       [m]                    all three kernels         no
 //   weight.exponent      int       [n]                    split_x, gemm_fp16x3      no
-//   weight.row_state     int       [n]                    all three                 no
+//   weight.row_state     int       [n]                    all three kernels         no
 //   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
 // Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
@@ -55,7 +55,7 @@ struct Fp16x3Workspace {
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * linear.m * split::padded(linear.k));
-    // The lo of a row of a k-tile are behind its hi.
+    // A row of a k-tile has its hi first, then its lo.
     x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
     x.exponent = slices.add<int>(linear.m);
     x.row_state = slices.add<int>(linear.m);
@@ -93,8 +93,8 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
   arguments.is_second_launch = false;
   arguments.tiles = tiles;
   arguments.partials = workspace.partials;
-  // `plan` fills in the schedule, and returns how many clusters have work.
   const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
+  // `plan` fills in the schedule, and returns how many clusters have work.
   const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
                                                tiles.max_rows(), row_count);
 

@@ -1,6 +1,6 @@
 // The launches of gemm_one_product_kernel (gemm_one_product.cuh) for one chunk of rows of x: one
-// launch for half types, and two for float32 at `high`. launch.cu calls these functions, and says
-// in which order kernels run:
+// launch for half types, and two for float32 at `high`. launch.cu, which says in which order all
+// kernels run, calls these functions:
 //
 //   launch_one_product_half      half types         HalfTraits or GradientTraits
 //   launch_one_product_convert   float32, first     ConvertTraits
@@ -119,7 +119,8 @@ void launch_half_with_traits(const LinearArguments& linear, cudaStream_t stream)
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
   const int waves = blocks_of(tiles, count_one_product_clusters<Traits>());
-  launch_one_product_on_operands(arguments, blocks_of(tiles, waves), linear, stream);
+  const int clusters = blocks_of(tiles, waves);
+  launch_one_product_on_operands(arguments, clusters, linear, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the

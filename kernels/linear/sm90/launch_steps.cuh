@@ -139,8 +139,8 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
   launch_or_throw(grid, kernel, arguments...);
 }
 
-// Returns a float32 operand whose hi and lo are k-tiled. hi, lo, exponent and row_state are null:
-// the caller sets those that it needs.
+// Describes a float32 operand before its split, which will be k-tiled. hi, lo, exponent and
+// row_state are null: the caller sets those that it needs.
 inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
   split::SplitMatrix matrix{};
   matrix.source = static_cast<const float*>(source);

@@ -2,8 +2,8 @@
 //
 //   x [m, k]        is split into fp16 (split/split.cuh): hi and lo for the fp16x3 GEMM, hi alone
 //                   for the GEMM with one product
-//   weight [n, k]   gets an exponent for each row, from a sample of the row's elements; the GEMMs
-//                   scale and split or round the weight themselves, as they multiply it
+//   weight [n, k]   gets an exponent for each row, from a sample of the row's elements; the GEMM
+//                   scales the weight itself, and splits it (fp16x3) or rounds it (one product)
 //
 // Why x and the weight are treated differently. All tiles along N multiply the same rows of x, so x
 // is split once, in advance. The weight is often much larger than x, and a kernel that splits it
@@ -85,7 +85,8 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
 
 // Reads the lane's part of the sample: the same four elements along K of each of the warp's rows,
 // of which the first is first_row. Raises largest_of_lane[i] to the largest magnitude of the
-// elements of row first_row + i. Elements outside of the weight are left out.
+// elements of row first_row + i. Rows past the last one are left out, and so are the lane's four
+// elements of a row if one of them is past K.
 //
 //   lane        0 .. 3             4 .. 7             ...   28 .. 31
 //   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
@@ -137,7 +138,7 @@ struct SampledRows {
   bool is_transposed;
   int64_t first_row;
   int64_t k;
-  float largest_of_lane[SampleConfig::kRows] = {};
+  float largest_of_lane[SampleConfig::kRows] = {};  // of the lane's elements of each row
 
   __device__ SampledRows(const split::SplitMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)

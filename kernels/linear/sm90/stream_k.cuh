@@ -34,8 +34,9 @@
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
 // for two reasons. First, L2: a cluster with parts of two tiles goes from the beginning of K to its
-// end (cluster 1: k-groups 0 to 2, then 6 to 8), so all clusters are at about the same place of K.
-// Second, no cluster waits forever: fact 1 below depends on this order.
+// end (cluster 1: k-groups 0 to 2, then 6 to 8). So all clusters are at about the same place of K,
+// and find in L2 what others have just read. Second, no cluster waits forever: fact 1 below depends
+// on this order.
 //
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
 // others have stored their partial sums of the tile. Two facts:

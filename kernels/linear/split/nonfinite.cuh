@@ -128,8 +128,9 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
                                               bool is_replaced, float z) {
   const int lane = threadIdx.x % 32;
   const int first_lane = lane / NonfiniteConfig::kTileColumns * NonfiniteConfig::kTileColumns;
-  const uint32_t replaced = __ballot_sync(0xffffffff, is_replaced) >> first_lane & 0xff;
-  const uint32_t bits = __ballot_sync(0xffffffff, is_replaced && mask_bit(z)) >> first_lane & 0xff;
+  const uint32_t replaced = (__ballot_sync(0xffffffff, is_replaced) >> first_lane) & 0xff;
+  const bool passes = is_replaced && mask_bit(z);
+  const uint32_t bits = (__ballot_sync(0xffffffff, passes) >> first_lane) & 0xff;
   if (is_replaced) *epilogue.out_at(row, column) = epilogue.finish(z);
   if (epilogue.mask != nullptr && lane == first_lane && replaced != 0) {
     uint8_t* const byte = epilogue.mask_at(row, column);
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   }
 }
 
-// Launches the kernel on `stream`.
+// Launches the kernel on `stream`. has_pdl is Grid::has_pdl (common/launch.cuh).
 inline void launch(const split::SplitMatrix& x, const split::SplitMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {

@@ -158,9 +158,9 @@ __device__ inline float power_of_two(int exponent) {
 }
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
-// power of two may not fit into a float. It is applied as two factors, and multiplying by the first
-// is exact. A factor is at least 2^-126, so 2^-252 replaces all smaller powers. The result is zero
-// either way, because sums are below 2^64.
+// power of two may not fit into a float. It is applied as two factors. Multiplying by the first is
+// exact, unless the result is zero anyway. A factor is at least 2^-126, so 2^-252 replaces all
+// smaller powers. The result is zero either way, because sums are below 2^64.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);
