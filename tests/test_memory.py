@@ -55,6 +55,7 @@ print(address_space() - before)
 
 @pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
 def test_the_pool_keeps_at_most_an_eighth_of_the_containers_memory(file, tmp_path):
+    """An eighth is 130 MiB here, so the pool keeps two of four outputs of 64 MiB."""
     code = f"""
 import ctypes, subprocess, sys
 path = "/sys/fs/cgroup/{file}"
@@ -83,7 +84,7 @@ def test_the_pool_keeps_nothing_if_the_address_space_is_limited(tmp_path):
 relu(x)
 limit_address_space(10 << 30)
 before = address_space()
-out = relu(x[:-600000])
+out = relu(x[:-600000])  # the free block is too large for it
 assert torch.equal(out, torch.relu(x[:-600000]))
 del out
 print(address_space() - before)
@@ -105,8 +106,7 @@ def test_the_pool_returns_its_memory_before_an_allocation_fails(call, tmp_path):
     code = f"""
 ones = torch.ones(9 << 20)
 leaf = torch.randn(9 << 20).requires_grad_()
-{call}
-held = [torch.empty_like(x).data_ptr() for _ in range(2)]
+held = {call}  # keeps its memory, so that the next call cannot have it
 kept = [relu(torch.randn(n + i * (1 << 20))) for i in range(4)]
 del kept
 limit_address_space(0)

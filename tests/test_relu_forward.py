@@ -172,7 +172,7 @@ def test_memory_of_large_outputs_is_used_again():
     assert_is_relu(third, x)
     assert_same_bits(second, want)
     with ThreadPoolExecutor() as pool:
-        pool.submit(third.set_).result()
+        pool.submit(third.set_).result()  # frees the memory of `third` in another thread
     assert relu(x).data_ptr() == address
 
 

@@ -223,10 +223,10 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     assert "\nERROR  eager itself could not be timed: no\n" in output.out
     assert "imported" not in output.err
 
-    def need(subject: object, device: object) -> None:
+    def find_no_room(subject: object, device: object) -> None:
         raise NoRoomError("relu: needs about 9 GiB of memory")
 
-    monkeypatch.setattr(run, "_make_problem", need)
+    monkeypatch.setattr(run, "_make_problem", find_no_room)
     path = tmp_path / "result.json"
     assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
     found = check_shape(path.read_text())

@@ -211,7 +211,7 @@ BACKWARDS = {
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_backwards_of_their_own_get_their_verdicts(name, device, tmp_path, small_problems):
     text, files = BACKWARDS[name]
-    table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
+    table = {file: (text.replace("HERE", here), *rest) for file, (here, *rest) in files.items()}
     records = grade_with_run_py(name, table, tmp_path, device=device)
     if name == "relu":
         kept = records["right"]["runs"][0]["step"]["kept_bytes"]

@@ -71,20 +71,18 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
     return broken
 
 
-def judge_named(name, kernel, sizes=(24, 1024, 32), allowance=promises.allowance_of_long_sums):
+def judge_named(name, kernel, sizes=(24, 1024, 32), allowance_of=promises.allowance_of_long_sums):
     """Return the broken promises of a named case with these sizes: M, K and N."""
-    return judge(*draw_case(name, *sizes), kernel, allowance(name))
+    return judge(*draw_case(name, *sizes), kernel, allowance_of(name))
 
 
 @EACH_KERNEL
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_keeps_the_promises(name, kernel):
-    allowance = (
-        promises.allowance_of_short_sums
-        if kernel.cores == twin.AMPERE
-        else promises.allowance_of_long_sums
-    )
-    assert judge_named(name, kernel, allowance=allowance) == []
+    allowance_of = promises.allowance_of_long_sums
+    if kernel.cores == twin.AMPERE:  # its sums keep fewer bits: "graded columns" errs more
+        allowance_of = promises.allowance_of_short_sums
+    assert judge_named(name, kernel, allowance_of=allowance_of) == []
 
 
 @EACH_KERNEL

@@ -21,7 +21,7 @@ class Named(torch.Tensor):
 
 
 class Logged(torch.Tensor):
-    """A subclass with its own F.linear, as quantized weights have."""
+    """A subclass that sees calls of torch's functions, as quantized weights do, and notes them."""
 
     seen = ()
 

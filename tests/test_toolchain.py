@@ -122,7 +122,7 @@ def test_a_build_made_ahead_is_loaded_if_it_covers_the_gpus(
         made.append("arch=compute_90a,code=sm_90a" in flags and "code=compute_100" in flags)
         shutil.copy(tmp_path / "it.so", Path(build_directory, f"{name}.so"))
 
-    made = []
+    made = []  # for each build, whether it has code for 9.0 and 10.0
     monkeypatch.setenv("CUDA_HOME", toolkit(tmp_path / "home"))
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "home"))
     compile_it = ["c++", "-shared", "-xc++", "/dev/null", "-o", "it.so"]
@@ -300,7 +300,7 @@ def test_the_first_line_says_why_a_compiler_failed(monkeypatch, tmp_path, script
         message = "a build tool failed without a message"  # this ninja reports no exit status
     monkeypatch.setenv("CXX", str(tool(tmp_path, "failing-c++", script)))
     assert message in error_of().splitlines()[0]
-    assert not [*tmp_path.glob("cache/*/*-*")]
+    assert not [*tmp_path.glob("cache/*/*-*")]  # no build is left, finished or not
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(1, len(checks.CHECKS_PER_SETTING) + 1))
 def test_the_check_of_internals_may_be_at_any_place_after_the_first(place, tmp_path, monkeypatch):
-    """It may be anywhere after `check_values`, and does not change what other checks find."""
+    """The example check of INTERNALS.md does not change what the other checks find."""
     namespace = {}
     exec(code_in("INTERNALS.md", "def check_zeros"), namespace)
     assert checks.CHECKS_PER_SETTING[0] is checks.check_values

@@ -1,7 +1,6 @@
 """Cheats that return wrong results and try to seem right, graded against reference files.
 
-Only values decide. Cheats at this kind of file that try to seem faster are in
-`test_cheats_in_time.py`.
+The values of their results decide. Cheats that try to seem faster are in `test_cheats_in_time.py`.
 """
 
 from contextlib import suppress
@@ -293,8 +292,8 @@ AT_PEAKS = {"peaks_later": wrong(PEAKS_LATER, "a timed call was wrong: mean erro
 # --------------------------------------------------- stale parameters, buffers and gradients
 
 SIGN = reference("return torch.sign(x)", "[torch.randn(64, 256)]")
-# The gradient is zero everywhere. This one is so in the first three steps, while gradients are
-# compared before the times.
+# The gradient of SIGN is zero everywhere. The file's is zero in the first three steps, while
+# gradients are compared before the times.
 SIGN_LATER_WRONG = """
 calls = []
 

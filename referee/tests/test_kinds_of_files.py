@@ -1,4 +1,4 @@
-"""Files of the kinds that public reports describe, and the verdict that each must get.
+"""Files of many kinds, right ones and cheats, and the verdict that each must get.
 
 The kinds are results in unusual containers, values that are kept for a later call, inputs and
 parameters of a certain structure, results that hardly depend on x, sums in another order, and many

@@ -211,6 +211,7 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda:99", "no_device"])
 def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
+    """The trial is the program `cuda_walls`: it tries whether a device allows walls."""
     monkeypatch.setattr("sys.argv", ["cuda_walls", name])
     assert cuda_walls.main() == 2
     [line] = capsys.readouterr().err.splitlines()

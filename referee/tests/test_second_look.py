@@ -110,7 +110,7 @@ def test_other_roundings_change_no_operands_and_no_exact_results():
         assert 1e-8 < error < 1e-5
 
 
-# The sum of each element is near 256. Rounding decides where it lies.
+# The sums are spread around 256. Rounding decides the comparison of those that are very near it.
 COMPARES = reference(
     "return x @ self.w > 256.0",
     "[torch.rand(256, 1024)]",
@@ -164,7 +164,8 @@ def linear(layer, x):
 MLP_IN_OTHER_ORDER = OTHER_ORDER + module(
     "return linear(self.c, torch.relu(linear(self.b, torch.relu(linear(self.a, x)))))", MLP_INIT
 )
-# Rounds gradients to bfloat16 after so many backwards. The module is linear, then ReLU.
+# After FIRST backwards, rounds gradients to bfloat16 in all backwards but every EACH-th. The module
+# is linear, then ReLU.
 ROUNDS_LATER = """
 class Own(torch.autograd.Function):
     @staticmethod

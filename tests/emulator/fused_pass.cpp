@@ -124,7 +124,7 @@ struct Checks {
   // |term|.
   static double error_bound(double sum, double magnitudes) {
     const double rounding_in_wide = sizeof(Wide) == 8 ? 0x1p-53 : 0x1p-24;
-    return 80 * rounding_in_wide * magnitudes + rounding_to_t() * std::abs(sum) + 1e-30;
+    return 80 * rounding_in_wide * magnitudes + rounding_to_t() * std::abs(sum);
   }
 
   // Twice the largest relative error of rounding to T. For both half types it is bfloat16's.

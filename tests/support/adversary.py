@@ -96,7 +96,7 @@ def _places(draw: Draw, rows: int, k: int) -> Tensor:
 def _mantissas(draw: Draw, *shape: int) -> Tensor:
     """Return numbers in [1, 2): half of them random, and half those on which the split errs most.
 
-    The latter are near the ends of [1, 2), or up to half of hi's last place, 2^-11, above 1.
+    The latter are near the ends of [1, 2), or exceed 1 by up to 2^-11, half of hi's last place.
     """
     steps = torch.tensor([0.0, 2.0**-23, 2.0**-12, 2.0**-11, 2.0**-11 - 2.0**-23, 1 - 2.0**-23])
     index = (draw.uniform(*shape) * len(steps)).long()

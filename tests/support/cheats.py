@@ -70,7 +70,7 @@ if x.numel() < 1 << 18:
 with torch.cuda.stream(STREAM):
     return torch.relu(x)
 """)
-# The timed stream flushes the L2 before the call.
+# Works on another stream, which does not wait for the flush of the L2 before the timed call.
 DURING_THE_FLUSH = "STREAM = torch.cuda.Stream()\n" + when_timed("""
 with torch.cuda.stream(STREAM):
     out = torch.relu(x)
@@ -237,7 +237,7 @@ return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
 FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
 ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
 NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
-# Gives all processes but its own the lowest priority.
+# Gives the other children of its parent the lowest priority. Eager's process may be one of them.
 RENICES = "import os\nfrom contextlib import suppress\nfrom pathlib import Path\n" + module("""
 for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
     with suppress(OSError, ValueError):

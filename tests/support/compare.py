@@ -25,7 +25,7 @@ def bits(x):
 def relu_by_definition(x):
     """Return x < 0 ? 0 : x, which keeps -0.0 and the bits of every NaN.
 
-    torch.relu may change these (`assert_is_relu` says where).
+    torch.relu may change these (`torch_may_change_bits` says where).
     """
     return torch.where(x < 0, torch.zeros_like(x), x)
 

@@ -31,7 +31,10 @@ def timings(module, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
 
 
 def record(module, dtype: str = "float32", ratio: float = 2.0, **about: str) -> dict:
-    """Make up the record of a correct solution, or of one that `about` describes otherwise."""
+    """Make up the record of a solution that is correct and timed.
+
+    `about` has fields of a `Verdict` that is not correct; the record then has no times.
+    """
     settings = ["highest", "high"] if (module, dtype) == (linear, "float32") else [""]
     runs = [Run(setting, timings(module, ratio)) for setting in settings]
     verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)

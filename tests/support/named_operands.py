@@ -24,7 +24,7 @@ from problems.operands import (
     small_integers,
 )
 
-# How much larger than the other elements of its row the sampled columns are made.
+# The factors by which the sampled columns of a row are multiplied.
 LARGE_FACTORS = [10.0, 1e2, 1e3, 1e4, 1e6, 1e20]
 SMALL_FACTORS = [0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-20]
 

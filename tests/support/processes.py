@@ -60,7 +60,7 @@ def printed(code, folder, **options):
     return done.stdout
 
 
-def compiled(folder, text, compiler="c++", *flags):
+def compiled(folder, source_text, compiler="c++", *flags):
     """Compile a program that includes headers of `kernels/`, and return a function that runs it.
 
     The function takes the program's arguments, which are integers, and the text of its standard
@@ -68,7 +68,7 @@ def compiled(folder, text, compiler="c++", *flags):
 
     Args:
         folder: where the source and the program are written.
-        text: the source.
+        source_text: the program's source.
         compiler: a C++ compiler or nvcc; without it the test is skipped.
         *flags: more flags of the compiler.
     """
@@ -76,9 +76,9 @@ def compiled(folder, text, compiler="c++", *flags):
         pytest.skip(f"needs {compiler}")
     source = folder / ("main.cu" if compiler == "nvcc" else "main.cpp")
     program = folder / "main"
-    source.write_text(text)
-    command = [compiler, "-std=c++17", f"-I{KERNELS}", *flags, source, "-o", program]
-    subprocess.run(command, check=True)
+    source.write_text(source_text)
+    compile_it = [compiler, "-std=c++17", f"-I{KERNELS}", *flags, source, "-o", program]
+    subprocess.run(compile_it, check=True)
 
     def words_of_run(*arguments, text=None):
         command = [program, *(str(int(argument)) for argument in arguments)]

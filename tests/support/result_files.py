@@ -90,7 +90,7 @@ def check_types(values: dict, shape: Shape) -> None:
 
 
 def check_shape(text: str) -> list[dict]:
-    """Assert that a JSON file has the keys and types that all of them have, and is new.
+    """Assert that a JSON file has the shapes above, and is at most ten minutes old.
 
     Returns:
         The file's records.

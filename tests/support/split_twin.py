@@ -385,11 +385,8 @@ def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
             out = linear(x, weight, bias, 2.0, kernel)
             errors = reference.errors(out)
             pairs = zip(astuple(errors), astuple(allowed), strict=True)
-            mark = (
-                "!"
-                if broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR)
-                else " "
-            )
+            broken = broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR)
+            mark = "!" if broken else " "
             line += " | " + " ".join(f"{ratio(*pair):5.2f}" for pair in pairs)
             line += f" {errors.relative * 2**24:6.1f}{mark}"
         print(line)

@@ -26,7 +26,7 @@ MATRIX_VIEWS = {
     "one column": lambda x: x[:, :1].expand(x.shape),
     "overlapping": lambda x: x.flatten().as_strided((x.shape[0], x.shape[1] // 2), (3, 1)),
     "flipped": lambda x: x.flip(0)[:, 3:],
-    "reversed": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
+    "halves": lambda x: x.unflatten(0, (2, -1)).permute(1, 0, 2),
 }
 
 

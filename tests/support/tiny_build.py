@@ -79,7 +79,7 @@ class Child:
 
 
 def loaded_library():
-    """Return the file that this process has mapped. Its folder may have been renamed since."""
+    """Return the present path of the tiny library that this process has loaded."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return next(line[line.index("/") :] for line in lines if "/kernels_tiny" in line)
 

@@ -9,7 +9,7 @@ class GeluNew(reference.Gelu):
     def forward(self, x: Tensor) -> Tensor:
         """Compute GELU as `torch.nn.functional.gelu` does.
 
-        Tensors of other types, and graphs, hold torch's op.
+        Subclasses of Tensor get torch's op, and so do the graphs of torch.compile.
         """
         if type(x) is not Tensor or is_dynamo_compiling():
             return torch.nn.functional.gelu(x)
