@@ -34,6 +34,8 @@ from referee.rounds.timed_requests import (
 )
 from referee.rounds.turns import (
     in_random_order,
+    overwrite_memory,
+    rewrite_memory,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -158,6 +160,8 @@ class _ForwardRounds:
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
         timed_call.contestant.ask("release")
+        if timed_call.contestant is grading.solution:
+            rewrite_memory(grading)
         return timed.sample
 
 
@@ -199,6 +203,7 @@ def _compare_calls(
     """
     check_intact(grading, "a timed call", len(calls))
     check_eager_intact(grading)
+    overwrite_memory(grading, len(calls))
     for call_index, call in enumerate(calls):
         descriptions = check_results(grading, "a timed call", call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):

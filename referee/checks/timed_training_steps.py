@@ -34,6 +34,8 @@ from referee.rounds.timed_requests import (
 from referee.rounds.turns import (
     in_random_order,
     only_compiled,
+    overwrite_memory,
+    rewrite_memory,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -186,6 +188,8 @@ class _StepRounds:
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
+        if timed_call.contestant is grading.solution:
+            rewrite_memory(grading)
         return timed.step_sample
 
     def _compare_request(
@@ -204,6 +208,7 @@ class _StepRounds:
         """
         check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
         check_eager_intact(self._grading)
+        overwrite_memory(self._grading, len(calls))
         for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
             self._compare_step(call_index, call["results"], drawn, early)
         for quantity in self.quantities:

@@ -38,9 +38,10 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import NoReturn
 
-from referee.contestants import prctl
+from referee.contestants import prctl, processes
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -129,13 +130,16 @@ def _is_user_with_capabilities() -> bool:
 def end(init_pid: int) -> None:
     """Kill the init process of a namespace, and so all processes in it; wait until it is gone.
 
-    The caller must have waited for the contestant before: the init process does not vanish while
-    the namespace has other processes.
+    The init process does not vanish while the namespace has other processes, not even one that has
+    ended and for which its parent has not waited. The caller must have waited for the contestant
+    before. For children that the contestant has made for the referee, this function waits.
     """
     with suppress(ProcessLookupError):
         os.kill(init_pid, signal.SIGKILL)
     with suppress(ChildProcessError):
-        os.waitpid(init_pid, 0)
+        while os.waitpid(init_pid, os.WNOHANG) == (0, 0):
+            processes.reap_orphans()
+            sleep(1e-4)
 
 
 def _help(to_server: socket.socket, until_adopted: int, with_walls: bool) -> None:

@@ -1,7 +1,9 @@
 """Stops, continues and ends processes, each with everything that it started.
 
-The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children. So no
-descendant of a solution can get out of the referee's sight.
+The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children,
+unless they have an init process of their own. A solution's process can also fork a child for the
+referee, its own parent (CLONE_PARENT in clone(2)). So `Tree` finds every descendant of a solution:
+below the solution's process, below its init process, or below the referee.
 
 Processes are looked up in /proc:
 
@@ -102,8 +104,8 @@ class Tree:
 
     Args:
         pid: the contestant's process, a child of the referee.
-        is_solution: whether it is a solution; the referee's orphans then belong to this tree. At
-            most one such tree exists at a time.
+        is_solution: whether it is a solution; the referee's other children, except for those in
+            `own_pids`, then belong to this tree. At most one such tree exists at a time.
         init_pid: the init process of its namespace, which adopts the namespace's orphans instead
             of the referee, see `namespaces`; 0 if it has no namespace of its own.
     """
@@ -177,12 +179,11 @@ class Tree:
         pids = [self._pid]
         if self._init_pid:
             pids += children_of(self._init_pid)
-        else:
-            # A solution's clock contains the time of this search. So that eager's does too, eager's
-            # tree makes the same search and ignores what it finds.
-            orphans = _orphans(except_pid=self._pid)
-            if self._is_solution:
-                pids += orphans
+        # A solution's clock contains the time of this search. So that eager's does too, eager's
+        # tree makes the same search and ignores what it finds.
+        orphans = _orphans(except_pid=self._pid)
+        if self._is_solution:
+            pids += orphans
         return pids + _below(pids)
 
 
@@ -209,15 +210,23 @@ def end_orphans() -> None:
             _send(pid, signal.SIGKILL)
             for child in children:
                 _send(child, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        reap_orphans()
         sleep(0.001)
+
+
+def reap_orphans() -> None:
+    """Let the processes vanish that the solution has left behind and that have ended."""
+    for pid in _orphans():
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _orphans(except_pid: int = 0) -> list[int]:
     """Return the referee's children that are neither its own processes nor `except_pid`.
 
-    The search looks at the referee's first thread alone because the kernel gives orphans to it.
+    They are orphans that the kernel has given to the referee, and children that a contestant has
+    forked for it. The search looks at the referee's first thread alone because both become its
+    children.
     """
     referee = os.getpid()
     children = _children_of_thread(referee, referee)

@@ -98,6 +98,11 @@ class State:
         if self.names:
             self._region.rewrite()
 
+    def fill_with_nan(self) -> None:
+        """Fill all values with NaN, see `Region.fill_with_nan`; `rewrite` restores them."""
+        if self.names:
+            self._region.fill_with_nan()
+
     def changed_parameters(self, buffers: set[str]) -> list[str]:
         """Return the reference's names of the changed tensors, except for buffers.
 

@@ -72,6 +72,38 @@ def write_state_for_all(grading: Grading) -> None:
         eager.state.write(values)
 
 
+def overwrite_memory(grading: Grading, calls: int) -> None:
+    """Fill inputs and the solution's parameters with NaN, before its results are read.
+
+    A result must not be in their memory. `checks.results` sees that by the result's address, but
+    not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.
+    Nothing is filled if the reference itself returns such memory.
+
+    Args:
+        grading: the file under grading.
+        calls: how many calls the request had.
+    """
+    if grading.problem.may_share_memory:
+        return
+    for region in grading.bench.inputs[:calls]:
+        region.fill_with_nan()
+    grading.state.fill_with_nan()
+
+
+def rewrite_memory(grading: Grading) -> None:
+    """Write inputs, outputs' gradients and parameters again after the solution's request.
+
+    `overwrite_memory` has filled some of them. Others may have changed after the comparison, when
+    the solution's results were freed: their finalizers run its code.
+    """
+    bench = grading.bench
+    for region in (*bench.inputs, *bench.output_gradients):
+        region.rewrite()
+    grading.state.rewrite()
+    for eager in bench.eager:
+        eager.state.rewrite()
+
+
 def rewrite_small_memory(grading: Grading) -> None:
     """Write small inputs and parameters again so that all processes find them in the caches.
 

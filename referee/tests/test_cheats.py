@@ -8,7 +8,9 @@ from contextlib import suppress
 import pytest
 
 from referee import grading
+from referee.checks import timed_forwards
 from referee.contestants.reading import UnreadableError
+from referee.rounds import turns
 from referee.rounds.early_elements import EarlyElements
 from referee.tests.graded import grade
 from referee.tests.texts import LATE, correct, error, module, reference, wrong
@@ -384,6 +386,87 @@ def test_cheats_get_their_verdicts(name, device, tmp_path):
     if device == "cuda":
         table = {name: row for name, row in table.items() if name not in CPU_ONLY}
     grade(problem, table, tmp_path, device=device)
+
+
+# ------------------------------------------------------------- the memory of inputs, in timed calls
+
+TRANSPOSED = reference("return x.t().contiguous()", "[torch.randn(256, 256)]")
+# Only requests of calls that are timed have the argument "outputs". The request is in a calling
+# frame.
+IS_TIMED = """
+import sys
+
+def is_timed():
+    frame = sys._getframe(1)
+    while frame and "request" not in frame.f_locals:
+        frame = frame.f_back
+    return frame and "outputs" in frame.f_locals["request"]["arguments"]
+"""
+# Maps the shared memory a second time, and returns views of the inputs there.
+ALIASES = (
+    IS_TIMED
+    + """
+import mmap, os
+
+links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+descriptor = next(int(link[14:]) for link in links if "memfd:referee" in os.path.realpath(link))
+maps = open("/proc/self/maps").read().splitlines()
+start = next(int(line.split("-")[0], 16) for line in maps if "memfd:referee" in line)
+memory = mmap.mmap(descriptor, 1 << 40)
+"""
+)
+ALIASES += module("""
+if torch.is_grad_enabled() or not is_timed():
+    return x.t().contiguous()
+offset = x.data_ptr() - start
+return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=offset).view(x.shape).t()
+""")
+
+
+@pytest.mark.slow
+def test_a_view_of_an_input_through_a_second_mapping_is_wrong(tmp_path):
+    table = {
+        "aliases": wrong(ALIASES, "a timed call was wrong: .* got nan"),
+        "plain": correct(module("return x.t().contiguous()"), "training step"),
+    }
+    grade(TRANSPOSED, table, tmp_path)
+
+
+# Writes into the input of a timed forward when its result is freed, which is after the comparison.
+WRITES_LATE = (
+    IS_TIMED
+    + """
+class Writes:
+    def __init__(self, x):
+        self.x = x
+
+    def __del__(self):
+        self.x.zero_()
+"""
+)
+WRITES_LATE += module("""
+y = torch.relu(x)
+if is_timed() and not torch.is_grad_enabled():
+    y.writes = Writes(x)
+return y
+""")
+
+
+@pytest.mark.slow
+def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path, monkeypatch):
+    """Small inputs are written before each turn anyhow; here none is small."""
+    monkeypatch.setattr(turns, "CACHED_BYTES", -1)
+    time_request = timed_forwards.time_request
+    are_whole = []
+
+    def time_and_look(bench, timed_call, calls, *args):
+        are_whole.append(all(region.is_unchanged() for region in bench.inputs[:calls]))
+        return time_request(bench, timed_call, calls, *args)
+
+    monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
+    grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)
+    assert len(are_whole) > 10
+    assert all(are_whole)
 
 
 # -------------------------------------------------------- copies of results that arrive too late

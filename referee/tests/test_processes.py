@@ -1,7 +1,9 @@
 """Processes are stopped and ended, with all that they have started."""
 
+import ctypes
 import mmap
 import os
+import platform
 import signal
 import subprocess
 import threading
@@ -104,6 +106,39 @@ def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     error = UnstoppableError(-signal.SIGKILL, "")
     assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
+
+
+CLONE_PARENT = 0x8000
+CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of the system call
+
+
+@pytest.mark.skipif(CLONE is None, reason="needs the number of clone(2) on this machine")
+@pytest.mark.parametrize("has_walls", [False, True])
+def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, sleeper):
+    """The sleeper plays the init process of the solution's namespace."""
+    memory = mmap.mmap(-1, 16)
+    libc = ctypes.CDLL(None)
+    with processes.subreaper():
+        pid = os.fork()
+        if pid == 0:
+            is_sibling = libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0
+            while is_sibling:
+                memory[0] = (memory[0] + 1) % 256
+            signal.pause()
+        processes.own_pids.add(pid)
+        try:
+            tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
+            end = time.monotonic() + 10
+            while not memory[0] and time.monotonic() < end:
+                time.sleep(0.001)
+            assert tree.stop()
+            count = memory[0]
+            time.sleep(0.05)
+            assert memory[0] == count
+            tree.end()
+            os.waitpid(pid, 0)
+        finally:
+            processes.own_pids.discard(pid)
 
 
 def test_orphans_are_found_and_ended():
