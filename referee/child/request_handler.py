@@ -89,7 +89,9 @@ class RequestHandler:
         candidates = [getattr(module, name, None) for name in names]
         classes = [candidate for candidate in candidates if callable(candidate)]
         if not classes:
-            raise AttributeError(f"the file defines no {names[-1]}")
+            own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
+            found = ", ".join(own) or "no class or function"
+            raise AttributeError(f"the file defines no {names[-1]}; it defines {found}")
         self._class = classes[0]
         return {"seconds": perf_counter() - start}
 
