@@ -117,7 +117,14 @@ def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("x = 1", "AttributeError: the file defines no ModelNew"),
+        (
+            "x = 1",
+            "AttributeError: the file defines no ModelNew; it defines no class or function",
+        ),
+        (
+            "class ModelNw:\n    pass",
+            "AttributeError: the file defines no ModelNew; it defines ModelNw",
+        ),
         ("import no_such", "ModuleNotFoundError: No module named 'no_such', line 6"),
         ("raise SystemExit(3)", "SystemExit: 3, line 6"),
     ],
