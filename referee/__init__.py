@@ -104,8 +104,10 @@ contestants/: the processes of solutions and of eager, and their memory
     reading, results     results in a contestant's memory, and where they are there
     shared, cuda_ipc     inputs in shared memory; GPU memory that two processes share
     memory               how much memory is free
+    namespaces           walls between processes
+    capabilities         the rights of root, which a contestant must not gain by its namespace
     processes            stops, continues and ends processes
-    namespaces, prctl    walls between processes; Linux's settings of a process
+    prctl, libc          Linux's settings of a process; the C library
     execute              executes a file's text as a module
     autograd             a forward that autograd records, and its backward
 

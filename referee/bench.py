@@ -51,7 +51,7 @@ class Reserve:
         """Return the process if there is one that still runs; the caller closes it."""
         contestant = self._contestant
         self._contestant = None
-        if contestant is not None and _has_ended(contestant):
+        if contestant is not None and processes.has_ended(contestant.pid):
             contestant.close()
             return None
         return contestant
@@ -61,11 +61,6 @@ class Reserve:
         if self._contestant is not None:
             self._contestant.close()
         self._contestant = None
-
-
-def _has_ended(contestant: Contestant) -> bool:
-    """Return whether a process is dead or a zombie."""
-    return processes.state_of(contestant.pid) in "XZ"
 
 
 class Eager:
@@ -179,7 +174,7 @@ class Bench:
 
     def start_eager(self) -> None:
         """Start eager's processes, unless they run already."""
-        if any(_has_ended(eager.contestant) for eager in self.eager):
+        if any(processes.has_ended(eager.contestant.pid) for eager in self.eager):
             self.close_eager()
         count = 2 if self.problem.device.type == "cpu" else 1
         while len(self.eager) < count:

@@ -13,9 +13,11 @@ From top to bottom; a module imports only modules below it:
     shared        inputs and other tensors in shared memory
     cuda_ipc      GPU memory that two processes share
     memory        how much memory is free
+    namespaces    walls between processes: starts a contestant in a namespace of its own
+    capabilities  the rights of root, which a contestant must not gain by its namespace
     processes     stops, continues and ends processes
-    namespaces    walls between processes
     prctl         Linux's settings of a process
+    libc          the C library
     execute       executes a file's text as a module
     autograd      a forward that autograd records, and its backward
 """

@@ -1,9 +1,12 @@
 """Stops, continues and ends processes, each with everything that it started.
 
-The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children,
-unless they have an init process of their own. A solution's process can also fork a child for the
-referee, its own parent (CLONE_PARENT in clone(2)). So `Tree` finds every descendant of a solution:
-below the solution's process, below its init process, or below the referee.
+A process that a solution has started is found below one of these:
+
+    the solution's process    unless the process between them has ended: then it is an orphan
+    the init process          of a solution with walls, see `namespaces`: it adopts orphans
+    the referee               it adopts all other orphans, because it is a subreaper (see prctl(2)).
+                              A solution's process can also start a sibling of its own, which is a
+                              child of the referee (CLONE_PARENT in clone(2))
 
 Processes are looked up in /proc:
 
@@ -21,14 +24,15 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-# A process that has not stopped after so many seconds may wait for its child. Then the processes
-# below it are woken, see `Tree.stop`.
+# A process that has not stopped after so many seconds may wait for its child, which is then woken:
+# see `_wake_below`.
 SECONDS_BEFORE_WAKING = 0.01
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
-SECONDS_TO_DIE = 10.0
-GONE = "X"  # the state of a process that is dead or not there
-# States in /proc/PID/stat of a process that does not run: stopped, traced, zombie, dead.
-AT_REST = f"TtZ{GONE}"
+SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
+# The letters in /proc/PID/stat for the state of a process.
+GONE = "X"  # it is dead; here also: it is not there
+ENDED = f"Z{GONE}"  # a zombie, or gone
+AT_REST = f"Tt{ENDED}"  # stopped, traced, or ended
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
@@ -81,6 +85,11 @@ def state_of(pid: int) -> str:
     return _state_in(Path(f"/proc/{pid}"))
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process is dead, a zombie or not there."""
+    return state_of(pid) in ENDED
+
+
 def states_of_threads(pid: int) -> list[str]:
     """Return the letters for all threads of a process; none if the process is not there."""
     try:
@@ -122,33 +131,25 @@ class Tree:
         A process can fork until it has stopped. So the search is repeated until all processes that
         it finds are stopped.
 
-        A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
-        has started the program. So if a process does not stop soon, the processes below it are
-        woken, and stopped again after it.
-
         Returns:
             False if some process does not stop; all processes of the tree are then killed.
         """
         deadline = monotonic() + SECONDS_TO_STOP
         stopped: set[int] = set()
-        while new := [pid for pid in self._pids() if pid not in stopped]:
-            for pid in new:
+        while running := [pid for pid in self._pids() if pid not in stopped]:
+            for pid in running:
                 _send(pid, signal.SIGSTOP)
-            for pid in new:
-                if _stops_until(pid, monotonic() + SECONDS_BEFORE_WAKING):
-                    stopped.add(pid)
-                    continue
-                woken = _below([pid])
-                for child in woken:
-                    _send(child, signal.SIGCONT)
-                if not _stops_until(pid, deadline):
+            for pid in running:
+                is_at_rest = _comes_to_rest(pid, monotonic() + SECONDS_BEFORE_WAKING)
+                woken = [] if is_at_rest else _wake_below(pid)
+                if not is_at_rest and not _comes_to_rest(pid, deadline):
                     self._kill()
                     return False
                 stopped.add(pid)
-                stopped.difference_update(woken)
                 if woken:
+                    stopped.difference_update(woken)
                     break  # the next search finds them and stops them again
-            if monotonic() > deadline:  # there are always new ones
+            if monotonic() > deadline:  # each search finds new processes
                 self._kill()
                 return False
         self._stopped = list(stopped)
@@ -185,6 +186,18 @@ class Tree:
         if self._is_solution:
             pids += orphans
         return pids + _below(pids)
+
+
+def _wake_below(pid: int) -> list[int]:
+    """Wake the processes below one that does not stop soon; return them.
+
+    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
+    started the program. The child cannot do that while it is stopped itself.
+    """
+    woken = _below([pid])
+    for child in woken:
+        _send(child, signal.SIGCONT)
+    return woken
 
 
 def _below(pids: list[int]) -> list[int]:
@@ -224,9 +237,9 @@ def reap_orphans() -> None:
 def _orphans(except_pid: int = 0) -> list[int]:
     """Return the referee's children that are neither its own processes nor `except_pid`.
 
-    They are orphans that the kernel has given to the referee, and children that a contestant has
-    forked for it. The search looks at the referee's first thread alone because both become its
-    children.
+    They are orphans that the referee has adopted, and siblings that a solution's process has
+    started, see the head of this file. Both are children of the referee's first thread, so the
+    search looks at no other.
     """
     referee = os.getpid()
     children = _children_of_thread(referee, referee)
@@ -239,8 +252,8 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _stops_until(pid: int, deadline: float) -> bool:
-    """Wait until no thread of a process runs or until it has ended; return False if it is late.
+def _comes_to_rest(pid: int, deadline: float) -> bool:
+    """Wait until a process is at rest, see `_is_at_rest`; return False at the deadline.
 
     Args:
         pid: the process.
