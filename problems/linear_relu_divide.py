@@ -23,7 +23,7 @@ from problems.small_cases import Layout, changed_in_part
 from referee.comparison.accuracy import CLASSES
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
 from referee.times.timing import Names, Rate, Timings

@@ -102,7 +102,10 @@ contestants/: the processes of solutions and of eager, and their memory
     server               starts the process that forks contestants; child/ has its code
     pipes, errors        requests, replies and output; how a contestant can fail to answer
     reading, results     results in a contestant's memory, and where they are there
-    shared, cuda_ipc     inputs in shared memory; GPU memory that two processes share
+    mapping              the shared memory in a contestant's process
+    region, pool         values in shared memory; the memory that the referee shares, in blocks
+    forms                shape, strides and dtype of values
+    cuda_ipc             GPU memory that two processes share
     memory               how much memory is free
     namespaces           walls between processes
     capabilities         the rights of root, which a contestant must not gain by its namespace

@@ -13,8 +13,9 @@ import torch
 from referee.contestants import cuda_walls, processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, RaisedError
+from referee.contestants.pool import Pool
+from referee.contestants.region import Region
 from referee.contestants.server import Server
-from referee.contestants.shared import Pool, Region
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
@@ -214,7 +215,7 @@ class Bench:
         reply = self.eager[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
-            inputs=[self.inputs[0].form],
+            inputs=[self.inputs[0].location],
             copied_bytes=max(1, self.problem.moved // 2),
             own_file=own_file,
         )
@@ -228,9 +229,9 @@ class Bench:
         self._prepared = None
         return taken
 
-    def forms(self, count: int) -> list[dict]:
-        """Return the forms of the inputs of a request's first `count` calls."""
-        return [region.form for region in self.inputs[:count]]
+    def locations(self, count: int) -> list[dict]:
+        """Return the locations of the inputs of a request's first `count` calls."""
+        return [region.location for region in self.inputs[:count]]
 
     def room_for(self, templates: list[torch.Tensor], count: int) -> list[dict] | None:
         """Make room for copies of a request's results; return where they go.
@@ -240,7 +241,7 @@ class Bench:
             count: the number of calls.
 
         Returns:
-            A form for each call; None if results are read in place.
+            A location for each call; None if results are read in place.
         """
         if not self.are_results_copied:
             return None
@@ -249,7 +250,7 @@ class Bench:
         for region in self.outputs[:count]:
             region.make_room(templates)
             region.fill_with_nan()  # so that no contestant finds another's results there
-        return [region.form for region in self.outputs[:count]]
+        return [region.location for region in self.outputs[:count]]
 
     def free_results(self, process: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

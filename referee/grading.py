@@ -134,7 +134,7 @@ class Grading:
         # On a CPU this is known now; on a GPU the first results tell.
         bench.are_results_copied = False
         if self.device.type == "cpu":
-            bench.are_results_copied = not can_read(self.solution.pid, self.solution.span[0])
+            bench.are_results_copied = not can_read(self.solution.pid, self.solution.addresses[0])
         self.state = State(self.solution, bench.pool)
         self.reference = ReferenceModule(bench.problem)
         self.latest_inputs: list = []

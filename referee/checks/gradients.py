@@ -211,8 +211,8 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         return grading.solution.ask(
             "run_steps",
             name=MODULE,
-            inputs=bench.forms(1),
-            output_gradients=[region.form],
+            inputs=bench.locations(1),
+            output_gradients=[region.location],
             parameters=[grading.state.names[name] for name in step.parameters],
             poison=_largest_bytes(quantities),
             outputs=room,

@@ -1,6 +1,6 @@
 """Checks that inputs, parameters and gradients of outputs still have every bit that was written."""
 
-from referee.contestants.shared import Region
+from referee.contestants.region import Region
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.words import WRONG

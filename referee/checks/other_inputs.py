@@ -59,7 +59,7 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     bench.start_eager()
     grading.write_inputs([inputs])
     try:
-        reply = bench.eager[0].ask("is_finite", inputs=bench.forms(1))
+        reply = bench.eager[0].ask("is_finite", inputs=bench.locations(1))
         bench.free_results(bench.eager[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False

@@ -7,9 +7,9 @@ it with the reference's result, and read the values in the memory of the solutio
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.forms import dtype_name
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
 from referee.contestants.results import elements_share_memory
-from referee.contestants.shared import dtype_name
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.verdict import NotCorrectError
@@ -106,7 +106,7 @@ def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
         return grading.bench.pool.allocation(description.get("handle")) is not None
-    start, end = grading.solution.span
+    start, end = grading.solution.addresses
     address = description.get("address")
     return isinstance(address, int) and start <= address < end
 

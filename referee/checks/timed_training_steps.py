@@ -315,8 +315,8 @@ def _time_steps(
         "run_steps",
         early.read,
         name=timed_call.call,
-        inputs=bench.forms(calls),
-        output_gradients=_output_gradient_forms(bench, calls),
+        inputs=bench.locations(calls),
+        output_gradients=_output_gradient_locations(bench, calls),
         parameters=parameters,
         outputs=outputs,
     )
@@ -324,9 +324,9 @@ def _time_steps(
     return TimedSteps(step_sample, reply, early)
 
 
-def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
-    """Return the forms of the outputs' gradients of a request's calls."""
-    return [region.form for region in bench.output_gradients[:calls]]
+def _output_gradient_locations(bench: Bench, calls: int) -> list[dict]:
+    """Return the locations of the outputs' gradients of a request's calls."""
+    return [region.location for region in bench.output_gradients[:calls]]
 
 
 class _ErrorsOfOtherRoundings:
@@ -361,6 +361,6 @@ def _note_kept_bytes(grading: Grading) -> None:
         (names.eager, bench.eager[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
+            reply = process.ask("count_saved_bytes", inputs=bench.locations(1))
             if isinstance(reply["bytes"], int):
                 grading.findings.run.training_step.kept[name] = reply["bytes"]

@@ -238,6 +238,6 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.forms(1))
+    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.locations(1))
     check_intact(grading, "several calls")
     return reply["calls"][0]

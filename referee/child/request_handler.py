@@ -7,7 +7,7 @@
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
-are JSON. Tensors of the referee's are sent as forms of shared memory (see `shared`), results as
+are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
 descriptions of where they are in this process's memory (see `results.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
@@ -33,8 +33,9 @@ from referee.child.kept_results import KeptResults, read_at_once
 from referee.child.nan_memory import nan_in_new_tensors, poison_free_memory, set_malloc_threshold
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.execute import execute
+from referee.contestants.forms import unpack
+from referee.contestants.mapping import Mapping
 from referee.contestants.results import describe, flatten
-from referee.contestants.shared import Mapping, unpack
 from referee.names import MODULE, NOTHING
 
 CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor
@@ -124,17 +125,17 @@ class RequestHandler:
             torch.cuda.synchronize()
         return {"state": state}
 
-    def adopt(self, names: list[str], form: dict) -> None:
+    def adopt(self, names: list[str], location: dict) -> None:
         """Move parameters and buffers into the referee's memory.
 
         As in `Module.to`, the Parameter objects stay the same, and their data changes.
 
         Args:
             names: the names of the parameters and buffers.
-            form: the form of their new memory, in the same order.
+            location: their new memory, in the same order.
         """
         state = self._state()
-        for name, shared in zip(names, self._mapping.tensors(form), strict=True):
+        for name, shared in zip(names, self._mapping.tensors(location), strict=True):
             state[name].data = shared
 
     def run_forwards(
@@ -145,19 +146,19 @@ class RequestHandler:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run a forward for each form of inputs; return seconds and descriptions of the results.
+        """Run a forward for each of the inputs; return seconds and descriptions of the results.
 
         Args:
             name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
-            inputs: a form of the arguments for each call.
+            inputs: the location of each call's arguments.
             fill: torch fills every new tensor with NaN.
             poison: 0 in timed requests. In checks, how many bytes of free memory are filled with
                 NaN before the calls. The reply then has some elements of the last call's results,
                 see `kept_results.read_at_once`.
-            outputs: a form for each call, into which its results are copied; None if the referee
+            outputs: a location for each call, to which its results are copied; None if the referee
                 can read results where they are.
         """
-        arguments_of_calls = [self._mapping.tensors(form) for form in inputs]
+        arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
         call = self._calls[name]
         self._prepare_calls(poison)
         self._clock.get_ahead()
@@ -177,25 +178,25 @@ class RequestHandler:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run a training step for each form of inputs; return seconds and descriptions.
+        """Run a training step for each of the inputs; return seconds and descriptions.
 
         A step is a forward that autograd records, and its backward. Its results are the outputs of
         the forward, then the gradients of inputs and parameters.
 
         Args:
             name: the call's name, as in `run_forwards`.
-            inputs: a form of the arguments for each step.
-            output_gradients: a form of the outputs' gradients for each step.
+            inputs: the location of each step's arguments.
+            output_gradients: the location of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
             poison: as in `run_forwards`.
-            outputs: a form for copies of each step's results, as in `run_forwards`.
+            outputs: a location for copies of each step's results, as in `run_forwards`.
         """
         state = self._state()
         returned = []
         self._prepare_calls(poison)
-        for form, gradients_form in zip(inputs, output_gradients, strict=True):
-            arguments = recorded(self._mapping.tensors(form))
-            gradients = self._mapping.tensors(gradients_form)
+        for location, gradients_location in zip(inputs, output_gradients, strict=True):
+            arguments = recorded(self._mapping.tensors(location))
+            gradients = self._mapping.tensors(gradients_location)
             if name == NOTHING:
                 returned.append(self._time_empty_step(arguments))
             else:
@@ -282,7 +283,7 @@ class RequestHandler:
         """Return whether all floats in the module's results for the first of the inputs are finite.
 
         Args:
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
         """
         _, leaves = flatten(self._module(*self._mapping.tensors(inputs[0])))
         floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
@@ -294,7 +295,7 @@ class RequestHandler:
         Inputs and parameters do not count, for they are in memory anyway.
 
         Args:
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
         """
         arguments = recorded(self._mapping.tensors(inputs[0]))
         bytes_of: dict[int, int] = {}  # from a storage's address to its size
@@ -318,7 +319,7 @@ class RequestHandler:
 
         Args:
             names: the yardsticks to set up.
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
             copied_bytes: bytes that a copy reads; it writes as many.
             own_file: path and text (in base64) of the file with the problem's own yardsticks; empty
                 if it has none.

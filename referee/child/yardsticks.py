@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from referee.contestants.shared import flat_bytes
+from referee.contestants.forms import flat_bytes
 from referee.names import COMPILED, COPY, COPY_FRESH
 
 Calls = dict[str, Callable[..., object]]

@@ -29,9 +29,9 @@ from referee.contestants.errors import (
 )
 from referee.contestants.memory import free_bytes, give_back_unused
 from referee.contestants.pipes import open_pipes
+from referee.contestants.pool import Pool
 from referee.contestants.reading import Reader
 from referee.contestants.server import Server
-from referee.contestants.shared import Pool
 
 MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
 
@@ -61,7 +61,7 @@ class Contestant:
         seconds: the wall time of the last request. It begins with SIGCONT, and ends when the whole
             tree has stopped and `read_early` has returned.
         reader: reads results in the process's memory.
-        span: the addresses at which the process maps the shared memory: the first, and one past the
+        addresses: where the process maps the shared memory: the first address, and one past the
             last. A result between them is in the referee's memory.
     """
 
@@ -92,7 +92,7 @@ class Contestant:
         except BaseException:
             self.close()
             raise
-        self.span = tuple(first_reply["span"])
+        self.addresses = tuple(first_reply["addresses"])
         self._stop()
         self._stopped_at = monotonic()
 

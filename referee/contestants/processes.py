@@ -1,12 +1,12 @@
 """Stops, continues and ends processes, each with everything that it started.
 
-A process that a solution has started is found below one of these:
+The processes of a solution are below one of three others:
 
-    the solution's process    unless the process between them has ended: then it is an orphan
-    the init process          of a solution with walls, see `namespaces`: it adopts orphans
-    the referee               it adopts all other orphans, because it is a subreaper (see prctl(2)).
-                              A solution's process can also start a sibling of its own, which is a
-                              child of the referee (CLONE_PARENT in clone(2))
+    the solution's process    it has started them
+    the init process          it has adopted them because their parent has ended, see `namespaces`
+    the referee               it has adopted them, for it is a subreaper (see prctl(2)); or the
+                              solution's process has started them as its siblings (CLONE_PARENT in
+                              clone(2))
 
 Processes are looked up in /proc:
 

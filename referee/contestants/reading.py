@@ -18,8 +18,8 @@ import torch
 from referee.contestants import cuda_ipc
 from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.memory import free_bytes
+from referee.contestants.pool import Pool
 from referee.contestants.results import span_of
-from referee.contestants.shared import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.

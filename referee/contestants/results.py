@@ -7,7 +7,7 @@ results apart by the same function.
 import torch
 
 from referee.contestants import cuda_ipc
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 
 MOST_LEAVES = 1000  # values in an output that are no tuples or lists
 

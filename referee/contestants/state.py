@@ -18,9 +18,11 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
+from referee.contestants.forms import dtype_name, pack
+from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
+from referee.contestants.region import Region
 from referee.contestants.results import span_of
-from referee.contestants.shared import Pool, Region, dtype_name, pack
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
@@ -129,7 +131,9 @@ class State:
         sizes, forms = _forms_in_region(descriptions, most_bytes)
         self._region.make_room_for(sizes, forms)
         self.write(values)
-        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
+        self._contestant.ask(
+            "adopt", names=list(self.names.values()), location=self._region.location
+        )
 
     def _check_first_values(
         self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
+from referee.contestants.forms import dtype_name
 from referee.contestants.results import flatten, plain
-from referee.contestants.shared import dtype_name
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import LARGEST_ROUNDING
 from referee.reference.operators import Operators

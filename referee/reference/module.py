@@ -12,7 +12,7 @@ from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import SecondLook
-from referee.contestants.shared import without_repeats
+from referee.contestants.forms import without_repeats
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
 from referee.reference.problem import Problem

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS
-from referee.contestants.shared import without_repeats
+from referee.contestants.forms import without_repeats
 
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.

@@ -162,7 +162,11 @@ def time_request(
     contestant = timed_call.contestant
     early = EarlyElements(bench, contestant)
     reply = contestant.ask(
-        "run_forwards", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
+        "run_forwards",
+        early.read,
+        name=timed_call.call,
+        inputs=bench.locations(calls),
+        outputs=room,
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
     return TimedRequest(Sample(call_seconds, contestant.seconds), reply, early)

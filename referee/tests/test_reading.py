@@ -9,9 +9,10 @@ import torch
 
 from referee.checks.results import check_complete
 from referee.contestants import processes, reading
+from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.contestants.region import Region
 from referee.contestants.results import describe, flatten
-from referee.contestants.shared import Pool, Region
 from referee.rounds.early_elements import EarlyElements
 from referee.verdict import NotCorrectError
 
