@@ -60,7 +60,11 @@ rounds/: timed rounds
 
 grading: `Grading`, which has what the checks of a file share
 
-bench: `Bench`, which has shared memory and eager's processes for all files of a problem
+bench: `Bench`, which has what the gradings of one problem share
+
+eager: eager's processes, which all solutions of a problem use
+
+request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 
 verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 

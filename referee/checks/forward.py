@@ -124,18 +124,18 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     # this memory; a result that is not written is then NaN.
     arguments = {
         "name": MODULE,
-        "inputs": bench.locations(1),
+        "inputs": bench.memory.locations(1),
         "fill": fill,
         "poison": _bytes_of(expected),
     }
-    if not bench.are_results_copied:
+    if not bench.memory.are_results_copied:
         reply = grading.solution.ask("run_forwards", **arguments)
         if _are_readable(reply["calls"][0]["results"]):
             return reply
-        bench.are_results_copied = True
+        bench.memory.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
-    room = bench.room_for([_blank(tensor) for tensor in expected], 1)
+    room = bench.memory.room_for([_blank(tensor) for tensor in expected], 1)
     return grading.solution.ask("run_forwards", outputs=room, **arguments)
 
 

@@ -105,7 +105,7 @@ def check_elements_apart(
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
-        return grading.bench.pool.allocation(description.get("handle")) is not None
+        return grading.bench.memory.pool.allocation(description.get("handle")) is not None
     start, end = grading.solution.addresses
     address = description.get("address")
     return isinstance(address, int) and start <= address < end
@@ -122,9 +122,9 @@ def read_result(
         name: the case in messages.
         indices: the index of the call in the request, and of the result in the call.
     """
-    if grading.bench.are_results_copied:
+    if grading.bench.memory.are_results_copied:
         call_index, result_index = indices
-        return grading.bench.outputs[call_index].tensors[result_index]
+        return grading.bench.memory.outputs[call_index].tensors[result_index]
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:

@@ -55,7 +55,7 @@ def time_forwards(grading: Grading) -> None:
     bench, problem = grading.bench, grading.problem
     timing_plan = plan(bench)
     _prepare_eager(grading)
-    timed_calls = timed_calls_of(grading, bench.yardsticks)
+    timed_calls = timed_calls_of(grading, bench.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
@@ -73,9 +73,9 @@ def time_forwards(grading: Grading) -> None:
 
 def _prepare_eager(grading: Grading) -> None:
     """Start eager's processes and have them set up the yardsticks."""
-    grading.bench.start_eager()
+    grading.bench.eager.start()
     grading.write_inputs([grading.problem.draw()])
-    grading.bench.prepare_yardsticks(_yardsticks_to_time(grading))
+    grading.bench.eager.prepare_yardsticks(_yardsticks_to_time(grading))
 
 
 def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     timings = Timings(
         problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
     )
-    timings.notes += grading.bench.notes
+    timings.notes += grading.bench.eager.notes
     timings.start(timed_call.name for timed_call in timed_calls)
     run = Run(problem.setting, timings)
     grading.findings.run = run

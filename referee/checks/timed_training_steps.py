@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench, write_all
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.contestants.errors import RaisedError
@@ -105,7 +104,7 @@ def _is_lack_of_memory(error: Exception) -> bool:
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.findings.run.training_step`."""
     bench = grading.bench
-    timed_calls = timed_calls_of(grading, only_compiled(bench.yardsticks))
+    timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With so many steps, a request lasts about as long as one of forwards.
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
@@ -265,7 +264,7 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
-    write_all(bench.output_gradients, bench.pool, gradients_of_steps)
+    bench.memory.write_output_gradients(gradients_of_steps)
     write_state_for_all(grading)
     return drawn_steps
 
@@ -310,23 +309,18 @@ def _time_steps(
     early = EarlyElements(bench, contestant)
     outputs = None
     if templates is not None:
-        outputs = bench.room_for(templates, calls)
+        outputs = bench.memory.room_for(templates, calls)
     reply = contestant.ask(
         "run_steps",
         early.read,
         name=timed_call.call,
-        inputs=bench.locations(calls),
-        output_gradients=_output_gradient_locations(bench, calls),
+        inputs=bench.memory.locations(calls),
+        output_gradients=bench.memory.output_gradient_locations(calls),
         parameters=parameters,
         outputs=outputs,
     )
     step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
     return TimedSteps(step_sample, reply, early)
-
-
-def _output_gradient_locations(bench: Bench, calls: int) -> list[dict]:
-    """Return the locations of the outputs' gradients of a request's calls."""
-    return [region.location for region in bench.output_gradients[:calls]]
 
 
 class _ErrorsOfOtherRoundings:
@@ -358,9 +352,9 @@ def _note_kept_bytes(grading: Grading) -> None:
     names, bench = grading.problem.names, grading.bench
     for name, process in (
         (names.solution, grading.solution),
-        (names.eager, bench.eager[0].contestant),
+        (names.eager, bench.eager.processes[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.locations(1))
+            reply = process.ask("count_saved_bytes", inputs=bench.memory.locations(1))
             if isinstance(reply["bytes"], int):
                 grading.findings.run.training_step.kept[name] = reply["bytes"]

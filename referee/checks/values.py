@@ -141,7 +141,7 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    if problem.may_share_memory or bench.are_results_copied:
+    if problem.may_share_memory or bench.memory.are_results_copied:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
@@ -238,6 +238,7 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.locations(1))
+    locations = grading.bench.memory.locations(1)
+    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["calls"][0]

@@ -8,8 +8,8 @@ from contextlib import closing
 from time import monotonic
 
 from referee import console, records
-from referee.bench import Reserve
 from referee.contestants.server import Server
+from referee.eager import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.project import Project

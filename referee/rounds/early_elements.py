@@ -53,9 +53,9 @@ class EarlyElements:
         """Read some elements of one result of each call, chosen at random."""
         calls = reply["calls"]
         count = max(1, READ_ELEMENTS // max(len(calls), 1))
-        if self._bench.are_results_copied:
+        if self._bench.memory.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
-            for call_index, region in enumerate(self._bench.outputs[: len(calls)]):
+            for call_index, region in enumerate(self._bench.memory.outputs[: len(calls)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
             for call_index, call in enumerate(calls):

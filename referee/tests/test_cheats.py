@@ -460,7 +460,7 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     are_whole = []
 
     def time_and_look(bench, timed_call, calls, *args):
-        are_whole.append(all(region.is_unchanged() for region in bench.inputs[:calls]))
+        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:calls]))
         return time_request(bench, timed_call, calls, *args)
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
@@ -499,7 +499,7 @@ def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
 
     def read_before_copies(early, reply):
         read(early, reply)
-        for call, region in zip(reply["calls"], early._bench.outputs, strict=False):
+        for call, region in zip(reply["calls"], early._bench.memory.outputs, strict=False):
             for copy, description in zip(region.tensors, call["results"], strict=False):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue

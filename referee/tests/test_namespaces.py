@@ -267,7 +267,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            eager_pids = [eager.contestant.pid for eager in engine._bench.eager]
+            eager_pids = [eager.contestant.pid for eager in engine._bench.eager.processes]
             outside = str([*eager_pids, server._process.pid, os.getpid()])
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -280,7 +280,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
+            assert [eager.contestant.pid for eager in engine._bench.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

@@ -115,7 +115,8 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
 def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, values):
     reader = Reader(stopped(), CPU, Pool(CPU))
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
+    memory = SimpleNamespace(are_results_copied=False, outputs=[])
+    bench = SimpleNamespace(problem=on_gpu, memory=memory)
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     calls = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
     early.read({"calls": calls})
@@ -132,7 +133,8 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
     region.make_room(results)
     problem = SimpleNamespace(device=torch.device(device))
-    bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
+    memory = SimpleNamespace(are_results_copied=True, outputs=[region])
+    bench = SimpleNamespace(problem=problem, memory=memory)
     forged = {"calls": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):
