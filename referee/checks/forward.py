@@ -89,7 +89,7 @@ def _compare_results(
         expected: the reference's results.
         reply: describes the solution's.
     """
-    descriptions = check_results(grading, case.name, reply["calls"][0], expected)
+    descriptions = check_results(grading, case.name, reply["returned"][0], expected)
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
         whole = read_result(grading, description, case.name, (0, result_index))
         check_complete(reply["elements"], result_index, whole, case.name)
@@ -130,7 +130,7 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     }
     if not bench.memory.are_results_copied:
         reply = grading.solution.ask("run_forwards", **arguments)
-        if _are_readable(reply["calls"][0]["results"]):
+        if _are_readable(reply["returned"][0]["results"]):
             return reply
         bench.memory.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"

@@ -148,7 +148,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     if reply is None:
         return []
     check_intact(grading, "the backward", with_gradients=True)
-    descriptions = reply["calls"][0]["results"]
+    descriptions = reply["returned"][0]["results"]
     if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
         return []
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
@@ -185,7 +185,7 @@ def _compare_quantities(
         reply: has a description for each quantity.
         is_strict: whether a single wrong element is a mistake.
     """
-    descriptions = reply["calls"][0]["results"]
+    descriptions = reply["returned"][0]["results"]
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):

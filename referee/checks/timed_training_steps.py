@@ -185,7 +185,7 @@ class _StepRounds:
             templates = _templates_of(drawn_steps[0])
         timed = _time_steps(grading, timed_call, self._calls, templates)
         if timed_call.contestant is grading.solution:
-            self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
+            self._compare_request(timed.reply["returned"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
         if timed_call.contestant is grading.solution:
             # Only now, because finalizers of the results have run the solution's code.
@@ -194,12 +194,12 @@ class _StepRounds:
         return timed.step_sample
 
     def _compare_request(
-        self, calls: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
+        self, returned: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
     ) -> None:
         """Compare all results and gradients of a timed request.
 
         Args:
-            calls: the reply's descriptions of each step's results.
+            returned: the reply's description of what each step has returned.
             drawn_steps: the steps' arguments, and the reference's results and gradients.
             early: the elements that were read before the clock stopped.
 
@@ -207,10 +207,10 @@ class _StepRounds:
             NotCorrectError: something is wrong.
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
-        check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
-        overwrite_memory(self._grading, len(calls))
-        for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
-            self._compare_step(call_index, call["results"], drawn, early)
+        check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
+        overwrite_memory(self._grading, len(returned))
+        for call_index, (of_step, drawn) in enumerate(zip(returned, drawn_steps, strict=True)):
+            self._compare_step(call_index, of_step["results"], drawn, early)
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")

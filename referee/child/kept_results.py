@@ -29,7 +29,7 @@ class KeptResults:
         self._kept = []
 
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
-        """Keep what each call of a request has returned; return a description of each.
+        """Keep what each call of a request has returned; return descriptions, see `results`.
 
         Args:
             returned: a tensor, or nested lists and tuples, for each call.
@@ -39,11 +39,11 @@ class KeptResults:
         output_locations = [None] * len(returned) if outputs is None else outputs
         descriptions = []
         for value, output_location in zip(returned, output_locations, strict=True):
-            structure, leaves = flatten(value)
+            nesting, leaves = flatten(value)
             results = [self._keep(leaf) for leaf in leaves]
             if output_location is not None:
                 self._copy(leaves, output_location)
-            descriptions.append({"structure": structure, "results": results})
+            descriptions.append({"nesting": nesting, "results": results})
         return descriptions
 
     def _keep(self, leaf: object) -> dict:

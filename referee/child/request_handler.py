@@ -58,7 +58,7 @@ class RequestHandler:
         self._device = device
         self._class: Callable | None = None  # the file's ModelNew or Model
         self._module: nn.Module | None = None
-        self._calls: dict[str, Callable] = {}  # what can be called: see `referee.names`
+        self._callables: dict[str, Callable] = {}  # what can be called: see `referee.names`
         self._results = KeptResults(mapping, device)
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
         self._random = random.Random()  # torch's and Python's generators are the solution's
@@ -66,7 +66,7 @@ class RequestHandler:
         # torch fills this tensor with all of its threads. So they are awake before the first call.
         self._thread_waker = torch.empty(1 << 18, device=device)
         ready_result = torch.zeros(1, device=device)
-        self._calls[NOTHING] = lambda *inputs: ready_result
+        self._callables[NOTHING] = lambda *inputs: ready_result
 
     def import_file(self, text: str, path: str, names: list[str], folders: list[str]) -> dict:
         """Execute a file's text, which the referee has read before any solution ran.
@@ -119,7 +119,7 @@ class RequestHandler:
             class_name = getattr(self._class, "__name__", "ModelNew")
             raise TypeError(f"{class_name} makes a {type_name}, not an nn.Module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
-        self._module = self._calls[MODULE] = module
+        self._module = self._callables[MODULE] = module
         state = [{"name": name, **_describe_state(x)} for name, x in self._state().items()]
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -159,7 +159,7 @@ class RequestHandler:
                 can read results where they are.
         """
         arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
-        call = self._calls[name]
+        call = self._callables[name]
         self._prepare_calls(poison)
         self._clock.get_ahead()
         mode = nan_in_new_tensors() if fill else nullcontext()
@@ -224,14 +224,18 @@ class RequestHandler:
             elements = read_at_once(returned[-1], self._device, self._random)
         backlog = self._clock.wait()
         seconds = self._clock.seconds()
-        calls = self._results.keep_all(returned, outputs)
-        return {"seconds": seconds, "backlog": backlog, "calls": calls, "elements": elements}
+        return {
+            "seconds": seconds,
+            "backlog": backlog,
+            "returned": self._results.keep_all(returned, outputs),
+            "elements": elements,
+        }
 
     def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
         with torch.enable_grad():
             self._clock.get_ahead()
-            result = self._clock.time(partial(self._calls[NOTHING], *arguments))
+            result = self._clock.time(partial(self._callables[NOTHING], *arguments))
             self._clock.get_ahead()
             self._clock.time(lambda: None)
         return result
@@ -247,7 +251,7 @@ class RequestHandler:
         """
         with torch.enable_grad():
             self._clock.get_ahead()
-            result = self._clock.time(partial(self._calls[name], *arguments))
+            result = self._clock.time(partial(self._callables[name], *arguments))
             _, leaves = flatten(result)
             self._clock.get_ahead()
             computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
@@ -270,7 +274,7 @@ class RequestHandler:
         """
         self._class = None
         self._module = None
-        self._calls = {NOTHING: self._calls[NOTHING]}
+        self._callables = {NOTHING: self._callables[NOTHING]}
         self._results.free()
         if "torch._dynamo" in sys.modules:
             # Frees compiled modules. If no compiler is imported, there are none.
@@ -326,24 +330,24 @@ class RequestHandler:
                 if it has none.
         """
         # The yardsticks of an earlier request go first: new ones may need their memory.
-        self._calls = {name: self._calls[name] for name in (MODULE, NOTHING)}
+        self._callables = {name: self._callables[name] for name in (MODULE, NOTHING)}
         own_yardsticks = None
         if own_file:
             path, text = own_file
             own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
-        calls: dict[str, Callable] = {}
+        callables: dict[str, Callable] = {}
         notes = []
         for name in names:
             try:
-                calls |= yardsticks.make(
+                callables |= yardsticks.make(
                     name, self._module, arguments, copied_bytes, own_yardsticks
                 )
             except Exception as error:  # for example, Triton is not installed
                 first_line = str(error).strip().partition("\n")[0]
                 notes.append(f"{name} is left out: {first_line or type(error).__name__}")
-        self._calls |= calls
-        return {"names": list(calls), "notes": notes}
+        self._callables |= callables
+        return {"names": list(callables), "notes": notes}
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""

@@ -130,14 +130,13 @@ class Contestant:
             if rest:
                 self._pipes.write_all(rest, self.deadline)
             reply = self._receive(token)
-            if "calls" in reply:
-                requested_calls = len(arguments.get("inputs", []))
-                if len(reply["calls"]) != requested_calls:
-                    raise ForgedError
         finally:
             if not self._has_ended:
                 self._stop()
             self._stopped_at = monotonic()
+        requested_calls = len(arguments.get("inputs", []))
+        if "returned" in reply and len(reply["returned"]) != requested_calls:
+            raise ForgedError
         if read_early:
             read_early(reply)
         self.seconds = perf_counter() - start
@@ -239,12 +238,12 @@ def _has_right_types(reply: dict) -> bool:
 
     The content of the dictionaries is checked where it is used.
     """
-    calls = reply.get("calls", [])
-    if not _is_list_of_dicts(calls) or not _is_list_of_dicts(reply.get("state", [])):
+    returned = reply.get("returned", [])
+    if not _is_list_of_dicts(returned) or not _is_list_of_dicts(reply.get("state", [])):
         return False
     if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
         return False
-    return all(_is_list_of_dicts(call.get("results")) for call in calls)
+    return all(_is_list_of_dicts(of_call.get("results")) for of_call in returned)
 
 
 def _is_list_of_dicts(value: object) -> bool:

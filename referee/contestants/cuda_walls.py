@@ -84,7 +84,7 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
         reply = contestant.ask("run_forwards", name=MODULE, inputs=[region.location])
-        result = contestant.reader.whole(reply["calls"][0]["results"][0])
+        result = contestant.reader.whole(reply["returned"][0]["results"][0])
         return "" if torch.equal(result, values + 1) else "the referee reads another result"
     finally:
         contestant.close()

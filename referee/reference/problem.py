@@ -50,7 +50,7 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        structure, operators, terms, may_share_memory: see `first_forward.FirstForward`.
+        nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
         why_no_float64: why results are compared with eager's alone, or "".
         why_no_float64_in_steps: the same for training steps; the first comparison of gradients
             sets it.
@@ -97,7 +97,7 @@ class Problem:
         check_state(file, module)
         self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
         forward = run_first_forward(file, self.device, module, inputs)
-        self.structure = forward.structure
+        self.nesting = forward.nesting
         self.output_bytes = forward.output_bytes
         self.operators = forward.operators
         self.terms = forward.terms

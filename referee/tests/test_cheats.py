@@ -165,10 +165,10 @@ while frame and "request" not in frame.f_locals:
 if frame:
     description = {"type": "Tensor", "shape": list(x.shape), "strides": list(x.stride())}
     description |= {"dtype": "float32", "device": "cpu", "address": x.data_ptr()}
-    call = {"structure": "*", "results": [description]}
+    call = {"nesting": "*", "results": [description]}
     count = len(frame.f_locals["request"]["arguments"]["inputs"])
     reply = {"token": frame.f_locals["request"]["token"], "seconds": [1e-9] * count}
-    reply["calls"] = [call] * count
+    reply["returned"] = [call] * count
     os.write(frame.f_locals["replies"], json.dumps(reply).encode() + b"\\n")
 return out
 """)
@@ -499,7 +499,7 @@ def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
 
     def read_before_copies(early, reply):
         read(early, reply)
-        for call, region in zip(reply["calls"], early._bench.memory.outputs, strict=False):
+        for call, region in zip(reply["returned"], early._bench.memory.outputs, strict=False):
             for copy, description in zip(region.tensors, call["results"], strict=False):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue

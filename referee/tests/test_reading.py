@@ -118,8 +118,8 @@ def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, va
     memory = SimpleNamespace(are_results_copied=False, outputs=[])
     bench = SimpleNamespace(problem=on_gpu, memory=memory)
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
-    calls = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
-    early.read({"calls": calls})
+    returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
+    early.read({"returned": returned})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
@@ -135,7 +135,7 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     problem = SimpleNamespace(device=torch.device(device))
     memory = SimpleNamespace(are_results_copied=True, outputs=[region])
     bench = SimpleNamespace(problem=problem, memory=memory)
-    forged = {"calls": [{"results": []}]}
+    forged = {"returned": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):
         region.fill_with_nan()
