@@ -163,7 +163,7 @@ class Engine:
             grading = Grading(self._bench, file, self._options, verdict, stage.enter)
             self._make_checks(grading)
         except NotCorrectError as error:
-            verdict.word, verdict.reason = error.verdict, error.reason
+            verdict.word, verdict.reason = error.word, error.reason
         except BadReferenceError as error:  # it fails for some inputs only
             verdict.word, verdict.reason = ERROR, str(error)
         except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's

@@ -29,15 +29,15 @@ class NotCorrectError(Exception):
     """Ends a grading, because the file is not correct or cannot be graded.
 
     Args:
-        verdict: the verdict in a word: WRONG or ERROR.
+        word: the verdict in a word: WRONG or ERROR, or LEFT_OUT in a sweep.
         reason: why the file is not correct.
 
     Both are attributes, too.
     """
 
-    def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(verdict, reason)
-        self.verdict = verdict
+    def __init__(self, word: str, reason: str) -> None:
+        super().__init__(word, reason)
+        self.word = word
         self.reason = reason
 
 

@@ -87,7 +87,7 @@ class Comparison:
         try:
             session.grade(subject, session.options, report, server, reserve)
         except NotCorrectError as error:  # the problem cannot be graded
-            self._show(subject, Verdict(session.files[0].path, error.verdict, error.reason))
+            self._show(subject, Verdict(session.files[0].path, error.word, error.reason))
 
     def _show(self, subject: Subject, verdict: Verdict) -> None:
         """Record a verdict and print it in full."""

@@ -82,7 +82,7 @@ class Sweep:
         try:
             session.grade(subject, options, partial(self._show, subject), server, reserve)
         except NotCorrectError as error:  # the size cannot be graded
-            self._show(subject, Verdict(path, error.verdict, error.reason))
+            self._show(subject, Verdict(path, error.word, error.reason))
 
     def _seconds_for_size(self, index: int) -> float:
         """Return the seconds that a size may take.
