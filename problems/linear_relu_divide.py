@@ -90,13 +90,13 @@ class LinearReluDivideProblem(Problem):
     @property
     def work(self) -> int:
         """The floating-point operations of one product."""
-        _k, n, _divisor = self.args
+        _k, n, _divisor = self.arguments
         return 2 * math.prod(self.shape) * n
 
     @property
     def moved(self) -> int:
         """Bytes that a call reads and writes: those of x and out, and of the weight."""
-        k, n, _divisor = self.args
+        k, n, _divisor = self.arguments
         return super().moved + n * k * self.dtype.itemsize
 
     def floor_seconds(self, timings: Timings) -> float:

@@ -94,7 +94,7 @@ class EagerProcess:
         seed = new_seed()
         module = problem.construct(seed)
         try:
-            self.state.construct(file.dtype, seed, module, problem.args)
+            self.state.construct(file.dtype, seed, module, problem.arguments)
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
         except StateError as error:

@@ -150,20 +150,20 @@ class Grading:
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
 
-    def construct(self, args: list | None = None, compare: bool = False) -> None:
+    def construct(self, arguments: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed and give the solution the reference's parameters.
 
         Args:
-            args: the constructors' arguments; None for the problem's own.
+            arguments: the constructors' arguments; None for the problem's own.
             compare: whether both constructors must have drawn the same values.
         """
         seed = new_seed()
-        self.reference.construct(seed, args)
-        if args is None:
-            args = self.problem.args
+        self.reference.construct(seed, arguments)
+        if arguments is None:
+            arguments = self.problem.arguments
         dtype = self.problem.file.dtype
         try:
-            self.state.construct(dtype, seed, self.reference.module, args, compare)
+            self.state.construct(dtype, seed, self.reference.module, arguments, compare)
         except StateError as error:
             raise NotCorrectError(WRONG, str(error)) from None
 

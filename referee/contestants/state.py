@@ -57,7 +57,7 @@ class State:
         dtype: torch.dtype | None,
         seed: int,
         module: torch.nn.Module,
-        args: list,
+        arguments: list,
         compare: bool = False,
     ) -> None:
         """Have the contestant construct its module and move its state into shared memory.
@@ -67,7 +67,7 @@ class State:
                 None if the problem has none.
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
-            args: the constructor's arguments.
+            arguments: the constructor's arguments.
             compare: whether both constructors must have drawn the same values.
 
         Raises:
@@ -76,7 +76,7 @@ class State:
         is_converted = dtype is not None and dtype.is_floating_point
         reply = self._contestant.ask(
             "construct",
-            arguments=pack(args),
+            arguments=pack(arguments),
             seed=seed,
             dtype=dtype_name(dtype) if is_converted else "",
         )

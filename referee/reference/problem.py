@@ -44,7 +44,7 @@ class Problem:
 
     Attributes:
         setting: the one of `settings` that is graded now.
-        args: the constructor's arguments.
+        arguments: the constructor's arguments.
         input_source: draws inputs; also has the indices of those that are tensors.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
@@ -84,8 +84,8 @@ class Problem:
         self.device = _with_index(device)
         self.setting = ""
         self.why_no_float64_in_steps = ""
-        self.args = file.arguments()
-        file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
+        self.arguments = file.arguments()
+        file.call_or_refuse("pickling its arguments", lambda: pack(self.arguments))
         module = self.construct(new_seed())
         inputs, draws_on_device = draw_first(file, self.device)
         self.input_source = InputSource(file, self.device, inputs, draws_on_device)
@@ -111,15 +111,15 @@ class Problem:
 
     # ----------------------------------------------------------------- the reference and its inputs
 
-    def construct(self, seed: int, args: list | None = None) -> nn.Module:
+    def construct(self, seed: int, arguments: list | None = None) -> nn.Module:
         """Return a new module of the reference, whose parameters are drawn under the seed.
 
         Args:
             seed: the seed of torch's generator.
-            args: the constructor's arguments; None for the problem's own.
+            arguments: the constructor's arguments; None for the problem's own.
         """
         return self.file.construct(
-            copy.deepcopy(self.args if args is None else args), seed, self.device
+            copy.deepcopy(self.arguments if arguments is None else arguments), seed, self.device
         )
 
     def copy(self, module: nn.Module) -> nn.Module:
