@@ -47,19 +47,19 @@ class Subject(NamedTuple):
     elements: int = 0
 
 
-def document(command: str, kind: str, environment: dict) -> dict:
+def document(command: str, kind: str, about: dict) -> dict:
     """Return the JSON file's content, without records yet.
 
     Args:
         command: the command line.
         kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
-        environment: the device and the versions, see the function `environment`.
+        about: the device and the versions, as `environment` returns them.
     """
     return {
         "schema": SCHEMA,
         "command": command,
         "kind": kind,
-        "environment": environment,
+        "environment": about,
         "records": [],
         "complete": True,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -23,7 +23,7 @@ class UnimportableError(Exception):
     """The project's own solution cannot be imported; the message says why."""
 
 
-class Comparison:
+class ComparisonWithEager:
     """Grades the project's solution on every subject and prints tables for each.
 
     Args:
