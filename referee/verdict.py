@@ -179,7 +179,7 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if isinstance(error, ForgedError):
         return ERROR, f"sends a reply of its own while {stage}"
     if isinstance(error, UnstoppableError):
-        return ERROR, f"does not stop at SIGSTOP while {stage}"
+        return ERROR, f"does not obey SIGSTOP while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""

@@ -109,7 +109,7 @@ class Contestant:
 
         Raises:
             EndedError: the process has ended.
-            UnstoppableError: the process does not stop.
+            UnstoppableError: the process does not stop, or it has run since the last request.
             ForgedError: the solution has sent or changed the reply.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
@@ -123,6 +123,9 @@ class Contestant:
             # The GPU must have done the referee's own work: inputs are written, results are read.
             torch.cuda.synchronize(self._device)
             give_back_unused(self._device)
+        if self._tree.has_run():
+            self._tree.kill()
+            raise UnstoppableError(-signal.SIGKILL, self.printed())
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
         self._tree.go_on()
@@ -140,6 +143,7 @@ class Contestant:
         if read_early:
             read_early(reply)
         self.seconds = perf_counter() - start
+        self._tree.note_runs()
         return reply
 
     def printed(self) -> str:

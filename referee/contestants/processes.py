@@ -12,6 +12,7 @@ Processes are looked up in /proc:
 
     /proc/PID/stat                 the state of a process
     /proc/PID/task/TID/children    the children of one of its threads
+    /proc/PID/task/TID/schedstat   how often the thread has run, among others
 """
 
 import os
@@ -25,7 +26,7 @@ from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
 # A process that has not stopped after so many seconds may wait for its child, which is then woken:
-# see `_wake_below`.
+# see `_stop_all`.
 SECONDS_BEFORE_WAKING = 0.01
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
 SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
@@ -124,38 +125,47 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
+        self._runs: dict[tuple[int, str], str] = {}  # by a process and its thread, see `note_runs`
 
     def stop(self) -> bool:
-        """Stop all processes of the tree. When this returns True, none of their threads runs.
+        """Stop all processes of the tree. When this returns True, they have stopped.
 
-        A process can fork until it has stopped. So the search is repeated until all processes that
-        it finds are stopped.
+        Until a process has stopped, it can fork, or wake another one that has stopped before. So
+        the search is repeated until all processes that it finds are at rest.
 
         Returns:
             False if some process does not stop; all processes of the tree are then killed.
         """
         deadline = monotonic() + SECONDS_TO_STOP
-        stopped: set[int] = set()
-        while running := [pid for pid in self._pids() if pid not in stopped]:
-            for pid in running:
-                _send(pid, signal.SIGSTOP)
-            for pid in running:
-                is_at_rest = _comes_to_rest(pid, monotonic() + SECONDS_BEFORE_WAKING)
-                woken = [] if is_at_rest else _wake_below(pid)
-                if not is_at_rest and not _comes_to_rest(pid, deadline):
-                    self._kill()
-                    return False
-                stopped.add(pid)
-                if woken:
-                    stopped.difference_update(woken)
-                    break  # the next search finds them and stops them again
-            if monotonic() > deadline:  # each search finds new processes
-                self._kill()
+        pids = self._pids()
+        while running := [pid for pid in pids if not _is_at_rest(pid)]:
+            if monotonic() > deadline or not _stop_all(running, deadline):
+                self.kill()
                 return False
-        self._stopped = list(stopped)
+            pids = self._pids()
+        self._stopped = pids
+        self._runs = {}
         return True
 
-    def _kill(self) -> None:
+    def note_runs(self) -> None:
+        """Note how often each thread of a solution has run; `has_run` compares.
+
+        `stop` does not do this, because the clock runs meanwhile, and it takes longer.
+        """
+        if self._is_solution:
+            self._runs = _runs_of_threads(self._stopped)
+
+    def has_run(self) -> bool:
+        """Return whether a thread has run since `note_runs`, although it was stopped.
+
+        A timer of the solution can send SIGCONT to its stopped process, for example.
+        """
+        if not self._runs:
+            return False
+        runs = _runs_of_threads(self._stopped)
+        return any(runs.get(thread, count) != count for thread, count in self._runs.items())
+
+    def kill(self) -> None:
         """Kill all processes of the tree that a search finds, stopped or not."""
         for pid in self._pids():
             _send(pid, signal.SIGKILL)
@@ -188,16 +198,37 @@ class Tree:
         return pids + _below(pids)
 
 
-def _wake_below(pid: int) -> list[int]:
-    """Wake the processes below one that does not stop soon; return them.
+def _stop_all(pids: list[int], deadline: float) -> bool:
+    """Stop some processes; return False if one does not stop before the deadline.
 
     A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
-    started the program. The child cannot do that while it is stopped itself.
+    started the program. The child cannot do that while it is stopped itself. So the processes below
+    one that does not stop soon are woken; the next search finds them and stops them again.
     """
-    woken = _below([pid])
-    for child in woken:
-        _send(child, signal.SIGCONT)
-    return woken
+    for pid in pids:
+        _send(pid, signal.SIGSTOP)
+    for pid in pids:
+        if _comes_to_rest(pid, monotonic() + SECONDS_BEFORE_WAKING):
+            continue
+        for child in _below([pid]):
+            _send(child, signal.SIGCONT)
+        return _comes_to_rest(pid, deadline)
+    return True
+
+
+def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
+    """Return how often each thread of some processes has run, as /proc writes this number.
+
+    A thread has run once more when it gets a core. So the number grows before the thread runs, and
+    not when it stops.
+    """
+    runs = {}
+    for pid in pids:
+        with suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
+                runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
+    return runs
 
 
 def _below(pids: list[int]) -> list[int]:

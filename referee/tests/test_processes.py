@@ -98,6 +98,80 @@ def test_a_tree_that_starts_programs_is_stopped():
     os.waitpid(pid, 0)
 
 
+def wait_for_change(memory):
+    """Wait until a process changes the first byte of shared memory."""
+    first, end = memory[0], time.monotonic() + 10
+    while memory[0] == first and time.monotonic() < end:
+        time.sleep(0.001)
+    assert memory[0] != first
+
+
+def count_in(memory):
+    """Count in the first byte of shared memory until the process is killed."""
+    while True:
+        memory[0] = (memory[0] + 1) % 256
+
+
+def test_a_process_that_is_woken_by_another_one_is_stopped_again():
+    """A child of the counting process wakes it whenever it has stopped.
+
+    `stop` must not return True while one of the two runs. It may give up, but not be deceived.
+    """
+    memory = mmap.mmap(-1, 16)
+    pid = os.fork()
+    if pid == 0:
+        counter = os.getpid()
+        if os.fork() == 0:
+            while True:
+                if processes.state_of(counter) == "T":
+                    os.kill(counter, signal.SIGCONT)
+        count_in(memory)
+    wait_for_change(memory)
+    tree = processes.Tree(pid, is_solution=True)
+    for _ in range(40):
+        assert tree.stop()
+        tree.note_runs()
+        count = memory[0]
+        time.sleep(0.01)
+        assert memory[0] == count
+        assert not tree.has_run()
+        tree.go_on()
+        time.sleep(0.002)
+    tree.end()
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("has_timer", [True, False])
+def test_a_process_that_a_timer_wakes_is_noticed(has_timer):
+    """The kernel sends SIGCONT to the stopped process: nothing has run that could be stopped."""
+    memory = mmap.mmap(-1, 16)
+    libc = ctypes.CDLL(None)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: has_timer and start_timer(libc, signal.SIGCONT))
+        count_in(memory)
+    wait_for_change(memory)
+    tree = processes.Tree(pid, is_solution=True)
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.01)
+    assert tree.stop()
+    tree.note_runs()
+    time.sleep(0.3)
+    assert tree.has_run() == has_timer
+    tree.end()
+    os.waitpid(pid, 0)
+
+
+def start_timer(libc, number, nanoseconds=100_000_000):
+    """Have the kernel send a signal to this process later, by timer_create(2)."""
+    event = (ctypes.c_int * 16)()  # a struct sigevent, whose third number is the signal's
+    event[2] = number
+    timer = ctypes.c_void_p()
+    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+    interval_and_time = (ctypes.c_long * 4)(0, 0, 0, nanoseconds)
+    assert libc.timer_settime(timer, 0, interval_and_time, None) == 0
+
+
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
@@ -105,7 +179,7 @@ def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     _, status = os.waitpid(sleeper, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     error = UnstoppableError(-signal.SIGKILL, "")
-    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
+    assert outcome(error, "importing") == (ERROR, "does not obey SIGSTOP while importing")
 
 
 CLONE_PARENT = 0x8000
@@ -122,15 +196,13 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
         pid = os.fork()
         if pid == 0:
             is_sibling = libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0
-            while is_sibling:
-                memory[0] = (memory[0] + 1) % 256
+            if is_sibling:
+                count_in(memory)
             signal.pause()
         processes.own_pids.add(pid)
         try:
             tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
-            end = time.monotonic() + 10
-            while not memory[0] and time.monotonic() < end:
-                time.sleep(0.001)
+            wait_for_change(memory)
             assert tree.stop()
             count = memory[0]
             time.sleep(0.05)
