@@ -207,7 +207,7 @@ class Eager:
         reply = self.processes[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
-            inputs=self._memory.locations(1),
+            inputs=self._memory.input_locations(1),
             copied_bytes=max(1, self._problem.moved // 2),
             own_file=own_file,
         )

@@ -146,7 +146,7 @@ def make_run_record(run: Run) -> dict:
         "notes": timings.notes,
     }
     step = make_step_record(run.training_step) if run.training_step else None
-    return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
+    return {"setting": run.setting, "time": run.time, "forward": forward, "step": step}
 
 
 def make_step_record(step: StepTimings) -> dict:

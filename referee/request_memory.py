@@ -38,7 +38,7 @@ class RequestMemory:
         """Write the gradients of outputs of a request's training steps, a list for each step."""
         self._write(self.output_gradients, gradients_of_calls)
 
-    def locations(self, calls: int) -> list[dict]:
+    def input_locations(self, calls: int) -> list[dict]:
         """Return the locations of the inputs of a request's first `calls` calls."""
         return [region.location for region in self.inputs[:calls]]
 

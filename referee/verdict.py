@@ -56,7 +56,7 @@ class Run:
     training_step: StepTimings | None = None
 
     @property
-    def word(self) -> str:
+    def time(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(

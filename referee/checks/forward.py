@@ -124,7 +124,7 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     # this memory; a result that is not written is then NaN.
     arguments = {
         "name": MODULE,
-        "inputs": bench.memory.locations(1),
+        "inputs": bench.memory.input_locations(1),
         "fill": fill,
         "poison": _bytes_of(expected),
     }

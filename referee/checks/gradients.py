@@ -209,7 +209,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         return grading.solution.ask(
             "run_steps",
             name=MODULE,
-            inputs=bench.memory.locations(1),
+            inputs=bench.memory.input_locations(1),
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             poison=_largest_bytes(quantities),

@@ -59,7 +59,7 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     bench.eager.start()
     grading.write_inputs([inputs])
     try:
-        reply = bench.eager.processes[0].ask("is_finite", inputs=bench.memory.locations(1))
+        reply = bench.eager.processes[0].ask("is_finite", inputs=bench.memory.input_locations(1))
         bench.free_results(bench.eager.processes[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False

@@ -315,7 +315,7 @@ def _time_steps(
         "run_steps",
         early.read,
         name=timed_call.call,
-        inputs=bench.memory.locations(calls),
+        inputs=bench.memory.input_locations(calls),
         output_gradients=bench.memory.output_gradient_locations(calls),
         parameters=parameters,
         outputs=outputs,
@@ -356,6 +356,6 @@ def _note_kept_bytes(grading: Grading) -> None:
         (names.eager, bench.eager.processes[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.memory.locations(1))
+            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
             if isinstance(reply["bytes"], int):
                 grading.findings.run.training_step.kept[name] = reply["bytes"]

@@ -238,7 +238,7 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    locations = grading.bench.memory.locations(1)
+    locations = grading.bench.memory.input_locations(1)
     reply = grading.solution.ask("run_forwards", name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["returned"][0]

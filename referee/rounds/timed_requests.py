@@ -165,7 +165,7 @@ def time_request(
         "run_forwards",
         early.read,
         name=timed_call.call,
-        inputs=bench.memory.locations(calls),
+        inputs=bench.memory.input_locations(calls),
         outputs=room,
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
