@@ -6,7 +6,7 @@ their own. In the texts, `x` is the input of the forward. Cheats are in `test_so
 
 import pytest
 
-from referee.tests.texts import Table, correct, module, wrong
+from referee.tests.texts import Table, correct, module, own_linear_relu, wrong
 from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
 from tests.support.honest import linear
 
@@ -170,25 +170,11 @@ RELU_BACKWARDS: Table = {
 }
 
 # HERE is the gradient of bias, from that of z = x weight^T + bias, `g`.
-OWN_LINEAR = """
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, divisor):
-        y = torch.relu(torch.addmm(bias, x, weight.t())) / divisor
-        ctx.save_for_backward(x, weight, y)
-        ctx.divisor = divisor
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight, y = ctx.saved_tensors
-        g = g * (y != 0) / ctx.divisor
-        return g @ weight, g.t() @ x, HERE, None
-"""
+OWN_LINEAR = own_linear_relu("gradients[2] = HERE")
 USE_OF_OWN_LINEAR = """
 if x.dim() != 2:
     return torch.relu(self.linear(x)) / self.divisor
-return Own.apply(x, self.linear.weight, self.linear.bias, self.divisor)
+return Own.apply(x, self.linear.weight, self.linear.bias) / self.divisor
 """
 LINEAR_BACKWARDS: Table = {
     "right": ("g.sum(0)", "correct", STEP),

@@ -24,6 +24,7 @@ BAD = {
     "no inputs": (WIDE.replace("get_inputs", "inputs"), "defines no get_inputs"),
     "inputs raise": (WIDE.replace("torch.rand(3,", "torch.rand(-3,"), "get_inputs raises Runtime"),
     "inputs are text": (WIDE.replace("[torch.rand(3, 131072)]", "'x'"), "gives a str, not a list"),
+    "tensors in a list": (WIDE.replace("torch.rand(3, 131072)", "[torch.rand(3)]"), "gives a list"),
     "no tensor": (WIDE.replace("torch.rand(3, 131072)", "3"), "get_inputs gives no tensor"),
     "a dict": (WIDE.replace("torch.rand(3, 131072)", "{}"), "get_inputs gives a dict"),
     "constructor": (WIDE.replace("[]", "[1]"), "Model raises TypeError: "),

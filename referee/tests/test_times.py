@@ -12,12 +12,13 @@ import torch
 from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
+from referee.rounds import slow_eager
 from referee.rounds.samples import RoundSamples
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
 from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import Run, compare_times
+from referee.verdict import NotCorrectError, Run, compare_times
 
 # A request has 2 to 3 s of overhead, the fastest empty one 1 s. An empty call takes 0.1 s.
 OVERHEAD = Overhead(estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.1)
@@ -194,6 +195,30 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     assert speed_up([1.0], [2.0]) == (0.5, 0.5, 0.5)
     assert spread([1.0]) == (1.0, 1.0)
     assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize("is_new_process_faster", [True, False])
+def test_eager_that_has_become_slower_is_the_solutions_fault_only_if_a_new_process_is_faster(
+    is_new_process_faster, monkeypatch
+):
+    monkeypatch.setattr(slow_eager, "_is_new_process_faster", lambda *_: is_new_process_faster)
+    names = Names("ModelNew", "eager")
+    timings = SimpleNamespace(seconds={names.eager: [3.0] * 3, names.control: [3.0] * 3})
+    grading = SimpleNamespace(
+        problem=SimpleNamespace(names=names),
+        device=torch.device("cpu"),
+        bench=None,
+        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
+        verdict=SimpleNamespace(notes=[]),
+    )
+    plan = Plan(calls=1, seconds_alone=[1.0] * 5)
+    if is_new_process_faster:
+        with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
+            check_eager_speed(grading, plan, samples=None)
+    else:
+        check_eager_speed(grading, plan, samples=None)
+        [note] = grading.verdict.notes
+        assert note == "the machine has become slower since eager was timed alone"
 
 
 def test_nobody_is_blamed_for_late_launches_on_a_gpu():
