@@ -1,7 +1,6 @@
 """Processes are stopped and ended, with all that they have started."""
 
 import ctypes
-import mmap
 import os
 import platform
 import signal
@@ -14,39 +13,30 @@ import pytest
 
 from referee.contestants import processes
 from referee.contestants.errors import UnstoppableError
+from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.words import ERROR
 
 
 def test_a_stopped_tree_does_nothing():
     """Processes that it has started, in other sessions too, do nothing either."""
-    memory = mmap.mmap(-1, 16)
+    parents, childs = Counter(), Counter()
     pid = os.fork()
     if pid == 0:
         if os.fork() == 0:
             os.setsid()
-        while True:
-            memory[0] = (memory[0] + 1) % 256
+            childs.count()
+        parents.count()
     tree = processes.Tree(pid, is_solution=False)
-    time.sleep(0.1)
     for _ in range(5):
+        assert parents.goes_on() and childs.goes_on()
         tree.stop()
-        count = memory[0]
-        time.sleep(0.02)
-        assert memory[0] == count
+        assert parents.is_still() and childs.is_still()
         tree.go_on()
-        end = time.monotonic() + 10
-        while memory[0] == count and time.monotonic() < end:
-            time.sleep(0.001)
-        assert memory[0] != count
-    children = processes.children_of(pid)
+    [child] = processes.children_of(pid)
     tree.end()
     os.waitpid(pid, 0)
-    for child in children:
-        end = time.monotonic() + 10
-        while processes.state_of(child) not in "XZ" and time.monotonic() < end:
-            time.sleep(0.001)
-        assert processes.state_of(child) in "XZ"
+    assert until(lambda: processes.state_of(child) in "XZ")
 
 
 @pytest.mark.parametrize(("states", "is_at_rest"), [("TTT", True), ("TRT", False), ("", True)])
@@ -93,7 +83,7 @@ def test_a_tree_that_starts_programs_is_stopped():
         assert tree.stop()
         assert processes.state_of(pid) == "T"
         tree.go_on()
-        time.sleep(index % 5 * 1e-3)
+        time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
     tree.end()
     os.waitpid(pid, 0)
 
@@ -116,25 +106,21 @@ CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of 
 @pytest.mark.parametrize("has_walls", [False, True])
 def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, sleeper):
     """The sleeper plays the init process of the solution's namespace."""
-    memory = mmap.mmap(-1, 16)
+    counter = Counter()
     libc = ctypes.CDLL(None)
     with processes.subreaper():
         pid = os.fork()
         if pid == 0:
             is_sibling = libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0
-            while is_sibling:
-                memory[0] = (memory[0] + 1) % 256
+            if is_sibling:
+                counter.count()
             signal.pause()
         processes.own_pids.add(pid)
         try:
             tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
-            end = time.monotonic() + 10
-            while not memory[0] and time.monotonic() < end:
-                time.sleep(0.001)
+            assert counter.goes_on()
             assert tree.stop()
-            count = memory[0]
-            time.sleep(0.05)
-            assert memory[0] == count
+            assert counter.is_still()
             tree.end()
             os.waitpid(pid, 0)
         finally:
@@ -148,9 +134,6 @@ def test_orphans_are_found_and_ended():
                 os.setsid()
                 signal.pause()
             os._exit(0)
-        end = time.monotonic() + 10
-        while not processes._orphans() and time.monotonic() < end:
-            time.sleep(0.001)
+        assert until(processes._orphans)
         orphans = processes._orphans()
-        assert orphans
     assert not any(processes.state_of(pid) in "RSDT" for pid in orphans)
