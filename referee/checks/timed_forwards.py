@@ -35,7 +35,7 @@ from referee.rounds.timed_requests import (
 from referee.rounds.turns import (
     in_random_order,
     overwrite_memory,
-    rewrite_memory,
+    rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -161,7 +161,9 @@ class _ForwardRounds:
             _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
         timed_call.contestant.ask("release")
         if timed_call.contestant is grading.solution:
-            rewrite_memory(grading)
+            # Only now, because finalizers of the results have run the solution's code.
+            check_eager_intact(grading)
+            rewrite_inputs(grading)
         return timed.sample
 
 
@@ -202,7 +204,6 @@ def _compare_calls(
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(calls))
-    check_eager_intact(grading)
     overwrite_memory(grading, len(calls))
     for call_index, call in enumerate(calls):
         descriptions = check_results(grading, "a timed call", call, drawn.expected[call_index])

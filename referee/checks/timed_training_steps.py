@@ -35,7 +35,7 @@ from referee.rounds.turns import (
     in_random_order,
     only_compiled,
     overwrite_memory,
-    rewrite_memory,
+    rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
@@ -189,7 +189,9 @@ class _StepRounds:
             self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
         if timed_call.contestant is grading.solution:
-            rewrite_memory(grading)
+            # Only now, because finalizers of the results have run the solution's code.
+            check_eager_intact(grading)
+            rewrite_inputs(grading)
         return timed.step_sample
 
     def _compare_request(
@@ -207,7 +209,6 @@ class _StepRounds:
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
         check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
-        check_eager_intact(self._grading)
         overwrite_memory(self._grading, len(calls))
         for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
             self._compare_step(call_index, call["results"], drawn, early)

@@ -219,11 +219,12 @@ class RequestHandler:
             outputs: likewise.
         """
         elements = {}
-        if poison:  # before `seconds`, which waits for all streams
+        if poison:  # before `wait`, which waits for all streams
             elements = read_at_once(returned[-1], self._device, self._random)
+        backlog = self._clock.wait()
         seconds = self._clock.seconds()
         calls = self._results.keep_all(returned, outputs)
-        return {"seconds": seconds, "calls": calls, "elements": elements}
+        return {"seconds": seconds, "backlog": backlog, "calls": calls, "elements": elements}
 
     def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""

@@ -14,6 +14,7 @@ from referee.names import MODULE
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
+from referee.times.two_clocks import LATE
 from referee.verdict import NotCorrectError
 from referee.words import ERROR
 
@@ -41,14 +42,14 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     is_on_gpu = grading.device.type == "cuda"
     if is_on_gpu and not _is_slower(_fast_calls(grading, samples), plan.seconds_alone):
         return  # other calls were launched too late, which the noise of the ratio includes
-    if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
-        grading, beside, plan.calls
-    ):
-        alone = median(plan.seconds_alone) * 1e3
-        times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    alone = median(plan.seconds_alone) * 1e3
+    times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    if _is_new_process_faster(grading.bench, plan.calls):
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
-    # Nothing shows that the solution has slowed eager: a new process is not faster.
-    if is_on_gpu:
+    # If eager waits for launches, the host is slow, and not the GPU.
+    if is_on_gpu and samples.lateness() < LATE:
+        if _is_faster_alone(grading, beside, plan.calls):
+            raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
         reason = "the GPU has become slower since eager was timed alone: grade the file again"
         raise NotCorrectError(ERROR, reason)
     note = "the machine has become slower since eager was timed alone"
@@ -96,18 +97,15 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
 
 
 def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
-    """End the solution's process on a GPU; return whether eager is faster without it.
+    """End the solution's process; return whether eager is faster without it.
 
     Work that the process has queued on a GPU runs on while the process is stopped, and slows eager.
-    On a CPU this does nothing and returns False.
 
     Args:
         grading: the file under grading.
         beside: eager's seconds beside the solution.
         calls: the number of calls of a request.
     """
-    if grading.device.type != "cuda":
-        return False
     bench = grading.bench
     grading.solution.close()
     flush = make_flush(bench)

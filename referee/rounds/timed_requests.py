@@ -165,7 +165,10 @@ def time_request(
         "run_forwards", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
-    return TimedRequest(Sample(call_seconds, contestant.seconds), reply, early)
+    backlog = reply.get("backlog")
+    if not _is_seconds(backlog):  # as on a CPU, which has none
+        backlog = math.inf
+    return TimedRequest(Sample(call_seconds, contestant.seconds, backlog), reply, early)
 
 
 def checked_seconds(seconds: object, calls: int) -> list[float]:
@@ -179,6 +182,11 @@ def checked_seconds(seconds: object, calls: int) -> list[float]:
         calls: how many seconds there must be.
     """
     is_list = isinstance(seconds, list) and len(seconds) == calls
-    if not is_list or not all(type(s) is float and 0 <= s <= LONGEST_CALL for s in seconds):
+    if not is_list or not all(map(_is_seconds, seconds)):
         return [0.0] * calls
     return seconds
+
+
+def _is_seconds(value: object) -> bool:
+    """Return whether a value of a reply can be a number of seconds."""
+    return type(value) is float and 0 <= value <= LONGEST_CALL

@@ -75,6 +75,9 @@ def write_state_for_all(grading: Grading) -> None:
 def overwrite_memory(grading: Grading, calls: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
+    `rewrite_inputs` restores the inputs for those who take their turns later. The parameters stay
+    NaN until the next round or check writes new ones, for only the solution uses them.
+
     A result must not be in their memory. `checks.results` sees that by the result's address, but
     not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.
     Nothing is filled if the reference itself returns such memory.
@@ -90,18 +93,14 @@ def overwrite_memory(grading: Grading, calls: int) -> None:
     grading.state.fill_with_nan()
 
 
-def rewrite_memory(grading: Grading) -> None:
-    """Write inputs, outputs' gradients and parameters again after the solution's request.
+def rewrite_inputs(grading: Grading) -> None:
+    """Write inputs and outputs' gradients again after the solution's turn.
 
-    `overwrite_memory` has filled some of them. Others may have changed after the comparison, when
-    the solution's results were freed: their finalizers run its code.
+    `overwrite_memory` has filled the inputs. Outputs' gradients may have changed after the
+    comparison, when the solution's results were freed: their finalizers run its code.
     """
-    bench = grading.bench
-    for region in (*bench.inputs, *bench.output_gradients):
+    for region in (*grading.bench.inputs, *grading.bench.output_gradients):
         region.rewrite()
-    grading.state.rewrite()
-    for eager in bench.eager:
-        eager.state.rewrite()
 
 
 def rewrite_small_memory(grading: Grading) -> None:
