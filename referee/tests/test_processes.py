@@ -7,7 +7,9 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import pytest
 
@@ -18,15 +20,41 @@ from referee.verdict import outcome
 from referee.words import ERROR
 
 
-def test_a_stopped_tree_does_nothing():
-    """Processes that it has started, in other sessions too, do nothing either."""
+@pytest.fixture
+def fork():
+    """Return a function that forks a process, which does some work for ever.
+
+    The function returns the id of the process. The process and its children end with the test.
+    """
+    pids = []
+
+    def fork_one(work: Callable[[], NoReturn]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            work()
+        pids.append(pid)
+        return pid
+
+    yield fork_one
+    for pid in pids:
+        for each in (*processes.children_of(pid), pid):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        with suppress(ChildProcessError):  # a test may have waited for its end
+            os.waitpid(pid, 0)
+
+
+def test_a_stopped_tree_does_nothing(fork):
+    """A process that it has started, in another session, does nothing either."""
     parents, childs = Counter(), Counter()
-    pid = os.fork()
-    if pid == 0:
+
+    def start_a_child() -> NoReturn:
         if os.fork() == 0:
             os.setsid()
             childs.count()
         parents.count()
+
+    pid = fork(start_a_child)
     tree = processes.Tree(pid, is_solution=False)
     for _ in range(5):
         assert parents.goes_on() and childs.goes_on()
@@ -61,31 +89,25 @@ def test_all_threads_have_a_state():
 
 
 @pytest.fixture
-def sleeper():
+def sleeper(fork):
     """Return the id of a child process that sleeps."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(600)
-    yield pid
-    with suppress(ProcessLookupError, ChildProcessError):  # a test may have waited for its end
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    return fork(lambda: time.sleep(600))
 
 
-def test_a_tree_that_starts_programs_is_stopped():
+def test_a_tree_that_starts_programs_is_stopped(fork):
     """A thread that waits for a child of vfork(2) cannot be stopped before the child goes on."""
-    pid = os.fork()
-    if pid == 0:
+
+    def start_programs() -> NoReturn:
         while True:
             subprocess.run(["/bin/true"], check=False)
+
+    pid = fork(start_programs)
     tree = processes.Tree(pid, is_solution=False)
     for index in range(200):
         assert tree.stop()
         assert processes.state_of(pid) == "T"
         tree.go_on()
         time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
-    tree.end()
-    os.waitpid(pid, 0)
 
 
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
