@@ -432,7 +432,7 @@ def test_gradients_are_compared_also_where_the_references_are_zero(device, tmp_p
     grade(SIGN, table, tmp_path, device=device)
 
 
-# ------------------------------------------------------------- the memory of inputs, in timed calls
+# --------------------------------------------- the memory of inputs and parameters, in timed calls
 
 TRANSPOSED = reference("return x.t().contiguous()", "[torch.randn(256, 256)]")
 # Maps the shared memory a second time, and returns views of the inputs there. The referee fills the
@@ -460,6 +460,26 @@ def test_a_view_of_an_input_through_a_second_mapping_is_wrong(tmp_path):
         "plain": correct(module("return x.t().contiguous()"), "training step"),
     }
     grade(TRANSPOSED, table, tmp_path)
+
+
+# Finds eager's weight, which has the values of its own one, in the shared memory, and changes it.
+CHANGES_EAGER = """
+own = self.fc.weight.detach()
+values = bytes(own.flatten()[:64].view(torch.uint8).tolist())
+offset = memory.find(values, 0, 1 << 26)
+while offset >= 0:
+    if offset != own.data_ptr() - start:
+        memory[offset : offset + 4] = bytes(4)
+    offset = memory.find(values, offset + 1, 1 << 26)
+"""
+
+
+@pytest.mark.slow
+def test_a_change_of_eagers_parameters_is_wrong(tmp_path):
+    right = "return torch.relu(self.fc(x)) * self.scale"
+    changes = SECOND_MAPPING + in_timed_forwards(CHANGES_EAGER, right, LINEAR_INIT)
+    table = {"changes_eager": wrong(changes, "writes into eager's parameters")}
+    grade(LINEAR, table, tmp_path)
 
 
 # Writes into the input of a timed forward when its result is freed, which is after the comparison.
