@@ -511,7 +511,7 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)
-    assert len(are_whole) > 10
+    assert len(are_whole) > 3  # there were later turns than those of the first round
     assert all(are_whole)
 
 
