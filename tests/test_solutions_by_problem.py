@@ -136,7 +136,7 @@ PROBLEMS = {
         "no ReLU": wrong(after("out = own(x) / self.divisor"), "leaves out ReLU"),
         "no division": wrong(after("out = torch.relu(own(x))"), "leaves out the division"),
         "other weights": wrong(after("", "self.linear.weight.data *= 2"), "does not start with"),
-        "weight changed": (after("own.weight.data[-1] += 1"), "wrong", ""),
+        "weight changed": wrong(after("own.weight.data[-1] += 1"), "changes its parameter"),
         "20 bits": wrong(after(TWENTY_BITS), "lower precision"),
         "float16": wrong(after("out = out.half().to(x.dtype)"), "lower precision"),
         "nan becomes 0": wrong(after("out = torch.where(out.isnan(), 0, out)"), "NaN in "),

@@ -55,6 +55,20 @@ BACKWARDS["other graphs"] = (
     {"more": ("", "correct", STEP)},
 )
 
+# The gradient of x is right, but the one of the output, which the referee wrote, becomes zeros.
+CHANGE = """
+def change(g):
+    right = g.clone()
+    g.zero_()
+    return right
+"""
+HOOKED = "y = x * x.sigmoid()\nif y.requires_grad:\n    y.register_hook(change)\nreturn y"
+BACKWARDS["a changed gradient"] = (
+    reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]"),
+    CHANGE + module(HOOKED),
+    {"zeros": ("", "wrong", "changes the gradient of its output")},
+)
+
 # The gradient of the last row is an eighth too large; the output is right.
 ROW = "y = x * x.sigmoid()\nreturn y + (y - y.detach()) * (x.new_ones(64, 1).cumsum(0) > 63) / 8"
 BACKWARDS["one row"] = (

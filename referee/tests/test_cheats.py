@@ -377,6 +377,12 @@ AT_LINEAR = {
     ),
     "keeps_gradients": wrong(KEEPS_GRADIENTS, "gradient of"),
     "wrong_gradients_later": wrong(LATER_WRONG, "gradient of"),
+    "changes_a_parameter": wrong(
+        module(
+            "self.fc.weight.data[0, 0] += 1\nreturn self.fc(x).relu() * self.scale", LINEAR_INIT
+        ),
+        "changes its parameter fc.weight",
+    ),
     "has_no_parameters": wrong(module("return x.new_zeros(64, 192)"), "state is not the ref"),
     "half_precision": wrong(module(HALF_PRECISION, LINEAR_INIT), "lower precision than eager's"),
     "right": correct(RIGHT, "training step"),
