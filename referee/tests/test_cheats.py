@@ -13,6 +13,7 @@ import pytest
 from referee import grading
 from referee.checks import timed_forwards
 from referee.contestants.reading import UnreadableError
+from referee.contestants.state import State
 from referee.rounds import turns
 from referee.rounds.early_elements import EarlyElements
 from referee.tests.graded import grade
@@ -519,6 +520,39 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)
     assert len(are_whole) > 3  # there were later turns than those of the first round
     assert all(are_whole)
+
+
+NORM = "self.norm = nn.BatchNorm1d(64)"
+NORM_FORWARD = "return self.norm(x)"
+
+
+@pytest.mark.slow
+def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_path, monkeypatch):
+    """In training mode, a norm changes its statistics, which are buffers."""
+    rewrite, time_request = timed_forwards.rewrite_small_memory, timed_forwards.time_request
+    gradings = []
+    changed_before_rewrite = []
+    changed_before_turn = []
+
+    def changed(states: list[State]) -> list[str]:
+        return [name for state in states for name in state.changed_parameters(buffers=set())]
+
+    def look_and_rewrite(grading):
+        gradings.append(grading)
+        changed_before_rewrite.append(changed([grading.state]))
+        rewrite(grading)
+
+    def look_and_time(bench, *arguments):
+        states = [gradings[-1].state, *(eager.state for eager in bench.eager)]
+        changed_before_turn.append(changed(states))
+        return time_request(bench, *arguments)
+
+    monkeypatch.setattr(timed_forwards, "rewrite_small_memory", look_and_rewrite)
+    monkeypatch.setattr(timed_forwards, "time_request", look_and_time)
+    problem = reference(NORM_FORWARD, "[torch.rand(32, 64)]", NORM)
+    grade(problem, {"plain": correct(module(NORM_FORWARD, NORM))}, tmp_path)
+    assert any(changed_before_rewrite)
+    assert not any(changed_before_turn), changed_before_turn
 
 
 # -------------------------------------------------------- copies of results that arrive too late
