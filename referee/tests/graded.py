@@ -68,7 +68,8 @@ def grade(
 def check(table: Table, record_of: dict[str, dict]) -> None:
     """Assert that each record has the verdict and the line of its row.
 
-    The line has the record's notes, accuracy and reason, and "training step" if one was timed.
+    The line has the record's notes, accuracy and reason, and "training step" if one was timed. A
+    file that is not correct has no times.
 
     Args:
         table: the rows by name.

@@ -1,7 +1,6 @@
 """Walls: a solution can neither see nor harm processes outside its own namespace."""
 
 import json
-import mmap
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.counters import Counter, until
 from referee.tests.graded import check
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
@@ -42,14 +42,6 @@ def close(pid, init_pid):
     os.waitpid(pid, 0)
     if init_pid:
         namespaces.end(init_pid)
-
-
-def until(condition):
-    """Wait at most 10 s until a condition holds; return whether it does."""
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
 
 
 @pytest.fixture
@@ -142,14 +134,13 @@ def test_the_init_process_cannot_be_harmed_from_within(walls):
 
 
 def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
-    memory = mmap.mmap(-1, 16)
+    counter = Counter()
 
     def leave_an_orphan():
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                while True:
-                    memory[0] = (memory[0] + 1) % 256
+                counter.count()
             os._exit(0)
         signal.pause()
 
@@ -159,12 +150,10 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
     assert until(lambda: processes.children_of(init_pid))
     (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
+        assert counter.goes_on()
         tree.stop()
-        count = memory[0]
-        time.sleep(0.02)
-        assert memory[0] == count
+        assert counter.is_still()
         tree.go_on()
-        assert until(lambda count=count: memory[0] != count)
     close(pid, init_pid)
     processes.own_pids.discard(init_pid)
     assert processes.state_of(orphan) == processes.GONE

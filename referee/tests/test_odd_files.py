@@ -200,14 +200,23 @@ def test_work_that_is_queued_behind_the_reply_is_wrong(tmp_path):
     grade(RELU, table, tmp_path, device="cuda")
 
 
-def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
+def test_the_time_limit_counts_only_while_a_solution_runs(tmp_path):
+    """All draws of inputs together take longer than the limit, but do not count."""
+    draws = tmp_path / "draws"
     slow = "import time\n" + reference("return torch.relu(x)", "[draw()]")
-    slow += "\ndef draw():\n    time.sleep(0.05)\n    return torch.rand(8, 64)\n"
+    slow += f"""
+def draw():
+    time.sleep(0.05)
+    with open({str(draws)!r}, "a") as file:
+        file.write(".")
+    return torch.rand(8, 64)
+"""
     table = {
         "correct": correct(PLAIN),
         "sleeps": (module("import time\ntime.sleep(60)"), "time limit", "3 s, while"),
     }
     grade(slow, table, tmp_path, trials=1, timeout=3)
+    assert 0.05 * len(draws.read_text()) > 3
 
 
 # Under a fixed seed, as some generated problems have it.

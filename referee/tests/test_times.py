@@ -12,12 +12,13 @@ import torch
 from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
+from referee.rounds import slow_eager
 from referee.rounds.samples import RoundSamples
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
 from referee.times.two_clocks import LATE, SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import Run, compare_times
+from referee.verdict import NotCorrectError, Run, compare_times
 
 NAMES = Names("ModelNew", "eager")
 # Eager's two turns in each round.
@@ -226,6 +227,35 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
+def grading_with_slow_eager(device: str) -> SimpleNamespace:
+    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn."""
+    timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
+    return SimpleNamespace(
+        problem=SimpleNamespace(names=NAMES),
+        device=torch.device(device),
+        bench=None,
+        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
+        verdict=SimpleNamespace(notes=[]),
+    )
+
+
+@pytest.mark.parametrize("is_new_process_faster", [True, False])
+def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
+    is_new_process_faster, monkeypatch
+):
+    """Eager took 1 s before the solution started."""
+    monkeypatch.setattr(slow_eager, "_is_new_process_faster", lambda *_: is_new_process_faster)
+    grading = grading_with_slow_eager("cpu")
+    plan = Plan(calls=1, seconds_alone=[1.0] * 5)
+    if is_new_process_faster:
+        with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
+            check_eager_speed(grading, plan, samples=None)
+    else:
+        check_eager_speed(grading, plan, samples=None)
+        [note] = grading.verdict.notes
+        assert note == "the machine has become slower since eager was timed alone"
+
+
 def test_nobody_is_blamed_for_late_launches_on_a_gpu():
     """In each request of eager's, one of eight calls takes 17 s and the others 1 s, as alone.
 
@@ -235,13 +265,8 @@ def test_nobody_is_blamed_for_late_launches_on_a_gpu():
     samples = RoundSamples(NAMES, TIMED_CALLS)
     for _ in range(3):
         samples.add({NAMES.eager: request, NAMES.control: request})
-    timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
-    grading = SimpleNamespace(
-        problem=SimpleNamespace(names=NAMES),
-        device=torch.device("cuda"),
-        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
-    )
-    check_eager_speed(grading, Plan(calls=8, seconds_alone=[1.0] * 5), samples)  # raises nothing
+    plan = Plan(calls=8, seconds_alone=[1.0] * 5)
+    check_eager_speed(grading_with_slow_eager("cuda"), plan, samples)  # raises nothing
     assert samples.lateness() == 3.0
     faster = compare_times([3.0] * 3, [3.0] * 3, [1.1] * 3, "cuda")
     assert faster == "faster"
