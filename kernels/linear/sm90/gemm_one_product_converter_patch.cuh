@@ -80,6 +80,28 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
+// How many of a lane's elements are not zero, and how many of these are normal. Both counts are fp16
+// numbers, which are exact up to 2048.
+struct ElementCounts {
+  __half2 nonzeros;  // elements with even index in .x, with odd index in .y
+  __half2 normals;
+};
+
+// Counts the elements of an octet of hi.
+__device__ inline ElementCounts count_elements(const uint4& octet) {
+  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
+  const __half2 zeros = __float2half2_rn(0);
+  const __half2 least_normals = __float2half2_rn(split::kLeastNormalHi);
+  ElementCounts counts{zeros, zeros};
+#pragma unroll
+  for (const uint32_t bits : pairs) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    counts.nonzeros = __hadd2(counts.nonzeros, __hne2(pair, zeros));
+    counts.normals = __hadd2(counts.normals, __hge2(__habs2(pair), least_normals));
+  }
+  return counts;
+}
+
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet each.
 //
@@ -91,29 +113,20 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& octet) {
-  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
-  // The lane's counts, of its elements with even index in .x, and with odd index in .y. They are
-  // fp16 numbers, which are exact up to 2048.
-  __half2 nonzeros = __float2half2_rn(0);
-  __half2 normals = nonzeros;
-#pragma unroll
-  for (const uint32_t bits : pairs) {
-    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
-    nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
-    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kLeastNormalHi)));
-  }
-  // Both counts together, nonzeros in .x and normals in .y: first of the lane, then of the row's
-  // eight lanes.
-  __half2 counts = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
+  const ElementCounts own = count_elements(octet);
+  // The counts of the row, nonzeros in .x and normals in .y: first of the lane, then of all eight.
+  __half2 counts =
+      __hadd2(__lows2half2(own.nonzeros, own.normals), __highs2half2(own.nonzeros, own.normals));
   for (int bit = 1; bit < 8; bit *= 2) {
     counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
   }
-  const unsigned nonzero_count = __half2int_rz(__low2half(counts));
-  const unsigned normal_count = __half2int_rz(__high2half(counts));
-  const unsigned subnormal_count = nonzero_count - normal_count;
-  if (threadIdx.x % 8 == 0 && subnormal_count != 0) {
-    atomicAdd(conversion.subnormals + row,
-              subnormal_count * ConverterConfig::kKTileDepth / nonzero_count);
+  const unsigned nonzeros = __half2int_rz(__low2half(counts));
+  const unsigned normals = __half2int_rz(__high2half(counts));
+  const unsigned subnormals = nonzeros - normals;
+  const bool is_first_lane = threadIdx.x % 8 == 0;
+  if (is_first_lane && subnormals != 0) {
+    const unsigned scaled = subnormals * ConverterConfig::kKTileDepth / nonzeros;
+    atomicAdd(conversion.subnormals + row, scaled);
   }
 }
 
@@ -122,19 +135,25 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
 // further.
 //
+// A warp reads four rows at a time, with eight lanes each. So a lane has two rows of a piece:
+//
+//   rows 0 - 3    lanes 0 - 7, 8 - 15, 16 - 23, 24 - 31
+//   rows 4 - 7    the same lanes
+//
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.
 __device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
                                              const __half* hi_k_tile, int64_t k_tile_elements,
                                              uint32_t pieces) {
   using C = ConverterConfig;
-  constexpr int kRowsAtATime = 4;  // of eight lanes each
+  constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
-    const int64_t row = first_row + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows + lane / 8;
+    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
+    const int64_t row = first_row + piece_row + lane / 8;
     const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers +
                                  lane % 8 * split::kOctet;
     uint4 octets[C::kOctetsPerPiece];
@@ -286,9 +305,8 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
       float v[split::kOctet];
       load_edge_octet<Layout>(weight, own_row, own_k, k, v);
       octet = round_octet(v, split::power_of_two(__ldg(weight.exponent + own_row)), &least);
-      __half* const target =
-          weight.hi + (own_k_tile * weight.rows + own_row) * split::kKTileNumbers;
-      *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
+      __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
+      *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
       count_subnormals(conversion, own_row, octet);
@@ -307,7 +325,7 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
   const split::SplitMatrix& weight = conversion.weight;
   if (row < weight.rows &&
       split::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    weight.hi[(k_tile * weight.rows + row) * split::kKTileNumbers] = __float2half(INFINITY);
+    weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
   }
 }
 

@@ -239,7 +239,7 @@ struct RowOfThread {
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
     if (!matrix.is_k_tiled) return row * padded_k + i;
-    return (i / depth * matrix.rows + row) * kKTileNumbers + i % depth;
+    return matrix.k_tiled_index(/*k_tile=*/i / depth, row) + i % depth;
   }
 };
 
