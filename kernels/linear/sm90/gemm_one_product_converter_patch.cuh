@@ -202,6 +202,17 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
+// Loads the factors of the lane's rows of a patch: scale[i] is that of row Layout::row(lane, i).
+template <typename Layout>
+__device__ __forceinline__ void load_scales(const split::SplitMatrix& weight, int64_t first_row,
+                                            int lane, float (&scale)[Layout::kRows]) {
+#pragma unroll
+  for (int i = 0; i < Layout::kRows; ++i) {
+    const int64_t row = first_row + Layout::row(lane, i);
+    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
+  }
+}
+
 // Converts a patch that is inside the weight. Returns whether it has counted subnormals. Layout is
 // RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
 //
@@ -228,11 +239,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   };
 
   float scale[Layout::kRows];
-#pragma unroll
-  for (int i = 0; i < Layout::kRows; ++i) {
-    const int64_t row = first_row + Layout::row(lane, i);
-    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
-  }
+  load_scales<Layout>(weight, first_row, lane, scale);
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
