@@ -168,6 +168,21 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   }
 }
 
+// Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
+// those of this lane; the other arguments are those of count_pieces. Returns whether it has counted
+// any. All lanes of a warp call it.
+template <typename Layout>
+__device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
+                                                   int64_t first_row, const __half* hi_k_tile,
+                                                   int64_t k_tile_elements, uint32_t found_pieces) {
+  const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
+  const bool has_found = pieces != 0;
+  // Other lanes may have written what count_pieces reads.
+  if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
+  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, pieces);
+  return has_found;
+}
+
 // Waits until the oldest piece in flight has arrived in shared memory, for all lanes. After that
 // the buffer of the piece before it is free, as all lanes have read it.
 __device__ __forceinline__ void wait_for_piece(int barrier) {
@@ -247,7 +262,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
     load(piece);
     ptx::commit_copies();
   }
-  uint32_t subnormal_pieces = 0;  // a bit for each piece of the row-major shape
+  uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
 #pragma unroll 1
   for (int first = 0; first < C::kPiecesPerPatch; first += C::kPiecesPerKTile) {
 #pragma unroll
@@ -259,19 +274,13 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
       const uint32_t least =
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
       if (least != C::kNoSubnormal) {
-        subnormal_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
+        found_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
       }
     }
     target += k_tile_elements;
   }
-
-  // Count the subnormals of the pieces in which a lane has found one.
-  subnormal_pieces = __reduce_or_sync(0xffffffff, subnormal_pieces);
-  const bool any_counted = subnormal_pieces != 0;
-  // Other lanes may have written what count_pieces reads.
-  if (!Layout::kCountsOwnOctets && any_counted) __syncwarp();
-  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_pieces);
-  return any_counted;
+  return count_found_pieces<Layout>(conversion, first_row, hi_k_tile, k_tile_elements,
+                                    found_pieces);
 }
 
 // Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
@@ -303,8 +312,10 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
-    const int64_t own_row = lane_row + i % kRowsPerLane * kRowsAtATime;
-    const int own_k_tile = k_tile + i / kRowsPerLane;
+    const int row_number = i % kRowsPerLane;  // among the lane's rows
+    const int k_tile_number = i / kRowsPerLane;
+    const int64_t own_row = lane_row + row_number * kRowsAtATime;
+    const int own_k_tile = k_tile + k_tile_number;
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     uint32_t least = C::kNoSubnormal;
     uint4 octet = {};
