@@ -101,10 +101,14 @@ struct PatchOrder {
     const int patch_row = first_patch_row + number_in_wave - patch_column * patch_rows_here;
     const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
+    return {row, k_tile, first_use(wave, k_tile)};
+  }
+
+  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of this wave's tiles.
+  __device__ __forceinline__ int first_use(int wave, int k_tile) const {
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
-    const int first_use = tiles_of_cluster * conversion.k_tiles + k_tile;
-    return {row, k_tile, first_use};
+    return tiles_of_cluster * conversion.k_tiles + k_tile;
   }
 };
 

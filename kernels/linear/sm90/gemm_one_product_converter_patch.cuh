@@ -319,14 +319,17 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     uint32_t least = C::kNoSubnormal;
     uint4 octet = {};
-    if (own_row < weight.rows && own_k < split::padded(k)) {
+    const bool exists = own_row < weight.rows && own_k < split::padded(k);
+    if (exists) {
       float v[split::kOctet];
       load_edge_octet<Layout>(weight, own_row, own_k, k, v);
-      octet = round_octet(v, split::power_of_two(__ldg(weight.exponent + own_row)), &least);
+      const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
+      octet = round_octet(v, scale, &least);
       __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
       *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
     }
-    if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
+    const bool has_subnormal = least != C::kNoSubnormal;
+    if (__any_sync(0xffffffff, has_subnormal)) {
       count_subnormals(conversion, own_row, octet);
       any_counted = true;
     }
@@ -341,8 +344,9 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
   const split::SplitMatrix& weight = conversion.weight;
-  if (row < weight.rows &&
-      split::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
+  if (row >= weight.rows) return;
+  const unsigned subnormals = ptx::load_acquire(conversion.subnormals + row);
+  if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
     weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
   }
 }
