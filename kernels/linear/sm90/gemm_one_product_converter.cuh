@@ -98,7 +98,8 @@ struct PatchOrder {
     // The last wave may have fewer patch rows than the others.
     const int patch_rows_here = min(patch_rows_of_wave, patch_rows - first_patch_row);
     const int patch_column = number_in_wave / patch_rows_here;
-    const int patch_row = first_patch_row + number_in_wave - patch_column * patch_rows_here;
+    const int patch_row_in_wave = number_in_wave - patch_column * patch_rows_here;
+    const int patch_row = first_patch_row + patch_row_in_wave;
     const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
     return {row, k_tile, first_use(wave, k_tile)};

@@ -85,6 +85,20 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
   }
 }
 
+// Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
+// row: 64 columns. With a mask, is_fast implies that n is a multiple of 64
+// (launch_half_with_traits, launch_one_product.cuh).
+template <typename T>
+__device__ __forceinline__ void store_mask_rows(
+    const Epilogue<T>& epilogue, int first_row, int first_column, int thread,
+    const uint16_t (&mask)[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16]) {
+  const int row = first_row + thread;
+  if (thread < Config::kHalfTypeSubtileRows && row < epilogue.m && first_column < epilogue.n) {
+    const int64_t byte = (static_cast<int64_t>(row) * epilogue.n + first_column) / 8;
+    *reinterpret_cast<uint2*>(epilogue.mask + byte) = *reinterpret_cast<const uint2*>(mask[thread]);
+  }
+}
+
 // The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
 // which implies ReLU here (launch_half_with_traits, launch_one_product.cuh). The caller has also
 // divided the bias in `scales`, so that one fma divides the product and adds the bias.
@@ -156,14 +170,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      const int mask_row = first_row + subtile * kSubtileRows + thread;
-      if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
-        // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half_with_traits, launch_one_product.cuh).
-        const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
-        *reinterpret_cast<uint2*>(epilogue.mask + byte) =
-            *reinterpret_cast<const uint2*>(staged.mask[thread]);
-      }
+      store_mask_rows(epilogue, first_row + subtile * kSubtileRows, first_column, thread, staged.mask);
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
