@@ -80,8 +80,8 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
-// How many of a lane's elements are not zero, and how many of these are normal. Both counts are fp16
-// numbers, which are exact up to 2048.
+// How many of a lane's elements are not zero, and how many of these are normal. Both counts are
+// fp16 numbers, which are exact up to 2048.
 struct ElementCounts {
   __half2 nonzeros;  // elements with even index in .x, with odd index in .y
   __half2 normals;

@@ -37,12 +37,7 @@ namespace kernels::sm90::gemm_one_product {
 //      Each then has the combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
-// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept. Four lanes
-// have the same; two of them store a word each:
-//
-//   g              0        1        2            3        4        5        6            7
-//   row block      0                 0                     1                 1
-//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept.
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bits)[2],
                                                        bool is_in_second, int g) {
   const uint32_t kept = is_in_second ? mask_bits[1] : mask_bits[0];
@@ -53,6 +48,23 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bit
   words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;
+}
+
+// Stores words that collect_mask_words has returned to the mask in shared memory. The pair of row
+// blocks begins at row first_row of the epilogue subtile. Four lanes with the same c have the same
+// two words. Two of these lanes store a word each:
+//
+//   g              0        1        2            3        4        5        6            7
+//   row block      0                 0                     1                 1
+//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+__device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_second,
+                                                int first_row, int warp, int g, int c,
+                                                StagedMask& mask) {
+  const int row_block = is_in_second ? 1 : 0;  // of the pair
+  const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
+  const int row = first_row + row_block * 8 + 2 * c + row_of_two;
+  const bool stores_word = g % 2 == 0;
+  if (stores_word) mask[row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
 // Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
@@ -89,9 +101,9 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
 // row: 64 columns. With a mask, is_fast implies that n is a multiple of 64
 // (launch_half_with_traits, launch_one_product.cuh).
 template <typename T>
-__device__ __forceinline__ void store_mask_rows(
-    const Epilogue<T>& epilogue, int first_row, int first_column, int thread,
-    const uint16_t (&mask)[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16]) {
+__device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
+                                                int first_column, int thread,
+                                                const StagedMask& mask) {
   const int row = first_row + thread;
   if (thread < Config::kHalfTypeSubtileRows && row < epilogue.m && first_column < epilogue.n) {
     const int64_t byte = (static_cast<int64_t>(row) * epilogue.n + first_column) / 8;
@@ -154,23 +166,17 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
       ptx::store_matrices_transposed(write_address + buffer_offset + pair * kPairRows * kRowBytes,
                                      words);
       if constexpr (kMask) {
-        // The word that this lane stores: see the table of collect_mask_words.
         const bool is_in_second = g / 4 != 0;
         const uint32_t two_words = collect_mask_words(mask_bits, is_in_second, g);
-        const int row_block = is_in_second ? 1 : 0;  // of the pair
-        const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
-        const int staged_row = pair * kPairRows + row_block * 8 + 2 * c + row_of_two;
-        const bool stores_word = g % 2 == 0;
-        if (stores_word) {
-          staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
-        }
+        stage_mask_word(two_words, is_in_second, pair * kPairRows, warp, g, c, staged.mask);
       }
     }
     // When all threads are here, they have stored this subtile to shared memory, and have read the
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      store_mask_rows(epilogue, first_row + subtile * kSubtileRows, first_column, thread, staged.mask);
+      store_mask_rows(epilogue, first_row + subtile * kSubtileRows, first_column, thread,
+                      staged.mask);
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
