@@ -91,8 +91,9 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
                         fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      const uint32_t bits = (mask_bit(z[0]) ? 1u : 0u) | (mask_bit(z[1]) ? 1u : 0u) << 16;
-      mask_bits[block_of_pair] |= bits << (column_block * 8);
+      const uint32_t first_bit = mask_bit(z[0]) ? 1u : 0u;
+      const uint32_t second_bit = mask_bit(z[1]) ? 1u : 0u;
+      mask_bits[block_of_pair] |= (first_bit | second_bit << 16) << (column_block * 8);
     }
   }
 }
@@ -140,15 +141,19 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const float scale = epilogue.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
-  // The addresses for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0
-  // and 1 are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
+  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a pair
+  // of row blocks:
+  //
+  //                       warp's columns 0 - 7      warp's columns 8 - 15
+  //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
+  //   second row block    matrix 1 (lanes 8 - 15)   matrix 3 (lanes 24 - 31)
   const uint32_t base = ptx::shared_address(&staging);
   const int matrix_row = lane % 16;
-  const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
-  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
+  const int matrix_place = (warp * 2 + lane / 16) ^ lane % 8;
+  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_place * 16;
   // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + kRowsAtATime * i.
-  const int vector_place = thread % 8 ^ thread / 8 % 8;
-  const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
+  const int read_place = thread % 8 ^ thread / 8 % 8;
+  const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
   const int column = first_column + thread % 8 * 8;
   int row = first_row + thread / 8;
   T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
@@ -158,13 +163,13 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     auto& staged = staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {  // of row blocks
+    for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {
+      const int first_row_block = (subtile * kSubtileRows + pair * kPairRows) / 8;
+      const int offset = buffer_offset + pair * kPairRows * kRowBytes;
       uint32_t words[4];
       uint32_t mask_bits[2] = {};
-      finish_pair<kMask, T>(accumulators, (subtile * kSubtileRows + pair * kPairRows) / 8, scale,
-                            bias, words, mask_bits);
-      ptx::store_matrices_transposed(write_address + buffer_offset + pair * kPairRows * kRowBytes,
-                                     words);
+      finish_pair<kMask, T>(accumulators, first_row_block, scale, bias, words, mask_bits);
+      ptx::store_matrices_transposed(write_address + offset, words);
       if constexpr (kMask) {
         const bool is_in_second = g / 4 != 0;
         const uint32_t two_words = collect_mask_words(mask_bits, is_in_second, g);
@@ -180,9 +185,10 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
-      const float4 v =
-          ptx::load_shared_float4(read_address + buffer_offset + i * kRowsAtATime * kRowBytes);
-      if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
+      const int offset = buffer_offset + i * kRowsAtATime * kRowBytes;
+      const float4 v = ptx::load_shared_float4(read_address + offset);
+      const bool exists = row < epilogue.m && column < epilogue.n;
+      if (exists) __stcs(reinterpret_cast<float4*>(target), v);
       row += kRowsAtATime;
       target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
     }
