@@ -219,6 +219,13 @@ static_assert(StagedAccumulatorsReader::reads_all_banks(0) &&
                   StagedAccumulatorsReader::reads_all_banks(3),
               "reads have no bank conflicts");
 
+// Multiplies an accumulator by the scales of its row of x and its row of the weight. The product of
+// both scales may overflow or underflow. If the smaller one comes first, a multiplication overflows
+// only if the result does.
+__device__ inline float undo_scaling(float accumulator, float x_scale, float weight_scale) {
+  return accumulator * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
+}
+
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup meet at `barrier`.
 template <typename T, int kAccumulators>
@@ -245,9 +252,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
           const float x_scale = scales.x_scale[row_in_tile];
           const float weight_scale =
               split::power_of_two(-scales.weight_exponent[reader.column + i]);
-          // The product of both scales may overflow or underflow. If the smaller one comes first,
-          // a multiplication overflows only if the result does.
-          z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
+          z[i] = undo_scaling(z[i], x_scale, weight_scale);
         }
         z[i] += scales.bias[reader.column + i];
       }
