@@ -132,8 +132,7 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
   const bool passes = is_replaced && mask_bit(z);
   const uint32_t bits = (__ballot_sync(0xffffffff, passes) >> first_lane) & 0xff;
   if (is_replaced) *epilogue.out_at(row, column) = epilogue.finish(z);
-  const bool stores_byte = lane == first_lane && replaced != 0;
-  if (epilogue.mask != nullptr && stores_byte) {
+  if (epilogue.mask != nullptr && lane == first_lane && replaced != 0) {
     uint8_t* const byte = epilogue.mask_at(row, column);
     *byte = static_cast<uint8_t>((*byte & ~replaced) | bits);
   }
