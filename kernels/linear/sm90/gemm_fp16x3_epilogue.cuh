@@ -186,13 +186,13 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
+// Combines the bits of the mask of two row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
 // columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
-// two row blocks, j and j + 1, the four lanes have four rows, which makes four bytes. A lane packs
-// its own bits of all four bytes into a word. Two exchanges combine the words of the four lanes,
-// and each lane stores one byte. A digit below is the bit of the column with this number:
+// two row blocks the four lanes have four rows, which makes four bytes. A lane has its own bits of
+// all four bytes in a word. Two exchanges combine the words of the four lanes, and each lane then
+// stores one byte. A digit below is the bit of the column with this number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
@@ -202,6 +202,13 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
 //   lane c + 12  has     76......    76......      76......      76......
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
+__device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
+  bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
+  bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
+  return bits;
+}
+
+// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 template <bool kMask>
 __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
                            const float (&sums)[Config::kSums]) {
@@ -218,7 +225,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
   float* target = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // the picture's four bytes
+  uint32_t bits = 0;  // of the mask: the picture's four bytes
 #pragma unroll
   for (int j = 0; j < Config::kSums / 4;
        ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
@@ -248,13 +255,13 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
       }
     }
     if (kMask && !is_first_of_two) {
-      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
-      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
-      const int stored_byte = threadIdx.x / 4 % 4;  // of the lane, in the picture
+      bits = combine_mask_bytes(bits);
+      const int stored_byte = threadIdx.x / 4 % 4;  // of the lane, in combine_mask_bytes' picture
       const int row_of_byte_0 = row - 8;            // of the row block before this one
       const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
       const int first_column_of_byte = column / 8 * 8;
-      if (byte_row < inputs.end_row && first_column_of_byte < epilogue.n) {
+      const bool byte_exists = byte_row < inputs.end_row && first_column_of_byte < epilogue.n;
+      if (byte_exists) {
         *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * stored_byte));
       }
       bits = 0;
