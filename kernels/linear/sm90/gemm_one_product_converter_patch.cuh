@@ -23,10 +23,12 @@
 //
 //   convert_patch
 //     convert_whole_patch      a patch inside the weight, piece by piece through shared memory
+//       load_scales
 //       convert_piece
 //         round_octet
-//       count_pieces           after the conversion, if pieces have subnormals
-//         count_subnormals
+//       count_found_pieces     after the conversion, if pieces have subnormals
+//         count_pieces
+//           count_subnormals
 //     convert_edge_patch       a patch at the edge of the weight, octet by octet
 //       load_edge_octet
 //       round_octet
@@ -87,7 +89,7 @@ struct ElementCounts {
   __half2 normals;
 };
 
-// Counts the elements of an octet of hi.
+// Counts the elements of an octet of hi. A comparison of pairs gives a 1 or 0 for each element.
 __device__ inline ElementCounts count_elements(const uint4& octet) {
   const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
   const __half2 zeros = __float2half2_rn(0);
@@ -114,9 +116,11 @@ __device__ inline ElementCounts count_elements(const uint4& octet) {
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& octet) {
   const ElementCounts own = count_elements(octet);
-  // The counts of the row, nonzeros in .x and normals in .y: first of the lane, then of all eight.
-  __half2 counts =
-      __hadd2(__lows2half2(own.nonzeros, own.normals), __highs2half2(own.nonzeros, own.normals));
+  // Both counts in one pair, nonzeros in .x and normals in .y: those of the lane's elements with
+  // even and with odd index, then of the lane, then of all eight lanes.
+  const __half2 even = __lows2half2(own.nonzeros, own.normals);
+  const __half2 odd = __highs2half2(own.nonzeros, own.normals);
+  __half2 counts = __hadd2(even, odd);
   for (int bit = 1; bit < 8; bit *= 2) {
     counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
   }
@@ -135,10 +139,10 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
 // further.
 //
-// A warp reads four rows at a time, with eight lanes each. So a lane has two rows of a piece:
+// Eight lanes have a row, so a warp reads four rows at a time:
 //
-//   rows 0 - 3    lanes 0 - 7, 8 - 15, 16 - 23, 24 - 31
-//   rows 4 - 7    the same lanes
+//   lanes            0 - 7   8 - 15   16 - 23   24 - 31
+//   rows of a piece  0, 4    1, 5     2, 6      3, 7
 //
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.
@@ -154,12 +158,14 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     const int k_tile = piece / C::kPiecesPerKTile;
     const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
     const int64_t row = first_row + piece_row + lane / 8;
-    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers +
-                                 lane % 8 * split::kOctet;
+    const int k = lane % 8 * split::kOctet;  // of the k-tile
+    const __half* const source =
+        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
     uint4 octets[C::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      octets[i] = *reinterpret_cast<const uint4*>(source + kRowsAtATime * i * split::kKTileNumbers);
+      const int row_offset = kRowsAtATime * i * split::kKTileNumbers;
+      octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
     }
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
@@ -238,6 +244,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
   using C = ConverterConfig;
+  constexpr int kInFlight = C::kBuffers - 1;
   const split::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
@@ -258,7 +265,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
-  for (int piece = 0; piece < C::kBuffers - 1; ++piece) {
+  for (int piece = 0; piece < kInFlight; ++piece) {
     load(piece);
     ptx::commit_copies();
   }
@@ -269,11 +276,13 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
     for (int piece_in_k_tile = 0; piece_in_k_tile < C::kPiecesPerKTile; ++piece_in_k_tile) {
       const int piece = first + piece_in_k_tile;
       wait_for_piece(barrier);
-      if (piece + C::kBuffers - 1 < C::kPiecesPerPatch) load(piece + C::kBuffers - 1);
+      const int later_piece = piece + kInFlight;
+      if (later_piece < C::kPiecesPerPatch) load(later_piece);
       ptx::commit_copies();
       const uint32_t least =
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
-      if (least != C::kNoSubnormal) {
+      const bool has_subnormal = least != C::kNoSubnormal;
+      if (has_subnormal) {
         found_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
       }
     }

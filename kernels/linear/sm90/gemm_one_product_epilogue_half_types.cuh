@@ -141,8 +141,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const float scale = epilogue.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
-  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a pair
-  // of row blocks:
+  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
+  // pair of row blocks:
   //
   //                       warp's columns 0 - 7      warp's columns 8 - 15
   //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
