@@ -274,13 +274,29 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   }
 }
 
-// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
-// Two lanes that differ in kLaneBitOfTwoColumns have two of the columns each, in the same two rows
-// of x. They exchange sums, so that each has all four columns of one row:
+// Exchanges a thread's four sums of a row block with those of another lane. Two lanes that differ
+// in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
+// After the exchange each has all four columns of one row:
 //
 //                             before                                 after
 //   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
+//
+// own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
+// column. Of the row that it has afterwards, `kept` are the thread's own two columns, and
+// `received` the other lane's two. has_second_row is true in the lane with the bit. All lanes of a
+// warp call it.
+__device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_second_row,
+                                                 float (&kept)[2], float (&received)[2]) {
+  kept[0] = has_second_row ? own_sums.y : own_sums.x;
+  kept[1] = has_second_row ? own_sums.w : own_sums.z;
+  const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
+                          has_second_row ? own_sums.z : own_sums.w};
+  received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
+  received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+}
+
+// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
@@ -300,15 +316,9 @@ __device__ __forceinline__ void store_general(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
-      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column. The
-      // thread keeps the sums of the row that it stores, and gives those of the other row.
-      const float4 own_sums = slot[j * BlockConfig::kWarpgroupThreads];
-      const float kept[2] = {has_second_row ? own_sums.y : own_sums.x,
-                             has_second_row ? own_sums.w : own_sums.z};
-      const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
-                              has_second_row ? own_sums.z : own_sums.w};
-      const float received[2] = {__shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns),
-                                 __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns)};
+      float kept[2];
+      float received[2];
+      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
       const int row_of_tile = first_row + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
