@@ -225,7 +225,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
   float* target = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // of the mask: the picture's four bytes
+  uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
 #pragma unroll
   for (int j = 0; j < Config::kSums / 4;
        ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
@@ -244,8 +244,9 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          const int byte = j % 2 * 2 + i;
-          bits |= (passes ? 1u : 0u) << (byte * 8 + block_column % 8 + r);
+          const int byte = j % 2 * 2 + i;  // of the picture
+          const int bit = byte * 8 + block_column % 8 + r;
+          bits |= (passes ? 1u : 0u) << bit;
         }
         out[r] = epilogue.finish_fast(z);
       }
@@ -256,8 +257,8 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
     }
     if (kMask && !is_first_of_two) {
       bits = combine_mask_bytes(bits);
-      const int stored_byte = threadIdx.x / 4 % 4;  // of the lane, in combine_mask_bytes' picture
-      const int row_of_byte_0 = row - 8;            // of the row block before this one
+      const int stored_byte = threadIdx.x / 4 % 4;  // the byte that this lane stores
+      const int row_of_byte_0 = row - 8;            // in the row block before this one
       const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
       const int first_column_of_byte = column / 8 * 8;
       const bool byte_exists = byte_row < inputs.end_row && first_column_of_byte < epilogue.n;
