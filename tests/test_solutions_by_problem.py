@@ -6,7 +6,7 @@ their own. In the texts, `x` is the input of the forward. Cheats are in `test_so
 
 import pytest
 
-from referee.tests.texts import Table, correct, module, wrong
+from referee.tests.texts import Table, correct, module, own_linear_relu, wrong
 from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
 from tests.support.honest import linear
 
@@ -17,6 +17,7 @@ pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 # They are solutions of ReLU. A solution may catch exceptions for reasons of its own.
 
 CLAMP = "return torch.clamp_min(x, 0)"
+# Asks at import for a device that torch does not have.
 PROBE = """
 try:
     torch.zeros(1, device="xpu")
@@ -24,6 +25,7 @@ try:
 except (RuntimeError, AssertionError, NotImplementedError):
     DEVICES = ["cpu"]
 """
+# Starts a program that fails.
 TOOL = """
 import subprocess
 try:
@@ -31,6 +33,7 @@ try:
 except subprocess.CalledProcessError:
     pass
 """
+# Builds an extension, which fails, and does without it.
 BUILD = """
 from torch.utils.cpp_extension import load_inline
 try:
@@ -39,8 +42,10 @@ except RuntimeError:
     extension = None
 """
 USE_OF_BUILD = f"if extension:\n    return extension.f(x)\n{CLAMP}"
+# Looks up an option in each call, or a kernel, neither of which is there.
 OPTION = "try:\n    low = {}['low']\nexcept KeyError:\n    low = 0"
 HANDLER = f"try:\n    return {{}}['relu'](x)\nexcept KeyError:\n    {CLAMP}"
+# Calls an operator that does not exist before it computes.
 ATTEMPT = """
 out = None
 try:
@@ -63,25 +68,29 @@ CATCHERS: Table = {
 # ------------------------------------------------------------------------------------- forwards
 
 
-def instead(text: str, when: str) -> str:
+def instead(line: str, when: str) -> str:
     """Return the text of ReLU with a line that changes x or `out` if the condition `when` holds."""
-    return module(f"out = torch.relu(x)\nif {when}:\n    {text}\nreturn out")
+    return module(f"out = torch.relu(x)\nif {when}:\n    {line}\nreturn out")
 
 
-def after(text: str, init: str = "") -> str:
-    """Return the text of the linear problem with lines after its result `out`, which may change it.
+def after(lines: str, init: str = "") -> str:
+    """Return the text of a solution of the linear problem with lines after its result is computed.
 
-    `init` has more lines of the constructor.
+    Args:
+        lines: may change the result, `out`; `own` is the linear layer.
+        init: more lines of the constructor.
     """
     result = "own = self.linear\nout = torch.relu(own(x)) / self.divisor\n"
     constructor = f"self.linear = nn.Linear(i, o)\nself.divisor = d\n{init}"
-    return linear(f"{result}{text}\nreturn out", constructor)
+    return linear(f"{result}{lines}\nreturn out", constructor)
 
 
+# Multiplies the other way round, so that the result's memory is in columns.
 IN_COLUMNS = """
 product = self.linear.weight @ x.flatten(0, -2).mT + self.linear.bias[:, None]
 return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
+# Computes full vectors of four elements, and leaves the rest unwritten.
 UNWRITTEN = """
 out, body = torch.empty_like(x), x.numel() // 4 * 4
 if not x.is_contiguous():
@@ -89,19 +98,26 @@ if not x.is_contiguous():
 out.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
 return out
 """
-NO_SUBNORMALS = "out *= x.abs() >= torch.finfo(x.dtype).smallest_normal"
-NO_SUBNORMALS = instead(NO_SUBNORMALS, "x.is_floating_point()")
+# Makes subnormals zeros.
+NO_SUBNORMALS = instead(
+    "out *= x.abs() >= torch.finfo(x.dtype).smallest_normal", "x.is_floating_point()"
+)
+# Changes the last element of its input.
 ONE_ELEMENT = instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000")
+# Changes the first element of the tensor of which its input is a view.
 BESIDE_A_VIEW = instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()")
+# Leaves the columns beyond a multiple of four unwritten.
 COLUMNS_UNWRITTEN = """
 some, out = out, torch.empty_like(out)
 body = some.shape[-1] // 4 * 4 or 1
 out[..., :body] = some[..., :body]
 """
+# Multiplies operands without the last 4 of their 24 bits.
 TWENTY_BITS = """
 x, weight = ((t.view(torch.int32) & -(1 << 4)).view(t.dtype) for t in (x.clone(), own.weight))
 out = torch.relu(nn.functional.linear(x, weight, own.bias)) / self.divisor
 """
+# Stores its result by columns.
 IN_ORDER = "return torch.relu(x.mT.contiguous()).mT if x.dim() > 1 else torch.relu(x)"
 # By the problem's name: a table of solutions.
 PROBLEMS = {
@@ -120,7 +136,7 @@ PROBLEMS = {
         "no ReLU": wrong(after("out = own(x) / self.divisor"), "leaves out ReLU"),
         "no division": wrong(after("out = torch.relu(own(x))"), "leaves out the division"),
         "other weights": wrong(after("", "self.linear.weight.data *= 2"), "does not start with"),
-        "weight changed": (after("own.weight.data[-1] += 1"), "wrong", ""),
+        "weight changed": wrong(after("own.weight.data[-1] += 1"), "changes its parameter"),
         "20 bits": wrong(after(TWENTY_BITS), "lower precision"),
         "float16": wrong(after("out = out.half().to(x.dtype)"), "lower precision"),
         "nan becomes 0": wrong(after("out = torch.where(out.isnan(), 0, out)"), "NaN in "),
@@ -170,25 +186,11 @@ RELU_BACKWARDS: Table = {
 }
 
 # HERE is the gradient of bias, from that of z = x weight^T + bias, `g`.
-OWN_LINEAR = """
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, divisor):
-        y = torch.relu(torch.addmm(bias, x, weight.t())) / divisor
-        ctx.save_for_backward(x, weight, y)
-        ctx.divisor = divisor
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight, y = ctx.saved_tensors
-        g = g * (y != 0) / ctx.divisor
-        return g @ weight, g.t() @ x, HERE, None
-"""
+OWN_LINEAR = own_linear_relu("gradients[2] = HERE")
 USE_OF_OWN_LINEAR = """
 if x.dim() != 2:
     return torch.relu(self.linear(x)) / self.divisor
-return Own.apply(x, self.linear.weight, self.linear.bias, self.divisor)
+return Own.apply(x, self.linear.weight, self.linear.bias) / self.divisor
 """
 LINEAR_BACKWARDS: Table = {
     "right": ("g.sum(0)", "correct", STEP),

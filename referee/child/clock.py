@@ -13,9 +13,9 @@ import torch
 # calls meanwhile, so that the events measure the device and not the launches. Empty requests have
 # the same wait, so it counts as overhead.
 #
-# In a request of many calls the host may launch the last ones too late, which
-# `two_clocks.Sample.lateness` measures. A longer wait would prevent that, but a solution could hide
-# more work in it: work on another stream that runs during the wait counts as overhead, too.
+# A slow host may launch calls too late all the same, see `two_clocks.Sample.lateness`. A longer
+# wait would prevent that, but a solution could hide more work in it: work on another stream that
+# runs during the wait counts as overhead, too.
 WAIT_CYCLES = 250_000
 
 
@@ -36,6 +36,9 @@ class CpuClock:
         self._ends.append(perf_counter())
         self._starts.append(start)
         return result
+
+    def wait(self) -> None:
+        """Do nothing: a CPU has done a call when the call returns."""
 
     def seconds(self) -> list[float]:
         """Return the seconds of each call since `seconds` was called last."""
@@ -63,13 +66,18 @@ class CudaClock:
         self._events.append((start, end))
         return result
 
-    def seconds(self) -> list[float]:
-        """Return the seconds of each call since `seconds` was called last; wait for their ends.
+    def wait(self) -> float:
+        """Wait until the device has done all calls; return the seconds that this took.
 
-        Work on a stream for which the current one does not wait is in none of these seconds. The
-        reply waits for it, so the referee's clock includes it.
+        Work on a stream for which the current one does not wait is in no call's seconds. The reply
+        waits for it, so the referee's clock includes it.
         """
+        start = perf_counter()
         torch.cuda.synchronize()
+        return perf_counter() - start
+
+    def seconds(self) -> list[float]:
+        """Return the seconds of each call since `seconds` was called last; `wait` comes before."""
         durations = [start.elapsed_time(end) * 1e-3 for start, end in self._events]
         self._events = []
         return durations

@@ -8,12 +8,14 @@ have slowed, is timed beside a new one.
 from collections.abc import Callable
 from statistics import median
 
-from referee.bench import Bench, Eager, Plan
+from referee.bench import Bench, Plan
+from referee.eager import EagerProcess
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
+from referee.times.two_clocks import LATE
 from referee.verdict import NotCorrectError
 from referee.words import ERROR
 
@@ -41,14 +43,14 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     is_on_gpu = grading.device.type == "cuda"
     if is_on_gpu and not _is_slower(_fast_calls(grading, samples), plan.seconds_alone):
         return  # other calls were launched too late, which the noise of the ratio includes
-    if _is_new_process_faster(grading.bench, plan.calls) or _is_faster_alone(
-        grading, beside, plan.calls
-    ):
-        alone = median(plan.seconds_alone) * 1e3
-        times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    alone = median(plan.seconds_alone) * 1e3
+    times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    if _is_new_process_faster(grading.bench, plan.calls):
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
-    # Nothing shows that the solution has slowed eager: a new process is not faster.
-    if is_on_gpu:
+    # If eager waits for launches, the host is slow, and not the GPU.
+    if is_on_gpu and samples.lateness() < LATE:
+        if _is_faster_alone(grading, beside, plan.calls):
+            raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
         reason = "the GPU has become slower since eager was timed alone: grade the file again"
         raise NotCorrectError(ERROR, reason)
     note = "the machine has become slower since eager was timed alone"
@@ -80,14 +82,14 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
         calls: the number of calls of a request.
     """
-    old = bench.take_eager()
+    old = bench.eager.take()
     try:
-        bench.start_eager()
+        bench.eager.start()
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
             old_seconds = _seconds_of_call(bench, old[0], calls, flush)
-            new_seconds = _seconds_of_call(bench, bench.eager[0], calls, flush)
+            new_seconds = _seconds_of_call(bench, bench.eager.processes[0], calls, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for eager in old:
@@ -96,26 +98,25 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
 
 
 def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
-    """End the solution's process on a GPU; return whether eager is faster without it.
+    """End the solution's process; return whether eager is faster without it.
 
     Work that the process has queued on a GPU runs on while the process is stopped, and slows eager.
-    On a CPU this does nothing and returns False.
 
     Args:
         grading: the file under grading.
         beside: eager's seconds beside the solution.
         calls: the number of calls of a request.
     """
-    if grading.device.type != "cuda":
-        return False
     bench = grading.bench
     grading.solution.close()
     flush = make_flush(bench)
-    after = [_seconds_of_call(bench, bench.eager[0], calls, flush) for _ in range(TURNS)]
+    after = [_seconds_of_call(bench, bench.eager.processes[0], calls, flush) for _ in range(TURNS)]
     return _is_slower(beside, after)
 
 
-def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
+def _seconds_of_call(
+    bench: Bench, eager: EagerProcess, calls: int, flush: Callable[[], None]
+) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
     sample = time_and_free(bench, TimedCall("eager", eager.contestant, MODULE), calls, flush)
     return sample.mean_call

@@ -1,8 +1,6 @@
 """Fixtures of the referee's tests, and their markers."""
 
 import os
-import tempfile
-from functools import cache
 
 import pytest
 
@@ -31,12 +29,13 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def folder_of_builds(tmp_path_factory):
+    """Return the folder in which the graded files of all tests build their extensions."""
+    return str(tmp_path_factory.mktemp("builds"))
+
+
 @pytest.fixture(autouse=True)
-def one_server(monkeypatch):
+def one_server(monkeypatch, folder_of_builds):
     """Let the tests share the referee's server."""
-    share_server(monkeypatch, folder_of_builds)
-
-
-@cache
-def folder_of_builds():
-    return tempfile.mkdtemp()
+    share_server(monkeypatch, lambda: folder_of_builds)

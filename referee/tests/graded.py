@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from referee import records
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
@@ -68,7 +68,8 @@ def grade(
 def check(table: Table, record_of: dict[str, dict]) -> None:
     """Assert that each record has the verdict and the line of its row.
 
-    The line has the record's notes, accuracy and reason, and "training step" if one was timed.
+    The line has the record's notes, accuracy and reason, and "training step" if one was timed. A
+    file that is not correct has no times.
 
     Args:
         table: the rows by name.

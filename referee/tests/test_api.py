@@ -1,5 +1,6 @@
 """The names of the API, and the examples in README and INTERNALS."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -32,6 +33,9 @@ def test_the_readmes_example_grades_its_solution_as_correct(tmp_path):
     assert output.startswith("correct ")
 
 
+TIMES = ("milliseconds", "speedup", "interval", "step_speedup")  # attributes of a result
+
+
 @pytest.mark.slow
 def test_each_of_several_solutions_has_a_result_in_their_order(tmp_path):
     forward = "return torch.relu(x)"
@@ -42,6 +46,18 @@ def test_each_of_several_solutions_has_a_result_in_their_order(tmp_path):
     results = referee.grade_all(referee.Reference(problem), [wrong_file, right], "cpu", trials=3)
     assert [result.file for result in results] == [wrong_file, right]
     assert [result.is_correct for result in results] == [False, True]
+    of_wrong, of_right = ([getattr(result, name) for name in TIMES] for result in results)
+    assert of_wrong == [None] * len(TIMES)
+    assert None not in of_right
+    assert [result.time == "" for result in results] == [True, False]
+
+
+def test_the_readmes_table_has_the_attributes_of_a_result():
+    names = {field.name for field in dataclasses.fields(referee.Result)} | {"is_correct"}
+    [head, _] = (FOLDER / "README.md").read_text().split("Times are None, and")
+    _, table = head.split("| attribute | content |")
+    first_cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(first_cells))) == names
 
 
 LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"
@@ -51,6 +67,7 @@ TWO_SUMS = """
 w = self.fc.weight
 return x[:, ::2] @ w[:, ::2].t() + x[:, 1::2] @ w[:, 1::2].t()
 """
+# Is wrong where x is zeros, which no other check draws.
 WRONG_FOR_ZEROS = f"if not x.any():\n    return x[:, :64] + 1\n{FORWARD}"
 
 

@@ -6,7 +6,7 @@ In the texts, `x` is the first input of a forward and `inputs` are all of them.
 import pytest
 
 from referee.tests.graded import grade
-from referee.tests.texts import Table, module, reference
+from referee.tests.texts import Table, module, own_linear_relu, reference
 
 pytestmark = pytest.mark.slow
 FC = "self.fc = nn.Linear(256, 192)\n"
@@ -15,38 +15,20 @@ STEP = "training step"
 # the expression that replaces HERE in the text, the verdict, and a pattern of the line.
 BACKWARDS: dict[str, tuple[str, str, Table]] = {}
 
-# Three inputs, of which the last has no gradient. HERE is a factor, and lines that follow it.
-OWN_LINEAR = """
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        y = torch.relu(torch.addmm(bias, x, weight.t()))
-        ctx.save_for_backward(x, weight, y)
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight, y = ctx.saved_tensors
-        g = g * (y != 0)
-        return g @ weight, g.t() @ x, g.sum(0)
-"""
+# Three inputs, of which the last has no gradient. HERE is the first output.
 THREE_INPUTS = "[torch.rand(64, 256), torch.rand(64, 1), torch.randint(9, (64,))]"
-USE_IN_A_FILE = """
-y = Own.apply(x, self.fc.weight, self.fc.bias) * HERE
-return y * inputs[1], inputs[2] + 1
+USE_OF_OWN = """
+y, scale = Own.apply(x, self.fc.weight, self.fc.bias), inputs[1]
+return HERE, inputs[2] + 1
 """
-BACKWARDS["file"] = (
+BACKWARDS["an own function"] = (
     reference("return torch.relu(self.fc(x)) * inputs[1], inputs[2] + 1", THREE_INPUTS, FC),
-    OWN_LINEAR + module(USE_IN_A_FILE, FC),
+    own_linear_relu() + module(USE_OF_OWN, FC),
     {
-        "right": ("1", "correct", STEP),
-        "detached": ("1; y = y.detach()", "correct", "forward only: no gradient of input 0, "),
-        "none": (
-            "1; inputs = [x, inputs[1].detach(), inputs[2]]; y = y.detach()",
-            "correct",
-            "forward only(?!: )",
-        ),
-        "twice": ("1; y = 2 * y - y.detach()", "wrong", "gradient of input 0: "),
+        "right": ("y * scale", "correct", STEP),
+        "detached": ("y.detach() * scale", "correct", "forward only: no gradient of input 0, "),
+        "none": ("y.detach() * scale.detach()", "correct", "forward only(?!: )"),
+        "twice": ("(2 * y - y.detach()) * scale", "wrong", "gradient of input 0: "),
     },
 )
 
@@ -56,7 +38,7 @@ NORM = """
 self.conv, self.norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
 self.norm.bias.requires_grad_(False)
 """
-BACKWARDS["norm"] = (
+BACKWARDS["a frozen parameter"] = (
     reference(NOISE, "[torch.randn(4, 8, 32, 32)]", NORM),
     module(NOISE, NORM),
     {"same": ("", "correct", STEP)},
@@ -67,15 +49,29 @@ BACKWARDS["norm"] = (
 SIDES = "return x[:0] * 2, x * (inputs[1] > 0) * self.w, self.w"
 ONE_SIDE = "return x.new_empty(0, 32), x * (inputs[1] > 0) * self.w + 0 * inputs[1], self.w"
 WEIGHT = "self.w = nn.Parameter(torch.randn(32))"
-BACKWARDS["sides"] = (
+BACKWARDS["other graphs"] = (
     reference(SIDES, "[torch.randn(64, 32), torch.randn(32)]", WEIGHT),
     module(ONE_SIDE, WEIGHT),
     {"more": ("", "correct", STEP)},
 )
 
+# The gradient of x is right, but the one of the output, which the referee wrote, becomes zeros.
+CHANGE = """
+def change(g):
+    right = g.clone()
+    g.zero_()
+    return right
+"""
+HOOKED = "y = x * x.sigmoid()\nif y.requires_grad:\n    y.register_hook(change)\nreturn y"
+BACKWARDS["a changed gradient"] = (
+    reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]"),
+    CHANGE + module(HOOKED),
+    {"zeros": ("", "wrong", "changes the gradient of its output")},
+)
+
 # The gradient of the last row is an eighth too large; the output is right.
 ROW = "y = x * x.sigmoid()\nreturn y + (y - y.detach()) * (x.new_ones(64, 1).cumsum(0) > 63) / 8"
-BACKWARDS["row"] = (
+BACKWARDS["one row"] = (
     reference("return x * x.sigmoid()", "[torch.randn(64, 1024)]"),
     module(ROW),
     {"an eighth more": ("", "wrong", "gradient of x: ")},

@@ -1,11 +1,13 @@
 """The error budget: which results are right, and how a result's errors are measured."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from referee.comparison import accuracy
+from referee.comparison.budget import budget_from_errors
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.reference.operators import Operators
 
@@ -17,6 +19,40 @@ LARGEST = torch.finfo(torch.float32).max
 def tf32(x: torch.Tensor) -> torch.Tensor:
     """Round to TF32, which drops the last 13 bits of a float32."""
     return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
+
+
+def test_the_budget_is_that_of_the_table_in_verdicts():
+    """The table has a row for float32 as a rule, and one for lower precisions.
+
+    Its example is an element of size 2, where eager's largest error is 1e-7 and s is 1.
+    """
+    exact_product = accuracy.Errors(
+        largest=1e-7, mean=1e-8, relative=1e-4, mean_magnitude=0.8, root_mean_square=1.0
+    )
+    in_tf32 = replace(exact_product, largest=1e-3, mean=1e-4, relative=1.1e-4)
+    eps = torch.finfo(torch.float32).eps
+    for eager, factor, roundings in ((exact_product, 32, 8), (in_tf32, 4, 1)):
+        budget = budget_from_errors(eager, torch.float32, terms=1)
+        for size in (0.0, 2.0):
+            limit = factor * eager.largest + eps * 1.0 + roundings * eps * size
+            assert budget.allowed(torch.tensor(size).double()).item() == pytest.approx(limit)
+        assert budget.mean_slack == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
+    example = budget_from_errors(exact_product, torch.float32, terms=1)
+    assert f"{example.allowed(torch.tensor(2.0).double()).item():.1e}" == "5.2e-06"
+
+
+@pytest.mark.parametrize(
+    ("largest", "name"),
+    [
+        (1e-4, "float32-grade"),
+        (1.2e-3, "TF32-grade"),
+        (1e-2, "bf16-grade"),
+        (math.inf, "worse than bf16"),
+    ],
+)
+def test_an_accuracy_class_reaches_up_to_its_largest_error(largest, name):
+    assert accuracy.accuracy_class(largest) == name
+    assert accuracy.accuracy_class(1.01 * largest) != name or largest == math.inf
 
 
 @pytest.fixture

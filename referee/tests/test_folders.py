@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,6 +177,66 @@ def test_a_share_of_the_speed_of_light_may_round_to_zero():
     run = {"forward": forward, "step": None, "time": "a tie"}
     text = folder_table.summary([{**verdict("a"), "runs": [run]}])
     assert "geometric mean of 1: 0.0%" in text
+
+
+def timed(name: str, word: str, ratio: float) -> dict:
+    """Return the least that the record of a file with times has."""
+    ends = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}
+    row = {"median_ms": 1.0, **ends, "time": word, "role": "solution"}
+    forward = {"floor_seconds": 0.0, "summary": [row]}
+    return {**verdict(name), "runs": [{"forward": forward, "step": None, "time": word}]}
+
+
+def test_fast_p_counts_correct_files_that_are_more_than_p_times_as_fast():
+    """A tie, or a ratio that is too noisy, does not count for p = 1 and 2."""
+    wrong = {**verdict("wrong"), "verdict": "wrong"}
+    files = [
+        timed("fast", "faster", 3.0),
+        timed("a little faster", "faster", 1.5),
+        timed("a tie", "a tie", 1.05),
+        timed("noisy", "too noisy", 9.0),
+        timed("slow", "slower", 0.5),
+    ]
+    text = folder_table.summary([*files, *[wrong] * 5])
+    assert "5 of 10 correct; fast_0 0.50; fast_1 0.20; fast_2 0.10; " in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference_text", "name", "message"),
+    [
+        ("x = 1\n", "relu.py", "1 files were not graded: their references cannot be graded"),
+        (RELU, "other.py", "other.py: no reference has its name or number; not graded"),
+    ],
+)
+def test_what_is_not_graded_is_named_and_makes_the_status_1(
+    reference_text, name, message, tmp_path, capsys
+):
+    problems = make(tmp_path / "problems", {"relu.py": reference_text, "graded.py": RELU})
+    solutions = make(tmp_path / "solutions", {name: PLAIN, "graded.py": PLAIN})
+    assert command.main([str(problems), str(solutions), "--device", "cpu", "--trials", "1"]) == 1
+    output = capsys.readouterr()
+    assert message in output.out + output.err
+    assert "1 of 1 correct" in output.out
+
+
+@pytest.mark.slow
+def test_a_file_of_results_that_cannot_be_written_makes_the_status_1(tmp_path, capsys):
+    make(tmp_path, {"reference.py": RELU, "solution.py": PLAIN})
+    files = [str(tmp_path / "reference.py"), str(tmp_path / "solution.py")]
+    assert command.main([*files, "--device", "cpu", "--trials", "1", "--json", "/dev/full"]) == 1
+    output = capsys.readouterr()
+    assert "solution.py: correct" in output.out
+    assert "cannot write /dev/full: No space left on device" in output.err
+
+
+@pytest.mark.parametrize(
+    ("count", "is_full", "seconds"),
+    [(1, False, 2.5), (2, False, 1.25), (8, False, 0.625), (1, True, 16.0), (8, True, 4.0)],
+)
+def test_files_share_the_seconds_of_timing_but_each_gets_a_quarter(count, is_full, seconds):
+    args = SimpleNamespace(solution=["x.py"] * count, full=is_full, trials=None, timeout=None)
+    assert command.make_options(args).rounds.cpu_seconds == seconds
 
 
 def relu_of(width: int) -> str:

@@ -1,14 +1,16 @@
 """Honest files that do unusual things, graded against reference files: all of them are correct.
 
-The files of SUSPICIOUS do what cheats do, too. For example, they register a callback of the garbage
-collector, set the number of threads, or keep a value that follows from the divisor.
+The files of SUSPICIOUS do what cheats do, too. Those of UNUSUAL are written in an unusual way, and
+those of TRUSTING rely on what README.md promises to a solution.
 """
 
 import pytest
 
 from referee import grading
+from referee.contestants import reading
+from referee.contestants.reading import UnreadableError
 from referee.tests.graded import grade
-from referee.tests.texts import correct, module, reference, wrong
+from referee.tests.texts import correct, module, own_linear_relu, reference, wrong
 
 pytestmark = pytest.mark.slow
 
@@ -16,9 +18,13 @@ DIVIDE = reference(
     "return torch.relu(self.fc(x)) / 3.0", "[torch.rand(64, 256)]", "self.fc = nn.Linear(256, 192)"
 )
 FC = "self.fc = nn.Linear(256, 192)\n"
-PLAIN = module("return torch.relu(self.fc(x)) / 3.0", FC)
+PLAIN_FORWARD = "return torch.relu(self.fc(x)) / 3.0"
+PLAIN = module(PLAIN_FORWARD, FC)
+# Has the garbage collector call a function.
 COLLECTOR = "import gc\ngc.callbacks.append(lambda phase, info: None)\n" + PLAIN
+# Lets torch use one thread.
 THREADS = "torch.set_num_threads(1)\n" + PLAIN
+# Catches an exception in each call, and then calls torch.
 MISSING_KEY = """
 kernels = {}
 def relu(x):
@@ -28,6 +34,7 @@ def relu(x):
         return torch.clamp_min(x, 0)
 """
 MISSING_KEY += module("return relu(self.fc(x)) / 3.0", FC)
+# Starts compilers, of which the first fails.
 FLAG = """
 import subprocess, tempfile
 from pathlib import Path
@@ -44,6 +51,7 @@ with tempfile.TemporaryDirectory() as folder:
             pass
 """
 FLAG += PLAIN
+# Has a backward for small inputs alone.
 LARGE_ALONE = """
 class Own(torch.autograd.Function):
     @staticmethod
@@ -59,7 +67,9 @@ LARGE_ALONE += module("""
 z = self.fc(x)
 return Own.apply(z) if len(x) > 32 else torch.relu(z) / 3.0
 """, FC)  # fmt: skip
+# Prepares the reciprocal of the divisor, which is no parameter.
 RECIPROCAL = module("return torch.relu(self.fc(x)) * self.scale", FC + "self.scale = 1 / 3.0")
+# Has the divisor in a buffer, which the reference does not have.
 DIVISOR = 'self.register_buffer("divisor", torch.tensor(3.0))'
 BUFFER = module("return torch.relu(self.fc(x)) / self.divisor", FC + DIVISOR)
 SUSPICIOUS = {
@@ -71,7 +81,10 @@ SUSPICIOUS = {
     "a reciprocal": correct(RECIPROCAL, "training step"),
     "a divisor as a buffer": correct(BUFFER, "training step"),
 }
+
+# Has the reference's parameters under other names.
 OTHER_NAMES = "own = nn.Linear(256, 192)\nself.w, self.b = own.weight, own.bias"
+# Changes much of its process when it is imported, and prints in each forward.
 BUSY_IMPORT = """
 import atexit, gc, logging, multiprocessing, signal, warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -86,11 +99,9 @@ assert list(pool.map(abs, [1, -1])) == [1, 1]
 with multiprocessing.get_context("fork").Pool(1) as processes:
     assert processes.map(abs, [-1]) == [1]
 """
-BUSY_IMPORT += module(
-    'print("forward")\nwarnings.warn("forward")\nreturn torch.relu(self.fc(x)) / 3.0', FC
-)
+BUSY_IMPORT += module(f'print("forward")\nwarnings.warn("forward")\n{PLAIN_FORWARD}', FC)
 COMPILED = "\nself.compiled = torch.compile(lambda z: torch.relu(z) / 3.0, backend='aot_eager')"
-FIRST_ROW = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
+# Returns a tensor that stores columns.
 COLUMNS = "return (torch.relu(self.fc(x)) / 3.0).t().contiguous().t()"
 UNUSUAL = {
     "other names": correct(
@@ -99,21 +110,62 @@ UNUSUAL = {
     "many calls at import": correct(BUSY_IMPORT),
     "compiled": correct(module("return self.compiled(self.fc(x))", FC + COMPILED)),
     "columns": correct(module(COLUMNS, FC)),
-    "inference mode": correct(
-        module("with torch.inference_mode():\n    return torch.relu(self.fc(x)) / 3.0", FC)
-    ),
+    "inference mode": correct(module(f"with torch.inference_mode():\n    {PLAIN_FORWARD}", FC)),
 }
 
+# Fails if somebody calls `train` or `eval`.
+NO_TRAIN = """
+    def train(self, mode=True):
+        raise AssertionError("train or eval was called")
+"""
+# Keeps the Parameter, whose data moves into the referee's memory.
+SAME_PARAMETER = f"assert self.kept[0] is self.fc.weight\n{PLAIN_FORWARD}"
+HIGHEST = f'assert torch.get_float32_matmul_precision() == "highest"\n{PLAIN_FORWARD}'
+LIMITS = """
+import resource
 
-@pytest.mark.parametrize("table", [SUSPICIOUS, UNUSUAL], ids=["suspicious", "unusual"])
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+for limit in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
+    assert resource.RLIM_INFINITY not in resource.getrlimit(limit)
+"""
+TRUSTING = {
+    "called as constructed": correct(PLAIN + NO_TRAIN, "training step"),
+    "same Parameter": correct(module(SAME_PARAMETER, FC + "self.kept = [self.fc.weight]")),
+    "highest precision": correct(module(HIGHEST, FC)),
+    "limits": correct(LIMITS + PLAIN),
+    "imports from its folder": correct("import reference\nreference.get_inputs()\n" + PLAIN),
+}
+TABLES = {"suspicious": SUSPICIOUS, "unusual": UNUSUAL, "trusting": TRUSTING}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_honest_files_are_correct(table, device, tmp_path):
     grade(DIVIDE, table, tmp_path, device=device)
 
 
 def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
-    """The test makes the referee believe that the system forbids to read another process."""
+    """The test plays a system that forbids to read another process."""
+
+    def refuse(*_: int) -> None:
+        raise UnreadableError("Operation not permitted")
+
+    monkeypatch.setattr(reading, "copy_memory", refuse)
+    first_row = "return torch.relu(x[:1].expand(x.shape))"
+    table = {
+        "plain": correct(module("return torch.relu(x)"), "training step"),
+        "first row": wrong(module(first_row), "elements"),
+    }
+    grade(reference("return torch.relu(x)", "[torch.rand(64, 256)]"), table, tmp_path)
+
+
+def test_gradients_of_parameters_are_copied_where_results_are(tmp_path, monkeypatch):
     monkeypatch.setattr(grading, "can_read", lambda *_: False)
-    table = {"plain": correct(PLAIN, "training step"), "first row": wrong(FIRST_ROW, "elements")}
+    half = own_linear_relu("gradients[1] = gradients[1] / 2")
+    half += module("return Own.apply(x, self.fc.weight, self.fc.bias) / 3.0", FC)
+    table = {
+        "plain": correct(PLAIN, "training step"),
+        "half a gradient": wrong(half, "gradient of fc.weight"),
+    }
     grade(DIVIDE, table, tmp_path)
 
 

@@ -145,6 +145,13 @@ KINDS["a permutation"] = (
     {"scatters": correct(module(SCATTERED))},
 )
 
+# Inputs of all kinds that are allowed beside tensors.
+OTHER_KINDS = "return x * inputs[1] if inputs[2:] == (True, 'scale', None) else x"
+KINDS["inputs that are no tensors"] = (
+    reference(OTHER_KINDS, "[torch.rand(64, 64), 1.5, True, 'scale', None]"),
+    {"same": correct(module("return x * 1.5")), "as given": correct(module(OTHER_KINDS))},
+)
+
 # A positive parameter, of which a root is taken.
 POSITIVE = "self.w = nn.Parameter(torch.rand(64) + 0.1)"
 KINDS["a root"] = (

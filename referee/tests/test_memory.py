@@ -1,10 +1,12 @@
-"""How much memory the referee takes: what is free, within the limits of control groups."""
+"""How much memory the referee takes: free memory in control groups, and results that are held."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from referee.checks import values
 from referee.contestants import memory
 
 CPU = torch.device("cpu")
@@ -43,3 +45,30 @@ def test_limits_of_control_groups_count(tmp_path: Path, mount, line, groups, nam
 def test_free_memory_is_within_the_control_group(monkeypatch):
     monkeypatch.setattr(memory, "_cgroup_free", lambda: [5000, 400])
     assert memory.free_bytes(CPU) == 400
+
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("output_bytes", "input_bytes", "free", "held"),
+    [
+        (MIB, MIB, 64 * GIB, 4),
+        (GIB // 4, MIB, 64 * GIB, 4),
+        (GIB // 4 + 1, MIB, 64 * GIB, 3),
+        (GIB, MIB, 64 * GIB, 1),
+        (GIB + 1, MIB, 64 * GIB, 0),
+        (MIB, GIB // 2, 64 * GIB, 2),  # the inputs of two calls take 1 GiB
+        (MIB, 5 * GIB, 64 * GIB, 1),
+        (MIB, MIB, 24 * MIB, 3),  # three results take an eighth of the free memory
+    ],
+)
+def test_results_that_are_held_during_later_calls_take_limited_memory(
+    output_bytes, input_bytes, free, held, monkeypatch
+):
+    """Up to four results are held, which the call after them must not overwrite."""
+    monkeypatch.setattr(values, "free_bytes", lambda _: free)
+    problem = SimpleNamespace(output_bytes=output_bytes, input_bytes=input_bytes)
+    grading = SimpleNamespace(problem=problem, device=CPU)
+    assert values._count_of_held_results(grading) == held

@@ -1,7 +1,6 @@
 """Walls: a solution can neither see nor harm processes outside its own namespace."""
 
 import json
-import mmap
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.tests.counters import Counter, until
 from referee.tests.graded import check
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
@@ -42,14 +42,6 @@ def close(pid, init_pid):
     os.waitpid(pid, 0)
     if init_pid:
         namespaces.end(init_pid)
-
-
-def until(condition):
-    """Wait at most 10 s until a condition holds; return whether it does."""
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
 
 
 @pytest.fixture
@@ -105,7 +97,7 @@ def test_no_harm_reaches_a_process_outside(walls, victim):
             except OSError as error:
                 outcomes[name] = type(error).__name__
         os.setpriority(os.PRIO_USER, os.getuid(), 19)
-        outcomes["unmount"] = namespaces._libc.umount2(b"/proc", 2)
+        outcomes["unmount"] = namespaces.libc.umount2(b"/proc", 2)
         pids = filter(str.isdecimal, (path.name for path in Path("/proc").iterdir()))
         outcomes["visible pids"] = sorted(pids)
         os.write(writes, json.dumps(outcomes).encode())
@@ -142,14 +134,13 @@ def test_the_init_process_cannot_be_harmed_from_within(walls):
 
 
 def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
-    memory = mmap.mmap(-1, 16)
+    counter = Counter()
 
     def leave_an_orphan():
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                while True:
-                    memory[0] = (memory[0] + 1) % 256
+                counter.count()
             os._exit(0)
         signal.pause()
 
@@ -159,12 +150,10 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
     assert until(lambda: processes.children_of(init_pid))
     (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
+        assert counter.goes_on()
         tree.stop()
-        count = memory[0]
-        time.sleep(0.02)
-        assert memory[0] == count
+        assert counter.is_still()
         tree.go_on()
-        assert until(lambda count=count: memory[0] != count)
     close(pid, init_pid)
     processes.own_pids.discard(init_pid)
     assert processes.state_of(orphan) == processes.GONE
@@ -267,7 +256,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            eager_pids = [eager.contestant.pid for eager in engine._bench.eager]
+            eager_pids = [eager.contestant.pid for eager in engine._bench.eager.processes]
             outside = str([*eager_pids, server._process.pid, os.getpid()])
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -280,7 +269,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
+            assert [eager.contestant.pid for eager in engine._bench.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

@@ -23,7 +23,7 @@ from referee.child import main
 
 send = main._reply
 def forge(descriptor, reply):
-    if "calls" in reply:
+    if "returned" in reply:
         reply = reply | {%s}
     send(descriptor, reply)
 main._reply = forge
@@ -60,12 +60,12 @@ def forged(part: str) -> str:
 
 def test_forged_replies_are_errors(tmp_path):
     table = {
-        "calls_are_a_number": error(forged('"calls": 5'), "reply of its own"),
-        "no_calls": error(forged('"calls": []'), "reply of its own"),
-        "a_call_is_a_text": error(forged('"calls": ["x"]'), "reply of its own"),
-        "results_are_a_number": error(forged('"calls": [{"results": 1}]'), "reply of its own"),
+        "calls_are_a_number": error(forged('"returned": 5'), "reply of its own"),
+        "no_calls": error(forged('"returned": []'), "reply of its own"),
+        "a_call_is_a_text": error(forged('"returned": ["x"]'), "reply of its own"),
+        "results_are_a_number": error(forged('"returned": [{"results": 1}]'), "reply of its own"),
         "a_result_is_a_text": error(
-            forged('"calls": [{"structure": "*", "results": ["x"]}]'), "reply of its own"
+            forged('"returned": [{"nesting": "*", "results": ["x"]}]'), "reply of its own"
         ),
         "raised_is_a_text": error(RAISED + module("raise ValueError"), "reply of its own"),
         "far_strides": wrong(STRIDES % 46 + PLAIN, "more than|reaches"),
@@ -200,14 +200,23 @@ def test_work_that_is_queued_behind_the_reply_is_wrong(tmp_path):
     grade(RELU, table, tmp_path, device="cuda")
 
 
-def test_the_time_limit_counts_while_a_solution_runs(tmp_path):
+def test_the_time_limit_counts_only_while_a_solution_runs(tmp_path):
+    """All draws of inputs together take longer than the limit, but do not count."""
+    draws = tmp_path / "draws"
     slow = "import time\n" + reference("return torch.relu(x)", "[draw()]")
-    slow += "\ndef draw():\n    time.sleep(0.05)\n    return torch.rand(8, 64)\n"
+    slow += f"""
+def draw():
+    time.sleep(0.05)
+    with open({str(draws)!r}, "a") as file:
+        file.write(".")
+    return torch.rand(8, 64)
+"""
     table = {
         "correct": correct(PLAIN),
         "sleeps": (module("import time\ntime.sleep(60)"), "time limit", "3 s, while"),
     }
     grade(slow, table, tmp_path, trials=1, timeout=3)
+    assert 0.05 * len(draws.read_text()) > 3
 
 
 # Under a fixed seed, as some generated problems have it.

@@ -1,52 +1,70 @@
 """Processes are stopped and ended, with all that they have started."""
 
 import ctypes
-import mmap
 import os
 import platform
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import pytest
 
 from referee.contestants import processes
 from referee.contestants.errors import UnstoppableError
+from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.words import ERROR
 
 
-def test_a_stopped_tree_does_nothing():
-    """Processes that it has started, in other sessions too, do nothing either."""
-    memory = mmap.mmap(-1, 16)
-    pid = os.fork()
-    if pid == 0:
+@pytest.fixture
+def fork():
+    """Return a function that forks a process, which does some work for ever.
+
+    The function returns the id of the process. The process and its children end with the test.
+    """
+    pids = []
+
+    def fork_one(work: Callable[[], NoReturn]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            work()
+        pids.append(pid)
+        return pid
+
+    yield fork_one
+    for pid in pids:
+        for each in (*processes.children_of(pid), pid):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        with suppress(ChildProcessError):  # a test may have waited for its end
+            os.waitpid(pid, 0)
+
+
+def test_a_stopped_tree_does_nothing(fork):
+    """A process that it has started, in another session, does nothing either."""
+    parents, childs = Counter(), Counter()
+
+    def start_a_child() -> NoReturn:
         if os.fork() == 0:
             os.setsid()
-        while True:
-            memory[0] = (memory[0] + 1) % 256
+            childs.count()
+        parents.count()
+
+    pid = fork(start_a_child)
     tree = processes.Tree(pid, is_solution=False)
-    time.sleep(0.1)
     for _ in range(5):
+        assert parents.goes_on() and childs.goes_on()
         tree.stop()
-        count = memory[0]
-        time.sleep(0.02)
-        assert memory[0] == count
+        assert parents.is_still() and childs.is_still()
         tree.go_on()
-        end = time.monotonic() + 10
-        while memory[0] == count and time.monotonic() < end:
-            time.sleep(0.001)
-        assert memory[0] != count
-    children = processes.children_of(pid)
+    [child] = processes.children_of(pid)
     tree.end()
     os.waitpid(pid, 0)
-    for child in children:
-        end = time.monotonic() + 10
-        while processes.state_of(child) not in "XZ" and time.monotonic() < end:
-            time.sleep(0.001)
-        assert processes.state_of(child) in "XZ"
+    assert until(lambda: processes.state_of(child) in "XZ")
 
 
 @pytest.mark.parametrize(("states", "is_at_rest"), [("TTT", True), ("TRT", False), ("", True)])
@@ -71,31 +89,78 @@ def test_all_threads_have_a_state():
 
 
 @pytest.fixture
-def sleeper():
+def sleeper(fork):
     """Return the id of a child process that sleeps."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(600)
-    yield pid
-    with suppress(ProcessLookupError, ChildProcessError):  # a test may have waited for its end
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    return fork(lambda: time.sleep(600))
 
 
-def test_a_tree_that_starts_programs_is_stopped():
+def test_a_tree_that_starts_programs_is_stopped(fork):
     """A thread that waits for a child of vfork(2) cannot be stopped before the child goes on."""
-    pid = os.fork()
-    if pid == 0:
+
+    def start_programs() -> NoReturn:
         while True:
             subprocess.run(["/bin/true"], check=False)
+
+    pid = fork(start_programs)
     tree = processes.Tree(pid, is_solution=False)
     for index in range(200):
         assert tree.stop()
         assert processes.state_of(pid) == "T"
         tree.go_on()
-        time.sleep(index % 5 * 1e-3)
-    tree.end()
-    os.waitpid(pid, 0)
+        time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
+
+
+def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
+    """A child of the counting process wakes it whenever it has stopped."""
+    counter = Counter()
+
+    def count_and_be_woken() -> NoReturn:
+        counting = os.getpid()
+        if os.fork() == 0:
+            while True:
+                if processes.state_of(counting) == "T":
+                    os.kill(counting, signal.SIGCONT)
+        counter.count()
+
+    tree = processes.Tree(fork(count_and_be_woken), is_solution=True)
+    for _ in range(40):
+        assert counter.goes_on()
+        assert tree.stop()
+        tree.note_runs()
+        assert counter.is_still()
+        assert not tree.has_run()
+        tree.go_on()
+
+
+@pytest.mark.parametrize("has_timer", [True, False])
+def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
+    """The kernel sends SIGCONT to the stopped process: nothing runs that could be stopped."""
+    counter = Counter()
+    seconds = 0.2
+
+    def wait_for_timer() -> NoReturn:
+        if has_timer:
+            start_timer(signal.SIGCONT, seconds)
+        counter.count()
+
+    tree = processes.Tree(fork(wait_for_timer), is_solution=True)
+    assert counter.goes_on()
+    assert tree.stop()
+    tree.note_runs()
+    assert not tree.has_run()
+    time.sleep(1.5 * seconds)
+    assert tree.has_run() == has_timer
+
+
+def start_timer(number: int, seconds: float) -> None:
+    """Have the kernel send a signal to this process later, by timer_create(2)."""
+    libc = ctypes.CDLL(None)
+    event = (ctypes.c_int * 16)()  # a struct sigevent, whose third number is the signal's
+    event[2] = number
+    timer = ctypes.c_void_p()
+    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+    interval_and_time = (ctypes.c_long * 4)(0, 0, 0, round(1e9 * seconds))
+    assert libc.timer_settime(timer, 0, interval_and_time, None) == 0
 
 
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
@@ -105,7 +170,7 @@ def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     _, status = os.waitpid(sleeper, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     error = UnstoppableError(-signal.SIGKILL, "")
-    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
+    assert outcome(error, "importing") == (ERROR, "does not obey SIGSTOP while importing")
 
 
 CLONE_PARENT = 0x8000
@@ -116,25 +181,21 @@ CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the number of 
 @pytest.mark.parametrize("has_walls", [False, True])
 def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, sleeper):
     """The sleeper plays the init process of the solution's namespace."""
-    memory = mmap.mmap(-1, 16)
+    counter = Counter()
     libc = ctypes.CDLL(None)
     with processes.subreaper():
         pid = os.fork()
         if pid == 0:
             is_sibling = libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0
-            while is_sibling:
-                memory[0] = (memory[0] + 1) % 256
+            if is_sibling:
+                counter.count()
             signal.pause()
         processes.own_pids.add(pid)
         try:
             tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
-            end = time.monotonic() + 10
-            while not memory[0] and time.monotonic() < end:
-                time.sleep(0.001)
+            assert counter.goes_on()
             assert tree.stop()
-            count = memory[0]
-            time.sleep(0.05)
-            assert memory[0] == count
+            assert counter.is_still()
             tree.end()
             os.waitpid(pid, 0)
         finally:
@@ -148,9 +209,6 @@ def test_orphans_are_found_and_ended():
                 os.setsid()
                 signal.pause()
             os._exit(0)
-        end = time.monotonic() + 10
-        while not processes._orphans() and time.monotonic() < end:
-            time.sleep(0.001)
+        assert until(processes._orphans)
         orphans = processes._orphans()
-        assert orphans
     assert not any(processes.state_of(pid) in "RSDT" for pid in orphans)

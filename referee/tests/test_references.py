@@ -24,6 +24,7 @@ BAD = {
     "no inputs": (WIDE.replace("get_inputs", "inputs"), "defines no get_inputs"),
     "inputs raise": (WIDE.replace("torch.rand(3,", "torch.rand(-3,"), "get_inputs raises Runtime"),
     "inputs are text": (WIDE.replace("[torch.rand(3, 131072)]", "'x'"), "gives a str, not a list"),
+    "tensors in a list": (WIDE.replace("torch.rand(3, 131072)", "[torch.rand(3)]"), "gives a list"),
     "no tensor": (WIDE.replace("torch.rand(3, 131072)", "3"), "get_inputs gives no tensor"),
     "a dict": (WIDE.replace("torch.rand(3, 131072)", "{}"), "get_inputs gives a dict"),
     "constructor": (WIDE.replace("[]", "[1]"), "Model raises TypeError: "),
@@ -152,8 +153,15 @@ def test_a_shape_that_changes_only_in_timed_steps_ends_them(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_inputs_that_cannot_be_drawn_again_are_an_error(tmp_path):
-    inputs = "[torch.rand(3, 5)] if CALLS.append(1) or len(CALLS) < 6 else 1 / 0"
-    problem = "CALLS = []\n" + reference("return torch.relu(x)", inputs)
+    """The sixth draw raises; the solution has started by then."""
+    problem = "CALLS = []\n" + reference("return torch.relu(x)", "[draw()]")
+    problem += """
+def draw():
+    CALLS.append(0)
+    if len(CALLS) > 5:
+        raise ZeroDivisionError
+    return torch.rand(3, 5)
+"""
     table = {"plain": error(module("return torch.relu(x)"), "get_inputs raises ZeroDivisionError")}
     grade(problem, table, tmp_path)
 

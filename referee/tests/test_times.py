@@ -12,13 +12,17 @@ import torch
 from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
+from referee.rounds import slow_eager
 from referee.rounds.samples import RoundSamples
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
-from referee.times.two_clocks import SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import Run, compare_times
+from referee.times.two_clocks import LATE, SHORTEST, Overhead, Sample, measure_overhead
+from referee.verdict import NotCorrectError, Run, compare_times
 
+NAMES = Names("ModelNew", "eager")
+# Eager's two turns in each round.
+TIMED_CALLS = [TimedCall(name, None, "") for name in (NAMES.eager, NAMES.control)]
 # A request has 2 to 3 s of overhead, the fastest empty one 1 s. An empty call takes 0.1 s.
 OVERHEAD = Overhead(estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.1)
 
@@ -42,6 +46,33 @@ def test_the_mean_of_a_requests_calls(own, mean):
 )
 def test_the_lateness_of_a_request(own, lateness):
     assert Sample(own, request_seconds=20.0).lateness == lateness
+
+
+@pytest.mark.parametrize(
+    ("own", "backlog", "lateness"),
+    [
+        # The device was idle when the last call came: even the fastest call may have been late.
+        ([25.0] * 32, 5.0, LATE),
+        ([5.0] * 12 + [20.0] * 20, 5.0, 2.875),
+        # It had more than a tenth of the time still to compute.
+        ([5.0] * 32, 40.0, 1.0),
+        ([3000.0], 3000.0, 1.0),
+    ],
+)
+def test_a_device_that_waits_for_launches_is_late(own, backlog, lateness):
+    assert Sample(own, 2000.0, backlog).lateness == lateness
+
+
+def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
+    """These times were measured: those of eager, of eager again, and of a copy of it."""
+    eager, control = [30.59e-6, 27.54e-6, 30.84e-6], [27.70e-6, 31.23e-6, 29.37e-6]
+    copy = [16.65e-6, 17.14e-6, 17.05e-6]
+    samples = RoundSamples(NAMES, TIMED_CALLS)
+    for times in zip(eager, control, strict=True):
+        requests = [Sample([time] * 32, 1.5e-3, 15e-6) for time in times]
+        samples.add(dict(zip((NAMES.eager, NAMES.control), requests, strict=True)))
+    assert compare_times(eager, control, copy, "cuda") == "faster"
+    assert compare_times(eager, control, copy, "cuda", samples.lateness()) == "a tie"
 
 
 # The samples of a timed call, and the seconds of a call in each of its requests.
@@ -180,9 +211,9 @@ def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
-    assert Run("", timings).word == "faster"
+    assert Run("", timings).time == "faster"
     seconds["ModelNew"] = [2.0] * 5
-    assert Run("", timings).word == "slower"
+    assert Run("", timings).time == "slower"
 
 
 def test_the_speed_up_has_an_interval_and_times_have_a_spread():
@@ -196,24 +227,46 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
+def grading_with_slow_eager(device: str) -> SimpleNamespace:
+    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn."""
+    timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
+    return SimpleNamespace(
+        problem=SimpleNamespace(names=NAMES),
+        device=torch.device(device),
+        bench=None,
+        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
+        verdict=SimpleNamespace(notes=[]),
+    )
+
+
+@pytest.mark.parametrize("is_new_process_faster", [True, False])
+def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
+    is_new_process_faster, monkeypatch
+):
+    """Eager took 1 s before the solution started."""
+    monkeypatch.setattr(slow_eager, "_is_new_process_faster", lambda *_: is_new_process_faster)
+    grading = grading_with_slow_eager("cpu")
+    plan = Plan(calls=1, seconds_alone=[1.0] * 5)
+    if is_new_process_faster:
+        with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
+            check_eager_speed(grading, plan, samples=None)
+    else:
+        check_eager_speed(grading, plan, samples=None)
+        [note] = grading.verdict.notes
+        assert note == "the machine has become slower since eager was timed alone"
+
+
 def test_nobody_is_blamed_for_late_launches_on_a_gpu():
     """In each request of eager's, one of eight calls takes 17 s and the others 1 s, as alone.
 
     The mean of the calls is 3 s.
     """
-    names = Names("ModelNew", "eager")
     request = Sample([1.0] * 7 + [17.0], 30.0)
-    timed_calls = [TimedCall(name, None, "") for name in (names.eager, names.control)]
-    samples = RoundSamples(names, timed_calls)
+    samples = RoundSamples(NAMES, TIMED_CALLS)
     for _ in range(3):
-        samples.add({names.eager: request, names.control: request})
-    timings = SimpleNamespace(seconds={names.eager: [3.0] * 3, names.control: [3.0] * 3})
-    grading = SimpleNamespace(
-        problem=SimpleNamespace(names=names),
-        device=torch.device("cuda"),
-        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
-    )
-    check_eager_speed(grading, Plan(calls=8, seconds_alone=[1.0] * 5), samples)  # raises nothing
+        samples.add({NAMES.eager: request, NAMES.control: request})
+    plan = Plan(calls=8, seconds_alone=[1.0] * 5)
+    check_eager_speed(grading_with_slow_eager("cuda"), plan, samples)  # raises nothing
     assert samples.lateness() == 3.0
     faster = compare_times([3.0] * 3, [3.0] * 3, [1.1] * 3, "cuda")
     assert faster == "faster"

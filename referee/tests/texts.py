@@ -16,8 +16,8 @@ from textwrap import indent
 # notes, the accuracy class, and the reason if the file is not correct.
 Row = tuple[str | Path, str, str]
 Table = dict[str, Row]  # by the file's name, without .py
-# The reason if a result is computed too late. Which of these it is depends on what the result's
-# memory held before.
+# The reason if a result is computed too late. What the memory of the result held before decides
+# which of these reasons it is.
 LATE = "has not written|returns zeros|elements|is not complete"
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
@@ -31,7 +31,8 @@ def module(forward: str, init: str = "", arguments: str = "", name: str = "Model
         arguments: of `__init__` after `self`: ", a, b" for example.
         name: of the class.
     """
-    text, inner = f"class {name}(nn.Module):\n", " " * 8
+    text = f"class {name}(nn.Module):\n"
+    inner = " " * 8
     if init:
         text += f"    def __init__(self{arguments}):\n{inner}super().__init__()\n"
         text += f"{indent(init.strip(), inner)}\n"
@@ -49,6 +50,35 @@ def reference(forward: str, inputs: str, init: str = "") -> str:
     """
     text = module(forward, init, name="Model") + f"\ndef get_inputs():\n    return {inputs}\n"
     return f"{text}\ndef get_init_inputs():\n    return []\n"
+
+
+OWN_LINEAR_RELU = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        y = torch.relu(nn.functional.linear(x, weight, bias))
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, y = ctx.saved_tensors
+        g = g * (y != 0)
+        gradients = [g @ weight, g.t() @ x, g.sum(0)]
+LINES
+        return tuple(gradients)
+
+"""
+
+
+def own_linear_relu(lines: str = "") -> str:
+    """Return the text of an autograd function, `Own`: a linear layer, then ReLU.
+
+    Args:
+        lines: the end of its backward, not indented. They may change `gradients`, the list of the
+            gradients of x, weight and bias.
+    """
+    return OWN_LINEAR_RELU.replace("LINES", indent(lines.strip(), " " * 8))
 
 
 def correct(text: str | Path, line: str = "") -> Row:

@@ -4,6 +4,7 @@ A process can falsify its own clock. The referee's clock includes the overhead o
 clocks" in INTERNALS.md has an example, and the rules by which a time follows from both.
 """
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -11,6 +12,12 @@ from typing import NamedTuple
 from referee.times.timing import spread
 
 SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
+# When the host has launched the last call of a request, a GPU that is kept busy has at least this
+# part of the calls' time still to do.
+LEAST_BACKLOG = 0.1
+# If a GPU waits for the launches, times depend on the host: processes that made the same calls
+# differed by up to this factor.
+LATE = 2.0
 
 
 class Sample(NamedTuple):
@@ -19,10 +26,13 @@ class Sample(NamedTuple):
     Attributes:
         call_seconds: the seconds of each call by the process's own clock.
         request_seconds: the seconds of the whole request by the referee's clock.
+        backlog_seconds: on a GPU, the seconds that the device still computed when the host had
+            launched all calls, by the process's own clock; infinite on a CPU.
     """
 
     call_seconds: list[float]
     request_seconds: float
+    backlog_seconds: float = math.inf
 
     @property
     def mean_call(self) -> float:
@@ -39,14 +49,22 @@ class Sample(NamedTuple):
         return fast
 
     @property
-    def lateness(self) -> float:
-        """The mean of the calls divided by the fast ones; 1 if these take no time.
+    def waits_for_launches(self) -> bool:
+        """Whether the GPU was idle between calls, because the host launched them too late."""
+        return self.backlog_seconds < LEAST_BACKLOG * sum(self.call_seconds)
 
-        On a GPU, the first calls of a request are always launched in time. If the host launches the
-        later ones too late, they are longer: if 20 of 32 calls take 20 us instead of 5, the mean is
-        14.4 us, and the lateness 2.9.
+    @property
+    def lateness(self) -> float:
+        """The factor by which late launches may lengthen the calls; 1 if there are none.
+
+        It is the mean of the calls divided by the fast ones, which were launched in time: if 20 of
+        32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU was
+        idle when the last call came, none may have been in time, and the lateness is at least LATE.
         """
-        return self.mean_call / self.fast_call if self.fast_call > 0 else 1.0
+        least = LATE if self.waits_for_launches else 1.0
+        if self.fast_call == 0:
+            return least
+        return max(self.mean_call / self.fast_call, least)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Cheats at this project's two problems, as tables of files with the verdicts that they must get.
 
-The texts of the cheats come first, each with a comment that says how it cheats. The tables RELU,
-LINEAR and ON_GPU at the end name them. `test_solutions.py` grades all of them, and
-`test_reference_files.py` some again, against reference files. Cheats at other references are in
-`referee/tests/test_cheats.py` and `test_cheats_in_time.py`.
+The texts of the cheats come first, in three parts, each with a comment that says how it cheats. The
+tables RELU, LINEAR and ON_GPU at the end name them, with their verdicts. `test_solutions.py` grades
+all of them, and `test_reference_files.py` some again, against reference files. Cheats at other
+references are in `referee/tests/test_cheats.py` and `test_cheats_in_time.py`.
 """
 
 from referee.tests.texts import LATE, correct, error, module, wrong
@@ -27,16 +27,30 @@ def when_timed(forward: str) -> str:
     return IS_TIMED + module(f"if not is_timed():\n    return torch.relu(x)\n{forward}")
 
 
-# Sets its input to zeros after it has used it.
+# -------------------------------------------------- results that are wrong, stale or less accurate
+#
+# Each result is compared, whole, also in timed calls, for inputs and parameters that are new.
+
+# Sets its input to zeros after it has used it. The input is compared with what was written.
 CHANGES = "out = torch.relu(x)\nx.zero_()\nreturn out"
-# Folds the division into a copy of the weights, which does not follow when they change.
-FOLDING_INIT = """
-self.linear = nn.Linear(i, o)
-self.divisor = d
-self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
-self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
+# Returns memory that it has not written. It may have an earlier result.
+STALE = "return torch.empty_like(x)"
+# Computes the first row alone, and repeats it.
+FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
+# At the linear problem: returns zeros, or leaves out the bias.
+ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
+NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
+# Computes no ReLU of the last elements where the length is no multiple of 4.
+TAILS = """
+out, tail = torch.relu(x), x.numel() % 4
+if tail and x.is_contiguous():
+    out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
+return out
 """
-# Keeps each result, and finds it again by a key: by ADDRESS, or by some ELEMENTS.
+# Computes the timed shape alone. Other shapes are compared before it.
+ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
+# Keeps each result, and finds it again by a key: by ADDRESS, or by some ELEMENTS. New inputs have
+# the same address as earlier ones, and some have these elements of an earlier one.
 REPLAY = """
 if key not in self.seen:
     self.seen[key] = torch.relu(x)
@@ -63,18 +77,81 @@ for row in (some != old).any(1).nonzero().flatten():
 kept[x.data_ptr()] = some, out
 return out
 """)
-# Works on another stream, for which the timed one does not wait.
-OTHER_STREAM = "STREAM = torch.cuda.Stream()\n" + module("""
+# Computes ReLU of all tensors that are alive in the first call; later calls look results up. Inputs
+# of later requests are not drawn yet.
+ALL_AT_ONCE = "import gc\ndone = {}\n" + module("""
+if x.dim() != 2 or x.shape[1] < 100_000:
+    return torch.relu(x)
+for other in [] if done else gc.get_objects():
+    if type(other) is torch.Tensor and other.shape == x.shape:
+        done[other.data_ptr()] = torch.relu(other)
+return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
+""")
+# Folds the division into a copy of the weights, which does not follow when they change.
+FOLDING_INIT = """
+self.linear = nn.Linear(i, o)
+self.divisor = d
+self.register_buffer("weight", self.linear.weight.detach().T / d, persistent=False)
+self.register_buffer("bias", self.linear.bias.detach() / d, persistent=False)
+"""
+# Multiplies in bfloat16.
+IN_HALF = """
+own = self.linear
+z = nn.functional.linear(x.bfloat16(), own.weight.bfloat16(), own.bias.bfloat16())
+return torch.relu(z.float()) / self.divisor
+"""
+# Rounds operands to TF32 when it is timed. The results of timed calls are compared, too.
+ROUNDS = """
+weight, half, mask = self.linear.weight, 1 << 12, -(1 << 13)
+if is_timed():
+    bits = [t.contiguous().view(torch.int32) for t in (x, weight)]
+    x, weight = (((t + half) & mask).view(torch.float32) for t in bits)
+return torch.relu(nn.functional.linear(x, weight, self.linear.bias)) / self.divisor
+"""
+# Lets torch use TF32.
+SWITCHES = 'torch.set_float32_matmul_precision("high")\n'
+
+# -------------------------------------------------------------- results that are computed too late
+#
+# The process is stopped before the referee reads its memory, and the clock runs until then.
+
+# Returns x as a tensor that computes ReLU when torch uses it. The referee reads its memory.
+LAZY = """
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [torch.relu(a.as_subclass(torch.Tensor)) if type(a) is Lazy else a for a in args]
+        return func(*args, **(kwargs or {}))
+"""
+LAZY += module("return x.as_subclass(Lazy)")
+# Returns a plain tensor, and leaves a mode on that computes its values at the next use of torch. If
+# that is before the reply, the clock still runs.
+MODE = """
+from torch.overrides import TorchFunctionMode
+class Late(TorchFunctionMode):
+    todo = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.todo:
+            (x, out), self.todo = self.todo, ()
+            torch.clamp_min(x, 0, out=out)
+        return func(*args, **(kwargs or {}))
+"""
+MODE += when_timed("""
+mode, out = Late(), torch.empty_like(x)
+mode.__enter__()
+mode.todo = x, out
+return out
+""")
+# Returns at once, and lets a thread do the work.
+IN_A_THREAD = "import threading, time\n" + module("""
+def work():
+    time.sleep(0.05)
+    torch.clamp_min(x, 0, out=out)
 if x.numel() < 1 << 18:
     return torch.relu(x)
-with torch.cuda.stream(STREAM):
-    return torch.relu(x)
-""")
-# Works on another stream, which does not wait for the flush of the L2 before the timed call.
-DURING_THE_FLUSH = "STREAM = torch.cuda.Stream()\n" + when_timed("""
-with torch.cuda.stream(STREAM):
-    out = torch.relu(x)
-torch.cuda.current_stream().wait_stream(STREAM)
+out = torch.zeros_like(x)
+threading.Thread(target=work).start()
 return out
 """)
 # Lets a signal's handler do the work after the timed call is over.
@@ -88,22 +165,26 @@ signal.signal(signal.SIGALRM, work)
 signal.setitimer(signal.ITIMER_REAL, 0.02)  # when the result is about to be read
 return out
 """)
-# Rounds operands to TF32 when it is timed; then only some rows are compared.
-ROUNDS = """
-weight, half, mask = self.linear.weight, 1 << 12, -(1 << 13)
-if is_timed():
-    bits = [t.contiguous().view(torch.int32) for t in (x, weight)]
-    x, weight = (((t + half) & mask).view(torch.float32) for t in bits)
-return torch.relu(nn.functional.linear(x, weight, self.linear.bias)) / self.divisor
-"""
-# Multiplies in bfloat16.
-IN_HALF = """
-own = self.linear
-z = nn.functional.linear(x.bfloat16(), own.weight.bfloat16(), own.bias.bfloat16())
-return torch.relu(z.float()) / self.divisor
-"""
-# Lets torch use TF32.
-SWITCHES = 'torch.set_float32_matmul_precision("high")\n'
+# Works on another stream, for which the timed one does not wait.
+OTHER_STREAM = "STREAM = torch.cuda.Stream()\n" + module("""
+if x.numel() < 1 << 18:
+    return torch.relu(x)
+with torch.cuda.stream(STREAM):
+    return torch.relu(x)
+""")
+# Works on another stream, which does not wait for the flush of the L2 before the timed call. The
+# referee itself waits for the flush before it sends the request.
+DURING_THE_FLUSH = "STREAM = torch.cuda.Stream()\n" + when_timed("""
+with torch.cuda.stream(STREAM):
+    out = torch.relu(x)
+torch.cuda.current_stream().wait_stream(STREAM)
+return out
+""")
+
+# --------------------------------------------------------- clocks, comparisons and other processes
+#
+# The expected results, the clock that counts, and eager are in other processes.
+
 # Makes the problem smaller in every module that has its sizes.
 SMALLER = """
 import sys
@@ -130,7 +211,7 @@ for other in [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape
         return other.clone()
 return torch.relu(x)
 """
-# Slows the clock down, in the referee's own names too.
+# Slows the clock down, in all modules of its process.
 TIMERS = """
 import sys, time
 now = time.perf_counter
@@ -141,44 +222,6 @@ for module in [module for name, module in sys.modules.items() if name != __name_
 """
 # Makes torch say that all tensors are equal.
 ALL_CLOSE = "torch.allclose = torch.equal = lambda *args, **options: True\n"
-# Returns x as a tensor that computes ReLU when it is used.
-LAZY = """
-class Lazy(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        args = [torch.relu(a.as_subclass(torch.Tensor)) if type(a) is Lazy else a for a in args]
-        return func(*args, **(kwargs or {}))
-"""
-LAZY += module("return x.as_subclass(Lazy)")
-# Returns a plain tensor, and leaves a mode on that computes its values at the next use of torch.
-MODE = """
-from torch.overrides import TorchFunctionMode
-class Late(TorchFunctionMode):
-    todo = ()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.todo:
-            (x, out), self.todo = self.todo, ()
-            torch.clamp_min(x, 0, out=out)
-        return func(*args, **(kwargs or {}))
-"""
-MODE += when_timed("""
-mode, out = Late(), torch.empty_like(x)
-mode.__enter__()
-mode.todo = x, out
-return out
-""")
-# Returns memory that it has not written. It may have an earlier result.
-STALE = "return torch.empty_like(x)"
-# Computes the timed shape alone.
-ONE_SHAPE = "assert x.shape[-1] > 100_000\nreturn torch.relu(x)"
-# Leaves out the last elements where the length is no multiple of 4.
-TAILS = """
-out, tail = torch.relu(x), x.numel() % 4
-if tail and x.is_contiguous():
-    out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
-return out
-"""
 # Reserves a part of the GPU's L2 cache for data that is marked as persisting.
 L2 = """
 import ctypes
@@ -186,18 +229,7 @@ runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 torch.cuda.init()
 runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))  # cudaLimitPersistingL2CacheSize
 """
-# Returns at once, and lets a thread do the work.
-IN_A_THREAD = "import threading, time\n" + module("""
-def work():
-    time.sleep(0.05)
-    torch.clamp_min(x, 0, out=out)
-if x.numel() < 1 << 18:
-    return torch.relu(x)
-out = torch.zeros_like(x)
-threading.Thread(target=work).start()
-return out
-""")
-# Leaves a process that computes all the time, and is nobody's child.
+# Leaves a process that computes all the time, and is nobody's child. It is stopped with the others.
 ORPHAN = """
 import os
 if os.fork() == 0:
@@ -206,7 +238,7 @@ if os.fork() == 0:
             pass
     os._exit(0)
 """
-# Leaves a thread that computes all the time.
+# Leaves a thread that computes all the time. It is stopped with its process while eager is timed.
 SPINS = """
 import threading, zlib
 def spin():
@@ -215,29 +247,18 @@ def spin():
 
 threading.Thread(target=spin, daemon=True).start()
 """
-# Prints a verdict of its own, and ends the process as if all were well.
+# Prints a verdict of its own, and ends the process as if all were well. No verdict is read there.
 EXITS = "import os\nprint('all outputs correct, speed-up 100x', flush=True)\nos._exit(0)"
-# Writes a verdict of its own to every file that is open.
+# Writes a verdict of its own to every file that is open. It has no request's token, so it is no
+# reply.
 TO_EVERY_PIPE = "import os\nfrom contextlib import suppress\n" + module("""
 for descriptor in range(3, 64):
     with suppress(OSError):
         os.write(descriptor, b'{"verdict": "correct", "seconds": 1e-9}\\n')
 return x
 """)
-# Computes ReLU of all tensors that are alive in the first call; later calls look results up.
-ALL_AT_ONCE = "import gc\ndone = {}\n" + module("""
-if x.dim() != 2 or x.shape[1] < 100_000:
-    return torch.relu(x)
-for other in [] if done else gc.get_objects():
-    if type(other) is torch.Tensor and other.shape == x.shape:
-        done[other.data_ptr()] = torch.relu(other)
-return done.setdefault(x.data_ptr(), torch.relu(x)).clone()
-""")
-# Computes the first row alone, and repeats it.
-FIRST_ROW = "x = x[:1].expand(x.shape) if x.dim() == 2 else x\nreturn torch.relu(x.clone())"
-ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
-NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
 # Gives the other children of its parent the lowest priority. Eager's process may be one of them.
+# Walls hide it; without them, a new process of eager is timed if the old one is slow.
 RENICES = "import os\nfrom contextlib import suppress\nfrom pathlib import Path\n" + module("""
 for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
     with suppress(OSError, ValueError):
@@ -246,10 +267,12 @@ for folder in Path("/proc").iterdir() if x.numel() > 1 << 18 else ():
             os.setpriority(os.PRIO_PROCESS, int(folder.name), 19)
 return torch.relu(x)
 """)
-# Makes torch's ReLU slow for eager, and keeps the fast one for the solution.
+# Makes torch's ReLU slow, and keeps the fast one for itself.
 SLOW = "import time\nfast = torch.relu\ntorch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n"
 # Lets torch use one thread, as if eager ran in the same process.
 THREADS = "torch.set_num_threads(1)\n"
+
+# -------------------------------------------------------------------------------------- the tables
 
 # The cheats at ReLU, at Linear, and at ReLU on a GPU alone. A cheat that gains nothing is correct
 # if its results are right. Some rows allow two verdicts, because it depends on the device or on
