@@ -17,12 +17,12 @@
 // A kernel *wins* if it is estimated to take less time than torch's product followed by the fused
 // pass. Each function `..._wins` makes this estimate by a few limits, its constants.
 //
-//   The limits of sm80    follow from the arithmetic rates of its GPU.
-//   All other limits      were fitted to the times of 3,887 products on an H200, with operands in
-//                         L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part").
-//   Where they err        is in docs/BENCHMARKS.md, "is the fastest path chosen?". `python -m
-//                         problems.benchmark paths` times products just beside each limit.
-//   To move a limit       read docs/CONTRIBUTING.md, "Retune the choice of a path".
+//   their origin   The limits of sm80's kernel follow from the arithmetic rates of its GPU. All
+//                  others were fitted to the times of 3,887 products on an H200, with operands in
+//                  L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part").
+//   their errors   docs/BENCHMARKS.md, "is the fastest path chosen?". `python -m problems.benchmark
+//                  paths` times every path for products just beside the limits.
+//   to move one    docs/CONTRIBUTING.md, "Retune the choice of a path".
 
 #pragma once
 
