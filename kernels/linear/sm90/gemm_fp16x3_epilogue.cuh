@@ -152,7 +152,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
-      inputs.columns[i] = {exponent, has_bias ? __ldg(args.epilogue.bias + column) : 0.0f};
+      const float bias = has_bias ? __ldg(args.epilogue.bias + column) : 0.0f;
+      inputs.columns[i] = {exponent, bias};
     }
     is_fast = __all_sync(0xffffffff, is_fast);
     if (has_nonfinite) *args.has_nonfinite = 1;
