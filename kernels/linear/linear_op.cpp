@@ -82,12 +82,12 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
 
 void set_linear_path(c10::string_view name) {
   if (name == "auto") {
-    demanded_path = std::nullopt;
+    forced_path = std::nullopt;
     return;
   }
   for (const Path path : {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch}) {
     if (name == name_of(path)) {
-      demanded_path = path;
+      forced_path = path;
       return;
     }
   }

@@ -19,9 +19,9 @@
 
 namespace kernels {
 
-// The path that the operator set_linear_path asks for. With it, tests run every kernel on every
-// size. If it is empty, choose_path decides.
-inline std::optional<Path> demanded_path;
+// The path that the operator set_linear_path forces on every product, so that tests can run every
+// kernel on every size. If it is empty, choose_path decides.
+inline std::optional<Path> forced_path;
 
 #ifdef KERNELS_WITH_CUDA
 
@@ -187,9 +187,9 @@ inline LinearArguments arguments_of(const Product& product, const MatrixView& x,
   return linear;
 }
 
-// Raises the error of a call that the path of set_linear_path does not support.
-[[noreturn]] inline void fail_for_demanded_path(Path path, const Gpu& gpu, const Tensor& x,
-                                                const Tensor& weight) {
+// Raises the error of a call that the forced path does not support.
+[[noreturn]] inline void fail_for_forced_path(Path path, const Gpu& gpu, const Tensor& x,
+                                              const Tensor& weight) {
   const std::string capability =
       std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10);
   fail(std::string("the path ") + name_of(path) +
@@ -210,7 +210,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   // Choose the path.
   const Product product = product_of(inputs, is_forward);
   const Gpu gpu = gpu_of(inputs.x);
-  const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
+  const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
   // Make the operands readable, by copies if need be.
@@ -223,7 +223,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   // Ask the kernel.
   LinearArguments linear = arguments_of(product, x, weight, bias, inputs.divisor, mask);
   if (!supports(path, gpu, linear)) {
-    if (demanded_path) fail_for_demanded_path(path, gpu, x.tensor, weight.tensor);
+    if (forced_path) fail_for_forced_path(path, gpu, x.tensor, weight.tensor);
     return {};
   }
 
