@@ -58,6 +58,7 @@
 #include "common/launch.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/sizes.h"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/skinny/config.cuh"
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
     Sum<kTileRows> lane_sums[kCount] = {};
-    uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
+    uint32_t x_address = ptx::shared_address(x + lane * kVectorBytes);
     for (int batch = 0; batch < arguments.batches; ++batch) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBatch; ++step) {
