@@ -29,7 +29,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "common/ptx/math.cuh"
 #include "common/sizes.h"
@@ -145,27 +144,7 @@ struct Epilogue {
   }
 };
 
-// ------------------------------------------------------------------ stores of the general epilogue
-
-// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `target` is
-// aligned to their size, so one instruction stores them. Otherwise only target[i] with i < count
-// exist, and they are stored one by one.
-template <typename T>
-__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {
-  if (is_aligned) {
-    if constexpr (std::is_same_v<T, float>) {
-      *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
-    } else {
-      *reinterpret_cast<uint2*>(target) =
-          make_uint2(ptx::pack<T>(v[0], v[1]), ptx::pack<T>(v[2], v[3]));
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < count) target[i] = static_cast<T>(v[i]);
-  }
-}
+// ---------------------------------------------------------------------------- the general epilogue
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
 // their z, and stores them. `column` is that of the first element, a multiple of 4.

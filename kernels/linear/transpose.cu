@@ -28,7 +28,6 @@
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
-#include "linear/epilogue.cuh"
 
 namespace kernels::transpose_tiles {
 
