@@ -107,9 +107,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kTileRows][kWarpColumns], and after add_lanes kTotals totals. If there
-  // are fewer than 32 sums, kLanesPerTotal lanes have the same total. Example: kTileRows = 2 has 8
-  // sums, so four lanes have the same one.
+  // A lane has kCount sums, [kTileRows][kWarpColumns]. add_lanes gives it kTotals of the warp's
+  // kCount totals. If there are fewer totals than lanes, kLanesPerTotal lanes get the same one:
+  //
+  //   kTileRows   kCount   totals of lane l    kTotals   kLanesPerTotal
+  //       2          8     l / 4                  1            4
+  //       8         32     l                      1            1
+  //      16         64     2 l and 2 l + 1        2            1
   constexpr int kCount = kTileRows * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
@@ -142,9 +146,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {
-        const int index = lane * kCount / 32 + i;  // in lane_sums [kTileRows][kWarpColumns]
-        const int row = index / Config::kWarpColumns;
-        const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
+        const int total = lane * kCount / 32 + i;  // a number of the table above
+        const int row = total / Config::kWarpColumns;
+        const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
         sums[row * Config::kTileColumns + column] = totals[i];
       }
     }
