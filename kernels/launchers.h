@@ -137,20 +137,20 @@ int relu_backward(DType dtype, const void* grad_output, const GradientLayout& la
 // It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
 
 // linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, both precisions.
-bool linear_sm90_supports(const LinearArguments& linear);
-size_t linear_sm90_workspace_bytes(const LinearArguments& linear);
-int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
+bool linear_sm90_supports(const LinearArguments& call);
+size_t linear_sm90_workspace_bytes(const LinearArguments& call);
+int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
 // KiB of shared memory. Only float32, and only at kHighest.
-bool linear_sm80_supports(const LinearArguments& linear);
-size_t linear_sm80_workspace_bytes(const LinearArguments& linear);
-int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
+bool linear_sm80_supports(const LinearArguments& call);
+size_t linear_sm80_workspace_bytes(const LinearArguments& call);
+int linear_sm80(const LinearArguments& call, CUstream_st* stream);
 
 // linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute
 // capability 9.0. It needs no workspace.
-bool linear_skinny_supports(const LinearArguments& linear);
-int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
+bool linear_skinny_supports(const LinearArguments& call);
+int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 
 // linear/transpose.cu. `is_needed` is null, or points to an unsigned in the GPU's memory: where
 // that is 0 when the kernel runs, nothing is copied.

@@ -135,18 +135,18 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   return best_chunk_tiles * tiling.rows_of_tile;
 }
 
-// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `linear` with
+// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `call` with
 // its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
-void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
-  const int64_t element_bytes = bytes_of_element(linear.dtype);
-  const int64_t mask_row_bytes = bytes_of_bits(linear.n);
-  for (int64_t begin = 0; begin < linear.m; begin += rows) {
-    LinearArguments chunk = linear;
-    chunk.m = std::min(rows, linear.m - begin);
-    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * element_bytes;
-    chunk.out = static_cast<char*>(linear.out) + begin * linear.n * element_bytes;
-    if (linear.mask != nullptr) chunk.mask = linear.mask + begin * mask_row_bytes;
+void for_each_chunk(const LinearArguments& call, int64_t rows, const Launch& launch) {
+  const int64_t element_bytes = bytes_of_element(call.dtype);
+  const int64_t mask_row_bytes = bytes_of_bits(call.n);
+  for (int64_t begin = 0; begin < call.m; begin += rows) {
+    LinearArguments chunk = call;
+    chunk.m = std::min(rows, call.m - begin);
+    chunk.x = static_cast<const char*>(call.x) + begin * call.x_stride * element_bytes;
+    chunk.out = static_cast<char*>(call.out) + begin * call.n * element_bytes;
+    if (call.mask != nullptr) chunk.mask = call.mask + begin * mask_row_bytes;
     launch(chunk, begin == 0);
   }
 }

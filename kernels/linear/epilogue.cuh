@@ -117,15 +117,15 @@ struct Epilogue {
   bool is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
   // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
-  explicit Epilogue(const LinearArguments& linear, int64_t vector_size = 1)
-      : bias(static_cast<const T*>(linear.bias)),
-        out(static_cast<T*>(linear.out)),
-        mask(linear.mask),
-        m(static_cast<int>(linear.m)),
-        n(static_cast<int>(linear.n)),
-        floor(linear.has_relu ? 0.0f : -INFINITY),
-        divisor(linear.divisor),
-        is_fast(linear.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
+  explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
+      : bias(static_cast<const T*>(call.bias)),
+        out(static_cast<T*>(call.out)),
+        mask(call.mask),
+        m(static_cast<int>(call.m)),
+        n(static_cast<int>(call.n)),
+        floor(call.has_relu ? 0.0f : -INFINITY),
+        divisor(call.divisor),
+        is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
   // The result for z, in the general and in the fast epilogue. Both keep NaN.
   //
