@@ -1,6 +1,7 @@
 // The fused pass of Linear -> ReLU -> divide on a CPU: forward after torch's own product, bias
-// included, and backward before torch's own products. launchers.h declares the functions; forward.h
-// and backward.h call them on torch's threads. Each call handles a range of the elements.
+// included, and backward before torch's own products. launchers.h declares the functions.
+// operator/forward.h and operator/backward.h call them on torch's threads; each call handles a
+// range of the elements.
 //
 //     forward    out [m, n], in place: out = relu(out) / divisor, and a mask, a bit for each
 //                element

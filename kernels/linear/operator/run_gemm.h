@@ -12,9 +12,9 @@
 #include <string>
 
 #include "common/sizes.h"
-#include "linear/choose_path.h"
-#include "linear/float32_precision.h"
-#include "linear/operands.h"
+#include "linear/operator/choose_path.h"
+#include "linear/operator/float32_precision.h"
+#include "linear/operator/operands.h"
 #include "torch_support/tensor.h"
 
 namespace kernels {

@@ -14,9 +14,9 @@
 #include <memory>
 #include <mutex>
 
-#include "linear/backward.h"
-#include "linear/forward.h"
-#include "linear/gate.h"
+#include "linear/operator/backward.h"
+#include "linear/operator/forward.h"
+#include "linear/operator/gate.h"
 #include "torch_support/operators.h"
 
 // Declared here because ATen/autocast_mode.h includes all of ATen, which takes 2 of 7 s to compile.

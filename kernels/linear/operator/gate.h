@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "linear/operands.h"
+#include "linear/operator/operands.h"
 #include "torch_support/operators.h"
 
 namespace kernels {

@@ -24,8 +24,8 @@
 #include <tuple>
 
 #include "common/sizes.h"
-#include "linear/forward.h"
-#include "linear/run_gemm.h"
+#include "linear/operator/forward.h"
+#include "linear/operator/run_gemm.h"
 #include "torch_support/operators.h"
 
 namespace kernels {

@@ -36,9 +36,9 @@
 
 #include <string>
 
-#include "linear/autograd.h"
-#include "linear/backward.h"
-#include "linear/forward.h"
+#include "linear/operator/autograd.h"
+#include "linear/operator/backward.h"
+#include "linear/operator/forward.h"
 #include "torch_support/operators.h"
 
 namespace kernels {

@@ -17,8 +17,8 @@
 #include <tuple>
 
 #include "common/sizes.h"
-#include "linear/gate.h"
-#include "linear/run_gemm.h"
+#include "linear/operator/gate.h"
+#include "linear/operator/run_gemm.h"
 
 namespace kernels {
 
