@@ -1,4 +1,4 @@
-"""The choice of a path for a product on a GPU: linear/choose_path.h, compiled and run alone."""
+"""The choice of a path for a product on a GPU: choose_path.h, compiled and run alone."""
 
 import re
 

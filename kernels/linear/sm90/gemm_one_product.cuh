@@ -89,6 +89,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_converter.cuh"

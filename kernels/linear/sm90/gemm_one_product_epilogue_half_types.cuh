@@ -9,6 +9,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
