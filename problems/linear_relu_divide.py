@@ -23,7 +23,7 @@ from problems.small_cases import Layout, changed_in_part
 from referee.comparison.accuracy import CLASSES
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
 from referee.times.timing import Names, Rate, Timings
@@ -90,13 +90,13 @@ class LinearReluDivideProblem(Problem):
     @property
     def work(self) -> int:
         """The floating-point operations of one product."""
-        _k, n, _divisor = self.args
+        _k, n, _divisor = self.arguments
         return 2 * math.prod(self.shape) * n
 
     @property
     def moved(self) -> int:
         """Bytes that a call reads and writes: those of x and out, and of the weight."""
-        k, n, _divisor = self.args
+        k, n, _divisor = self.arguments
         return super().moved + n * k * self.dtype.itemsize
 
     def floor_seconds(self, timings: Timings) -> float:

@@ -60,7 +60,11 @@ rounds/: timed rounds
 
 grading: `Grading`, which has what the checks of a file share
 
-bench: `Bench`, which has shared memory and eager's processes for all files of a problem
+bench: `Bench`, which has what the gradings of one problem share
+
+eager: eager's processes, which all solutions of a problem use
+
+request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 
 verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
 
@@ -102,10 +106,15 @@ contestants/: the processes of solutions and of eager, and their memory
     server               starts the process that forks contestants; child/ has its code
     pipes, errors        requests, replies and output; how a contestant can fail to answer
     reading, results     results in a contestant's memory, and where they are there
-    shared, cuda_ipc     inputs in shared memory; GPU memory that two processes share
+    mapping              the shared memory in a contestant's process
+    region, pool         values in shared memory; the memory that the referee shares, in blocks
+    forms                shape, strides and dtype of values
+    cuda_ipc             GPU memory that two processes share
     memory               how much memory is free
+    namespaces           walls between processes
+    capabilities         the rights of root, which a contestant must not gain by its namespace
     processes            stops, continues and ends processes
-    namespaces, prctl    walls between processes; Linux's settings of a process
+    prctl, libc          Linux's settings of a process; the C library
     execute              executes a file's text as a module
     autograd             a forward that autograd records, and its backward
 

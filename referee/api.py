@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from referee import records
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.devices import choose_device
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import TIMEOUT, Options

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from referee.bench import Bench, Reserve
+from referee.bench import Bench
 from referee.checks import (
     CHECKS_ONCE,
     CHECKS_PER_SETTING,
@@ -30,6 +30,7 @@ from referee.checks import (
 from referee.contestants import processes
 from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
 from referee.contestants.server import Server
+from referee.eager import Reserve
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
@@ -147,7 +148,7 @@ class Engine:
 
     def keep_eager(self) -> None:
         """Give eager's process to the reserve. It must have answered all requests."""
-        self._bench.keep_eager()
+        self._bench.eager.keep()
 
     def close(self) -> None:
         """End eager's processes."""
@@ -162,7 +163,7 @@ class Engine:
             grading = Grading(self._bench, file, self._options, verdict, stage.enter)
             self._make_checks(grading)
         except NotCorrectError as error:
-            verdict.word, verdict.reason = error.verdict, error.reason
+            verdict.word, verdict.reason = error.word, error.reason
         except BadReferenceError as error:  # it fails for some inputs only
             verdict.word, verdict.reason = ERROR, str(error)
         except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's

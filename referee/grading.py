@@ -13,7 +13,7 @@ from time import monotonic
 
 import torch
 
-from referee.bench import Bench, write_all
+from referee.bench import Bench
 from referee.comparison.quantity import Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.contestant import Contestant
@@ -129,13 +129,10 @@ class Grading:
         self.progress = progress
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
-        self.solution = Contestant(bench.server, bench.pool, self.device, deadline)
+        self.solution = Contestant(bench.server, bench.memory.pool, self.device, deadline)
         verdict.walls = self.solution.has_walls
-        # On a CPU this is known now; on a GPU the first results tell.
-        bench.are_results_copied = False
-        if self.device.type == "cpu":
-            bench.are_results_copied = not can_read(self.solution.pid, self.solution.span[0])
-        self.state = State(self.solution, bench.pool)
+        bench.memory.are_results_copied = not self._can_read_results()
+        self.state = State(self.solution, bench.memory.pool)
         self.reference = ReferenceModule(bench.problem)
         self.latest_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
@@ -153,20 +150,20 @@ class Grading:
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
 
-    def construct(self, args: list | None = None, compare: bool = False) -> None:
+    def construct(self, arguments: list | None = None, compare: bool = False) -> None:
         """Construct both modules under one seed and give the solution the reference's parameters.
 
         Args:
-            args: the constructors' arguments; None for the problem's own.
+            arguments: the constructors' arguments; None for the problem's own.
             compare: whether both constructors must have drawn the same values.
         """
         seed = new_seed()
-        self.reference.construct(seed, args)
-        if args is None:
-            args = self.problem.args
+        self.reference.construct(seed, arguments)
+        if arguments is None:
+            arguments = self.problem.arguments
         dtype = self.problem.file.dtype
         try:
-            self.state.construct(dtype, seed, self.reference.module, args, compare)
+            self.state.construct(dtype, seed, self.reference.module, arguments, compare)
         except StateError as error:
             raise NotCorrectError(WRONG, str(error)) from None
 
@@ -174,9 +171,9 @@ class Grading:
         """Write the reference's parameters and buffers where the solution reads them."""
         self.state.write(self.reference.values())
 
-    def write_inputs(self, calls: list[list]) -> None:
+    def write_inputs(self, inputs_of_calls: list[list]) -> None:
         """Write the arguments of the next request's calls, a list for each call."""
-        write_all(self.bench.inputs, self.bench.pool, calls)
+        self.bench.memory.write_inputs(inputs_of_calls)
 
     def draw_inputs(self) -> list:
         """Return new inputs; before large ones are drawn, the present ones are freed."""
@@ -187,5 +184,14 @@ class Grading:
     def forget_round(self) -> None:
         """Free what the referee keeps of a round so that the next round has the memory."""
         self.latest_inputs = []
-        for region in (*self.bench.inputs, *self.bench.output_gradients):
-            region.forget()
+        self.bench.memory.forget()
+
+    def _can_read_results(self) -> bool:
+        """Return whether the referee can read results in the memory of the solution's process.
+
+        On a GPU the answer is True until `check_case` finds a result that cannot be shared.
+        """
+        if self.device.type != "cpu":
+            return True
+        first_address, _ = self.solution.addresses
+        return can_read(self.solution.pid, first_address)

@@ -47,19 +47,19 @@ class Subject(NamedTuple):
     elements: int = 0
 
 
-def document(command: str, kind: str, environment: dict) -> dict:
+def document(command: str, kind: str, about: dict) -> dict:
     """Return the JSON file's content, without records yet.
 
     Args:
         command: the command line.
         kind: "comparison" of the project's own solution, "grading" of files, or "sweep".
-        environment: the device and the versions, see the function `environment`.
+        about: the device and the versions, as `environment` returns them.
     """
     return {
         "schema": SCHEMA,
         "command": command,
         "kind": kind,
-        "environment": environment,
+        "environment": about,
         "records": [],
         "complete": True,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -146,7 +146,7 @@ def make_run_record(run: Run) -> dict:
         "notes": timings.notes,
     }
     step = make_step_record(run.training_step) if run.training_step else None
-    return {"setting": run.setting, "time": run.word, "forward": forward, "step": step}
+    return {"setting": run.setting, "time": run.time, "forward": forward, "step": step}
 
 
 def make_step_record(step: StepTimings) -> dict:

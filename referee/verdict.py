@@ -29,15 +29,15 @@ class NotCorrectError(Exception):
     """Ends a grading, because the file is not correct or cannot be graded.
 
     Args:
-        verdict: the verdict in a word: WRONG or ERROR.
+        word: the verdict in a word: WRONG or ERROR, or LEFT_OUT in a sweep.
         reason: why the file is not correct.
 
     Both are attributes, too.
     """
 
-    def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(verdict, reason)
-        self.verdict = verdict
+    def __init__(self, word: str, reason: str) -> None:
+        super().__init__(word, reason)
+        self.word = word
         self.reason = reason
 
 
@@ -56,7 +56,7 @@ class Run:
     training_step: StepTimings | None = None
 
     @property
-    def word(self) -> str:
+    def time(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(
@@ -179,7 +179,7 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if isinstance(error, ForgedError):
         return ERROR, f"sends a reply of its own while {stage}"
     if isinstance(error, UnstoppableError):
-        return ERROR, f"does not stop at SIGSTOP while {stage}"
+        return ERROR, f"does not obey SIGSTOP while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""

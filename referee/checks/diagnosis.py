@@ -8,7 +8,7 @@ import torch
 from referee.comparison.accuracy import WORST, accuracy_class, count_true
 from referee.comparison.compare import flat_reals, relative_difference
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.contestants.shared import forms_of
+from referee.contestants.forms import forms_of
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
 

@@ -89,7 +89,7 @@ def _compare_results(
         expected: the reference's results.
         reply: describes the solution's.
     """
-    descriptions = check_results(grading, case.name, reply["calls"][0], expected)
+    descriptions = check_results(grading, case.name, reply["returned"][0], expected)
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
         whole = read_result(grading, description, case.name, (0, result_index))
         check_complete(reply["elements"], result_index, whole, case.name)
@@ -124,18 +124,18 @@ def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
     # this memory; a result that is not written is then NaN.
     arguments = {
         "name": MODULE,
-        "inputs": bench.forms(1),
+        "inputs": bench.memory.input_locations(1),
         "fill": fill,
         "poison": _bytes_of(expected),
     }
-    if not bench.are_results_copied:
+    if not bench.memory.are_results_copied:
         reply = grading.solution.ask("run_forwards", **arguments)
-        if _are_readable(reply["calls"][0]["results"]):
+        if _are_readable(reply["returned"][0]["results"]):
             return reply
-        bench.are_results_copied = True
+        bench.memory.are_results_copied = True
         note = "results are copied within the clock, eager's too: their memory cannot be shared"
         grading.verdict.notes.append(note)
-    room = bench.room_for([_blank(tensor) for tensor in expected], 1)
+    room = bench.memory.room_for([_blank(tensor) for tensor in expected], 1)
     return grading.solution.ask("run_forwards", outputs=room, **arguments)
 
 

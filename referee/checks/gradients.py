@@ -86,8 +86,8 @@ def _make_room(grading: Grading) -> None:
     """Free the memory that forwards needed, for training steps."""
     bench = grading.bench
     grading.forget_round()
-    bench.prepare_yardsticks(tuple(only_compiled(bench.yardsticks)))
-    for process in [grading.solution, *(eager.contestant for eager in bench.eager)]:
+    bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
+    for process in [grading.solution, *(eager.contestant for eager in bench.eager.processes)]:
         bench.free_all_unused(process)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -148,7 +148,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     if reply is None:
         return []
     check_intact(grading, "the backward", with_gradients=True)
-    descriptions = reply["calls"][0]["results"]
+    descriptions = reply["returned"][0]["results"]
     if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
         return []
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
@@ -185,7 +185,7 @@ def _compare_quantities(
         reply: has a description for each quantity.
         is_strict: whether a single wrong element is a mistake.
     """
-    descriptions = reply["calls"][0]["results"]
+    descriptions = reply["returned"][0]["results"]
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
@@ -201,18 +201,16 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     bench = grading.bench
     grading.write_inputs([step.inputs])
     grading.write_state()
-    region = bench.output_gradients[0]
-    region.make_room(step.output_gradients)
-    region.write(step.output_gradients)
+    bench.memory.write_output_gradients([step.output_gradients])
     room = None
-    if bench.are_results_copied:
-        room = bench.room_for(_blanks(grading, quantities), 1)
+    if bench.memory.are_results_copied:
+        room = bench.memory.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
             "run_steps",
             name=MODULE,
-            inputs=bench.forms(1),
-            output_gradients=[region.form],
+            inputs=bench.memory.input_locations(1),
+            output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             poison=_largest_bytes(quantities),
             outputs=room,

@@ -1,24 +1,24 @@
 """Checks that inputs, parameters and gradients of outputs still have every bit that was written."""
 
-from referee.contestants.shared import Region
+from referee.contestants.region import Region
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 
-def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bool = False) -> None:
+def check_intact(grading: Grading, name: str, calls: int = 1, with_gradients: bool = False) -> None:
     """Check that inputs, parameters and gradients of outputs have every bit that was written.
 
     Args:
         grading: the file under grading.
         name: the case in messages.
-        count: how many calls the request had.
+        calls: how many calls the request had.
         with_gradients: whether gradients of outputs were written.
     """
     bench = grading.bench
-    if not _are_unchanged(bench.inputs[:count]):
+    if not _are_unchanged(bench.memory.inputs[:calls]):
         raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
-    if with_gradients and not _are_unchanged(bench.output_gradients[:count]):
+    if with_gradients and not _are_unchanged(bench.memory.output_gradients[:calls]):
         reason = f"changes the gradient of its output, which must stay intact: {name}"
         raise NotCorrectError(WRONG, reason)
     if changed := grading.state.changed_parameters(grading.reference.buffer_names()):
@@ -29,7 +29,7 @@ def check_intact(grading: Grading, name: str, count: int = 1, with_gradients: bo
 def check_eager_intact(grading: Grading) -> None:
     """Check that eager's parameters, which are in the same shared memory, are what was written."""
     buffers = grading.reference.buffer_names()
-    if any(eager.state.changed_parameters(buffers) for eager in grading.bench.eager):
+    if any(eager.state.changed_parameters(buffers) for eager in grading.bench.eager.processes):
         raise NotCorrectError(
             WRONG, "writes into eager's parameters, which are in the same memory as its inputs"
         )

@@ -56,11 +56,11 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     Eager's process computes them, not the referee's: an assertion on the device may end it.
     """
     bench = grading.bench
-    bench.start_eager()
+    bench.eager.start()
     grading.write_inputs([inputs])
     try:
-        reply = bench.eager[0].ask("is_finite", inputs=bench.forms(1))
-        bench.free_results(bench.eager[0].contestant)
+        reply = bench.eager.processes[0].ask("is_finite", inputs=bench.memory.input_locations(1))
+        bench.free_results(bench.eager.processes[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

@@ -7,38 +7,41 @@ it with the reference's result, and read the values in the memory of the solutio
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.forms import dtype_name
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
 from referee.contestants.results import elements_share_memory
-from referee.contestants.shared import dtype_name
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 LONGEST_TYPE = 100  # characters of a type's name in a message
-LONGEST_STRUCTURE = 50  # characters of a nesting in a message
+LONGEST_NESTING = 50  # its characters in a message
 MOST_REPORTED = 32  # elements in a reply, see `check_complete`
 
 
 def check_results(
-    grading: Grading, name: str, call: dict, expected: list[ReferenceTensor] | list[torch.Tensor]
+    grading: Grading,
+    name: str,
+    returned: dict,
+    expected: list[ReferenceTensor] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
     Args:
         grading: the file under grading.
         name: the case in messages.
-        call: the reply's entry for the call.
+        returned: the reply's description of what the call has returned.
         expected: the reference's results.
 
     Returns:
         The descriptions of the results.
     """
-    structure, descriptions = call.get("structure"), call["results"]
-    expected_structure = grading.problem.structure
-    if structure != expected_structure or len(descriptions) != len(expected):
-        returned = f"returns {str(structure)[:LONGEST_STRUCTURE]}, expected {expected_structure}"
-        raise NotCorrectError(WRONG, f"{name}: {returned}, where * is a tensor")
+    nesting, descriptions = returned.get("nesting"), returned["results"]
+    expected_nesting = grading.problem.nesting
+    if nesting != expected_nesting or len(descriptions) != len(expected):
+        reason = f"returns {str(nesting)[:LONGEST_NESTING]}, expected {expected_nesting}"
+        raise NotCorrectError(WRONG, f"{name}: {reason}, where * is a tensor")
     for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
         prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
         check_description(grading, description, tensor, prefix)
@@ -105,8 +108,8 @@ def check_elements_apart(
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
-        return grading.bench.pool.allocation(description.get("handle")) is not None
-    start, end = grading.solution.span
+        return grading.bench.memory.pool.allocation(description.get("handle")) is not None
+    start, end = grading.solution.addresses
     address = description.get("address")
     return isinstance(address, int) and start <= address < end
 
@@ -122,9 +125,9 @@ def read_result(
         name: the case in messages.
         indices: the index of the call in the request, and of the result in the call.
     """
-    if grading.bench.are_results_copied:
+    if grading.bench.memory.are_results_copied:
         call_index, result_index = indices
-        return grading.bench.outputs[call_index].tensors[result_index]
+        return grading.bench.memory.outputs[call_index].tensors[result_index]
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:

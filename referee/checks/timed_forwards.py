@@ -55,7 +55,7 @@ def time_forwards(grading: Grading) -> None:
     bench, problem = grading.bench, grading.problem
     timing_plan = plan(bench)
     _prepare_eager(grading)
-    timed_calls = timed_calls_of(grading, bench.yardsticks)
+    timed_calls = timed_calls_of(grading, bench.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
@@ -73,9 +73,9 @@ def time_forwards(grading: Grading) -> None:
 
 def _prepare_eager(grading: Grading) -> None:
     """Start eager's processes and have them set up the yardsticks."""
-    grading.bench.start_eager()
+    grading.bench.eager.start()
     grading.write_inputs([grading.problem.draw()])
-    grading.bench.prepare_yardsticks(_yardsticks_to_time(grading))
+    grading.bench.eager.prepare_yardsticks(_yardsticks_to_time(grading))
 
 
 def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     timings = Timings(
         problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
     )
-    timings.notes += grading.bench.notes
+    timings.notes += grading.bench.eager.notes
     timings.start(timed_call.name for timed_call in timed_calls)
     run = Run(problem.setting, timings)
     grading.findings.run = run
@@ -158,7 +158,7 @@ class _ForwardRounds:
         templates = drawn.expected[0] if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:
-            _compare_calls(grading, timed.reply["calls"], drawn, timed.early)
+            _compare_calls(grading, timed.reply["returned"], drawn, timed.early)
         timed_call.contestant.ask("release")
         if timed_call.contestant is grading.solution:
             # Only now, because finalizers of the results have run the solution's code.
@@ -191,7 +191,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
 
 def _compare_calls(
     grading: Grading,
-    calls: list[dict],
+    returned: list[dict],
     drawn: DrawnRound,
     early: EarlyElements,
 ) -> None:
@@ -199,14 +199,14 @@ def _compare_calls(
 
     Args:
         grading: the file under grading.
-        calls: the reply's descriptions of each call's results.
+        returned: the reply's description of what each call has returned.
         drawn: the calls' inputs and the reference's results.
         early: the elements that were read before the clock stopped.
     """
-    check_intact(grading, "a timed call", len(calls))
-    overwrite_memory(grading, len(calls))
-    for call_index, call in enumerate(calls):
-        descriptions = check_results(grading, "a timed call", call, drawn.expected[call_index])
+    check_intact(grading, "a timed call", len(returned))
+    overwrite_memory(grading, len(returned))
+    for call_index, of_call in enumerate(returned):
+        descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):
             got = read_result(grading, description, "a timed call", (call_index, result_index))
             if early.differs(call_index, result_index, got):

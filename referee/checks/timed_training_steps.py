@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench, write_all
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.contestants.errors import RaisedError
@@ -105,7 +104,7 @@ def _is_lack_of_memory(error: Exception) -> bool:
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.findings.run.training_step`."""
     bench = grading.bench
-    timed_calls = timed_calls_of(grading, only_compiled(bench.yardsticks))
+    timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With so many steps, a request lasts about as long as one of forwards.
     calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
@@ -186,7 +185,7 @@ class _StepRounds:
             templates = _templates_of(drawn_steps[0])
         timed = _time_steps(grading, timed_call, self._calls, templates)
         if timed_call.contestant is grading.solution:
-            self._compare_request(timed.reply["calls"], drawn_steps, timed.early)
+            self._compare_request(timed.reply["returned"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
         if timed_call.contestant is grading.solution:
             # Only now, because finalizers of the results have run the solution's code.
@@ -195,12 +194,12 @@ class _StepRounds:
         return timed.step_sample
 
     def _compare_request(
-        self, calls: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
+        self, returned: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
     ) -> None:
         """Compare all results and gradients of a timed request.
 
         Args:
-            calls: the reply's descriptions of each step's results.
+            returned: the reply's description of what each step has returned.
             drawn_steps: the steps' arguments, and the reference's results and gradients.
             early: the elements that were read before the clock stopped.
 
@@ -208,10 +207,10 @@ class _StepRounds:
             NotCorrectError: something is wrong.
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
-        check_intact(self._grading, "a timed step", len(calls), with_gradients=True)
-        overwrite_memory(self._grading, len(calls))
-        for call_index, (call, drawn) in enumerate(zip(calls, drawn_steps, strict=True)):
-            self._compare_step(call_index, call["results"], drawn, early)
+        check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
+        overwrite_memory(self._grading, len(returned))
+        for call_index, (of_step, drawn) in enumerate(zip(returned, drawn_steps, strict=True)):
+            self._compare_step(call_index, of_step["results"], drawn, early)
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
@@ -266,7 +265,7 @@ def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
-    write_all(bench.output_gradients, bench.pool, gradients_of_steps)
+    bench.memory.write_output_gradients(gradients_of_steps)
     write_state_for_all(grading)
     return drawn_steps
 
@@ -311,23 +310,18 @@ def _time_steps(
     early = EarlyElements(bench, contestant)
     outputs = None
     if templates is not None:
-        outputs = bench.room_for(templates, calls)
+        outputs = bench.memory.room_for(templates, calls)
     reply = contestant.ask(
         "run_steps",
         early.read,
         name=timed_call.call,
-        inputs=bench.forms(calls),
-        output_gradients=_output_gradient_forms(bench, calls),
+        inputs=bench.memory.input_locations(calls),
+        output_gradients=bench.memory.output_gradient_locations(calls),
         parameters=parameters,
         outputs=outputs,
     )
     step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
     return TimedSteps(step_sample, reply, early)
-
-
-def _output_gradient_forms(bench: Bench, calls: int) -> list[dict]:
-    """Return the forms of the outputs' gradients of a request's calls."""
-    return [region.form for region in bench.output_gradients[:calls]]
 
 
 class _ErrorsOfOtherRoundings:
@@ -359,9 +353,9 @@ def _note_kept_bytes(grading: Grading) -> None:
     names, bench = grading.problem.names, grading.bench
     for name, process in (
         (names.solution, grading.solution),
-        (names.eager, bench.eager[0].contestant),
+        (names.eager, bench.eager.processes[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.forms(1))
+            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
             if isinstance(reply["bytes"], int):
                 grading.findings.run.training_step.kept[name] = reply["bytes"]

@@ -141,20 +141,20 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    if problem.may_share_memory or bench.are_results_copied:
+    if problem.may_share_memory or bench.memory.are_results_copied:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
         return
     # After the last held result, one more call follows, which may overwrite it.
     inputs_of_calls = _draw_different_inputs(problem, held_count + 1)
-    calls = [_call(grading, inputs) for inputs in inputs_of_calls]
+    returned = [_call(grading, inputs) for inputs in inputs_of_calls]
     compared_count = held_count
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_count = 1
     for call_index in range(compared_count):
-        _check_held_result(grading, calls, inputs_of_calls, call_index)
+        _check_held_result(grading, returned, inputs_of_calls, call_index)
     bench.free_results(grading.solution)
 
 
@@ -187,19 +187,19 @@ def _count_of_held_results(grading: Grading) -> int:
 
 
 def _check_held_result(
-    grading: Grading, calls: list[dict], inputs_of_calls: list[list], call_index: int
+    grading: Grading, returned: list[dict], inputs_of_calls: list[list], call_index: int
 ) -> None:
     """Check the result of one of several calls, after all of them.
 
     Args:
         grading: the file under grading.
-        calls: the descriptions of each call's results.
+        returned: the description of what each call has returned.
         inputs_of_calls: the inputs of each call.
         call_index: the index of the call.
     """
-    name = f"call {call_index + 1} of {len(calls)}"
+    name = f"call {call_index + 1} of {len(returned)}"
     expected = grading.reference.run(inputs_of_calls[call_index])
-    descriptions = check_results(grading, name, calls[call_index], expected)
+    descriptions = check_results(grading, name, returned[call_index], expected)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
         got = read_result(grading, description, name, (0, result_index)).reshape(-1)
@@ -234,10 +234,11 @@ def _is_result_of_a_call(
 
 
 def _call(grading: Grading, inputs: list) -> dict:
-    """Call the solution once; return the description of the call's results."""
+    """Call the solution once; return the description of what it has returned."""
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=grading.bench.forms(1))
+    locations = grading.bench.memory.input_locations(1)
+    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
-    return reply["calls"][0]
+    return reply["returned"][0]

@@ -5,7 +5,7 @@
     clock              times calls
     kept_results       keeps results while the referee reads them, and describes them
     nan_memory         fills memory with NaN
-    yardsticks         other calls that eager's process times, to show what the device can do
+    yardsticks         functions that eager's process times, to show what the device can do
 
 The referee's process and this one both use modules of `contestants/`, and `names`. This process
 holds no expected result and no object of the referee's.

@@ -4,9 +4,9 @@ import random
 
 import torch
 
+from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
 from referee.contestants.results import describe, flatten, plain
-from referee.contestants.shared import Mapping
 
 READ_AT_ONCE = 4  # elements, see `read_at_once`
 
@@ -29,21 +29,21 @@ class KeptResults:
         self._kept = []
 
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
-        """Keep what each call of a request has returned; return a description of each.
+        """Keep what each call of a request has returned; return descriptions, see `results`.
 
         Args:
             returned: a tensor, or nested lists and tuples, for each call.
-            outputs: a form of shared memory for each call, into which its results are copied; None
-                if the referee can read results where they are.
+            outputs: a location for each call, to which its results are copied; None if the referee
+                can read results where they are.
         """
-        output_forms = [None] * len(returned) if outputs is None else outputs
+        output_locations = [None] * len(returned) if outputs is None else outputs
         descriptions = []
-        for value, output_form in zip(returned, output_forms, strict=True):
-            structure, leaves = flatten(value)
+        for value, output_location in zip(returned, output_locations, strict=True):
+            nesting, leaves = flatten(value)
             results = [self._keep(leaf) for leaf in leaves]
-            if output_form is not None:
-                self._copy(leaves, output_form)
-            descriptions.append({"structure": structure, "results": results})
+            if output_location is not None:
+                self._copy(leaves, output_location)
+            descriptions.append({"nesting": nesting, "results": results})
         return descriptions
 
     def _keep(self, leaf: object) -> dict:
@@ -58,12 +58,12 @@ class KeptResults:
             description |= self._mapping.place_of(description["address"])
         return description
 
-    def _copy(self, leaves: list, form: dict) -> None:
+    def _copy(self, leaves: list, location: dict) -> None:
         """Copy a call's results into shared memory.
 
         Results with another shape or dtype than their target are not copied: they are wrong anyway.
         """
-        for leaf, target in zip(leaves, self._mapping.tensors(form), strict=False):
+        for leaf, target in zip(leaves, self._mapping.tensors(location), strict=False):
             are_tensors = isinstance(leaf, torch.Tensor) and isinstance(target, torch.Tensor)
             if are_tensors and leaf.shape == target.shape and leaf.dtype == target.dtype:
                 target.copy_(leaf.detach())

@@ -22,7 +22,7 @@ import torch.fx.experimental.symbolic_shapes  # else each contestant's first bac
 
 from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
-from referee.contestants.shared import Mapping
+from referee.contestants.mapping import Mapping
 
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
@@ -112,7 +112,7 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
     mapping = Mapping(memory, device)
     os.close(memory)
     handler = RequestHandler(mapping, device)
-    _reply(replies, {"token": "", "span": mapping.span})
+    _reply(replies, {"token": "", "addresses": mapping.addresses})
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
         for line in lines:
             request = json.loads(line)

@@ -7,7 +7,7 @@
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
-are JSON. Tensors of the referee's are sent as forms of shared memory (see `shared`), results as
+are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
 descriptions of where they are in this process's memory (see `results.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
@@ -33,8 +33,9 @@ from referee.child.kept_results import KeptResults, read_at_once
 from referee.child.nan_memory import nan_in_new_tensors, poison_free_memory, set_malloc_threshold
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.execute import execute
+from referee.contestants.forms import unpack
+from referee.contestants.mapping import Mapping
 from referee.contestants.results import describe, flatten
-from referee.contestants.shared import Mapping, unpack
 from referee.names import MODULE, NOTHING
 
 CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor
@@ -57,7 +58,7 @@ class RequestHandler:
         self._device = device
         self._class: Callable | None = None  # the file's ModelNew or Model
         self._module: nn.Module | None = None
-        self._calls: dict[str, Callable] = {}  # what can be called: see `referee.names`
+        self._callables: dict[str, Callable] = {}  # what can be called: see `referee.names`
         self._results = KeptResults(mapping, device)
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
         self._random = random.Random()  # torch's and Python's generators are the solution's
@@ -65,7 +66,7 @@ class RequestHandler:
         # torch fills this tensor with all of its threads. So they are awake before the first call.
         self._thread_waker = torch.empty(1 << 18, device=device)
         ready_result = torch.zeros(1, device=device)
-        self._calls[NOTHING] = lambda *inputs: ready_result
+        self._callables[NOTHING] = lambda *inputs: ready_result
 
     def import_file(self, text: str, path: str, names: list[str], folders: list[str]) -> dict:
         """Execute a file's text, which the referee has read before any solution ran.
@@ -118,23 +119,23 @@ class RequestHandler:
             class_name = getattr(self._class, "__name__", "ModelNew")
             raise TypeError(f"{class_name} makes a {type_name}, not an nn.Module")
         module.to(self._device, getattr(torch, dtype) if dtype else None)
-        self._module = self._calls[MODULE] = module
+        self._module = self._callables[MODULE] = module
         state = [{"name": name, **_describe_state(x)} for name, x in self._state().items()]
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return {"state": state}
 
-    def adopt(self, names: list[str], form: dict) -> None:
+    def adopt(self, names: list[str], location: dict) -> None:
         """Move parameters and buffers into the referee's memory.
 
         As in `Module.to`, the Parameter objects stay the same, and their data changes.
 
         Args:
             names: the names of the parameters and buffers.
-            form: the form of their new memory, in the same order.
+            location: their new memory, in the same order.
         """
         state = self._state()
-        for name, shared in zip(names, self._mapping.tensors(form), strict=True):
+        for name, shared in zip(names, self._mapping.tensors(location), strict=True):
             state[name].data = shared
 
     def run_forwards(
@@ -145,20 +146,20 @@ class RequestHandler:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run a forward for each form of inputs; return seconds and descriptions of the results.
+        """Run a forward for each of the inputs; return seconds and descriptions of the results.
 
         Args:
             name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
-            inputs: a form of the arguments for each call.
+            inputs: the location of each call's arguments.
             fill: torch fills every new tensor with NaN.
             poison: 0 in timed requests. In checks, how many bytes of free memory are filled with
                 NaN before the calls. The reply then has some elements of the last call's results,
                 see `kept_results.read_at_once`.
-            outputs: a form for each call, into which its results are copied; None if the referee
+            outputs: a location for each call, to which its results are copied; None if the referee
                 can read results where they are.
         """
-        arguments_of_calls = [self._mapping.tensors(form) for form in inputs]
-        call = self._calls[name]
+        arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
+        call = self._callables[name]
         self._prepare_calls(poison)
         self._clock.get_ahead()
         mode = nan_in_new_tensors() if fill else nullcontext()
@@ -177,25 +178,25 @@ class RequestHandler:
         poison: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run a training step for each form of inputs; return seconds and descriptions.
+        """Run a training step for each of the inputs; return seconds and descriptions.
 
         A step is a forward that autograd records, and its backward. Its results are the outputs of
         the forward, then the gradients of inputs and parameters.
 
         Args:
             name: the call's name, as in `run_forwards`.
-            inputs: a form of the arguments for each step.
-            output_gradients: a form of the outputs' gradients for each step.
+            inputs: the location of each step's arguments.
+            output_gradients: the location of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
             poison: as in `run_forwards`.
-            outputs: a form for copies of each step's results, as in `run_forwards`.
+            outputs: a location for copies of each step's results, as in `run_forwards`.
         """
         state = self._state()
         returned = []
         self._prepare_calls(poison)
-        for form, gradients_form in zip(inputs, output_gradients, strict=True):
-            arguments = recorded(self._mapping.tensors(form))
-            gradients = self._mapping.tensors(gradients_form)
+        for location, gradients_location in zip(inputs, output_gradients, strict=True):
+            arguments = recorded(self._mapping.tensors(location))
+            gradients = self._mapping.tensors(gradients_location)
             if name == NOTHING:
                 returned.append(self._time_empty_step(arguments))
             else:
@@ -223,14 +224,18 @@ class RequestHandler:
             elements = read_at_once(returned[-1], self._device, self._random)
         backlog = self._clock.wait()
         seconds = self._clock.seconds()
-        calls = self._results.keep_all(returned, outputs)
-        return {"seconds": seconds, "backlog": backlog, "calls": calls, "elements": elements}
+        return {
+            "seconds": seconds,
+            "backlog": backlog,
+            "returned": self._results.keep_all(returned, outputs),
+            "elements": elements,
+        }
 
     def _time_empty_step(self, arguments: list) -> object:
         """Time the empty call as a forward, and nothing as its backward; return the result."""
         with torch.enable_grad():
             self._clock.get_ahead()
-            result = self._clock.time(partial(self._calls[NOTHING], *arguments))
+            result = self._clock.time(partial(self._callables[NOTHING], *arguments))
             self._clock.get_ahead()
             self._clock.time(lambda: None)
         return result
@@ -246,7 +251,7 @@ class RequestHandler:
         """
         with torch.enable_grad():
             self._clock.get_ahead()
-            result = self._clock.time(partial(self._calls[name], *arguments))
+            result = self._clock.time(partial(self._callables[name], *arguments))
             _, leaves = flatten(result)
             self._clock.get_ahead()
             computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
@@ -269,7 +274,7 @@ class RequestHandler:
         """
         self._class = None
         self._module = None
-        self._calls = {NOTHING: self._calls[NOTHING]}
+        self._callables = {NOTHING: self._callables[NOTHING]}
         self._results.free()
         if "torch._dynamo" in sys.modules:
             # Frees compiled modules. If no compiler is imported, there are none.
@@ -283,7 +288,7 @@ class RequestHandler:
         """Return whether all floats in the module's results for the first of the inputs are finite.
 
         Args:
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
         """
         _, leaves = flatten(self._module(*self._mapping.tensors(inputs[0])))
         floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
@@ -295,7 +300,7 @@ class RequestHandler:
         Inputs and parameters do not count, for they are in memory anyway.
 
         Args:
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
         """
         arguments = recorded(self._mapping.tensors(inputs[0]))
         bytes_of: dict[int, int] = {}  # from a storage's address to its size
@@ -319,30 +324,30 @@ class RequestHandler:
 
         Args:
             names: the yardsticks to set up.
-            inputs: forms of arguments; the first alone is used.
+            inputs: locations of arguments; the first alone is used.
             copied_bytes: bytes that a copy reads; it writes as many.
             own_file: path and text (in base64) of the file with the problem's own yardsticks; empty
                 if it has none.
         """
         # The yardsticks of an earlier request go first: new ones may need their memory.
-        self._calls = {name: self._calls[name] for name in (MODULE, NOTHING)}
+        self._callables = {name: self._callables[name] for name in (MODULE, NOTHING)}
         own_yardsticks = None
         if own_file:
             path, text = own_file
             own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
-        calls: dict[str, Callable] = {}
+        callables: dict[str, Callable] = {}
         notes = []
         for name in names:
             try:
-                calls |= yardsticks.make(
+                callables |= yardsticks.make(
                     name, self._module, arguments, copied_bytes, own_yardsticks
                 )
             except Exception as error:  # for example, Triton is not installed
                 first_line = str(error).strip().partition("\n")[0]
                 notes.append(f"{name} is left out: {first_line or type(error).__name__}")
-        self._calls |= calls
-        return {"names": list(calls), "notes": notes}
+        self._callables |= callables
+        return {"names": list(callables), "notes": notes}
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""

@@ -1,7 +1,7 @@
-"""Yardsticks: calls that are timed like a module and show what the device can do.
+"""Yardsticks: functions that are timed like a module and show what the device can do.
 
-They run in eager's first process. A yardstick is a copy, the module under torch.compile, or a call
-that the problem defines.
+They run in eager's first process. A yardstick is a copy, the module under torch.compile, or a
+function that the problem defines.
 """
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from referee.contestants.shared import flat_bytes
+from referee.contestants.forms import flat_bytes
 from referee.names import COMPILED, COPY, COPY_FRESH
 
-Calls = dict[str, Callable[..., object]]
+Callables = dict[str, Callable[..., object]]
 
 
 def make(
     name: str, module: nn.Module, inputs: list, copied_bytes: int, own_yardsticks: ModuleType | None
-) -> Calls:
-    """Return the calls of a yardstick by name; none if the yardstick does not support the dtype.
+) -> Callables:
+    """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
 
-    A compiled or a problem's own yardstick is called once so that later calls compile nothing.
+    A compiled or a problem's own yardstick is called once, and then compiles nothing more.
 
     Args:
         name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
@@ -40,16 +40,16 @@ def make(
 
         # Else the compiler would start processes, which would be stopped and woken in each request.
         config.compile_threads = 1
-        call = torch.compile(module)
+        function = torch.compile(module)
     else:
-        call = own_yardsticks.yardstick(name, module, inputs)
-    if call is None:
+        function = own_yardsticks.yardstick(name, module, inputs)
+    if function is None:
         return {}
-    call(*inputs)
-    return {name: call}
+    function(*inputs)
+    return {name: function}
 
 
-def _copies(size: int, inputs: list) -> Calls:
+def _copies(size: int, inputs: list) -> Callables:
     """Return a copy of `size` bytes; on a CPU also one that pays the page faults of new memory."""
     tensors = [flat_bytes(x) for x in inputs if isinstance(x, torch.Tensor)]
     # The largest input is the source if it is large enough: memory may have no room for another.

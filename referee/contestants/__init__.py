@@ -10,12 +10,17 @@ From top to bottom; a module imports only modules below it:
     errors        how a contestant can fail to answer
     reading       reads results in a contestant's memory
     results       describes results: their nesting, and where they are in memory
-    shared        inputs and other tensors in shared memory
+    mapping       the shared memory in a contestant's process
+    region        a list of values in shared memory, such as the inputs of a call
+    pool          the memory that the referee shares, in blocks
+    forms         shape, strides and dtype of values
     cuda_ipc      GPU memory that two processes share
     memory        how much memory is free
+    namespaces    walls between processes: starts a contestant in a namespace of its own
+    capabilities  the rights of root, which a contestant must not gain by its namespace
     processes     stops, continues and ends processes
-    namespaces    walls between processes
     prctl         Linux's settings of a process
+    libc          the C library
     execute       executes a file's text as a module
     autograd      a forward that autograd records, and its backward
 """

@@ -29,9 +29,9 @@ from referee.contestants.errors import (
 )
 from referee.contestants.memory import free_bytes, give_back_unused
 from referee.contestants.pipes import open_pipes
+from referee.contestants.pool import Pool
 from referee.contestants.reading import Reader
 from referee.contestants.server import Server
-from referee.contestants.shared import Pool
 
 MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
 
@@ -61,7 +61,7 @@ class Contestant:
         seconds: the wall time of the last request. It begins with SIGCONT, and ends when the whole
             tree has stopped and `read_early` has returned.
         reader: reads results in the process's memory.
-        span: the addresses at which the process maps the shared memory: the first, and one past the
+        addresses: where the process maps the shared memory: the first address, and one past the
             last. A result between them is in the referee's memory.
     """
 
@@ -92,7 +92,7 @@ class Contestant:
         except BaseException:
             self.close()
             raise
-        self.span = tuple(first_reply["span"])
+        self.addresses = tuple(first_reply["addresses"])
         self._stop()
         self._stopped_at = monotonic()
 
@@ -109,7 +109,7 @@ class Contestant:
 
         Raises:
             EndedError: the process has ended.
-            UnstoppableError: the process does not stop.
+            UnstoppableError: the process does not stop, or it has run since the last request.
             ForgedError: the solution has sent or changed the reply.
             LateError: the deadline has passed.
             RaisedError: the method has raised.
@@ -123,6 +123,9 @@ class Contestant:
             # The GPU must have done the referee's own work: inputs are written, results are read.
             torch.cuda.synchronize(self._device)
             give_back_unused(self._device)
+        if self._tree.has_run():
+            self._tree.kill()
+            raise UnstoppableError(-signal.SIGKILL, self.printed())
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
         self._tree.go_on()
@@ -130,17 +133,17 @@ class Contestant:
             if rest:
                 self._pipes.write_all(rest, self.deadline)
             reply = self._receive(token)
-            if "calls" in reply:
-                requested_calls = len(arguments.get("inputs", []))
-                if len(reply["calls"]) != requested_calls:
-                    raise ForgedError
         finally:
             if not self._has_ended:
                 self._stop()
             self._stopped_at = monotonic()
+        requested_calls = len(arguments.get("inputs", []))
+        if "returned" in reply and len(reply["returned"]) != requested_calls:
+            raise ForgedError
         if read_early:
             read_early(reply)
         self.seconds = perf_counter() - start
+        self._tree.note_runs()
         return reply
 
     def printed(self) -> str:
@@ -239,12 +242,12 @@ def _has_right_types(reply: dict) -> bool:
 
     The content of the dictionaries is checked where it is used.
     """
-    calls = reply.get("calls", [])
-    if not _is_list_of_dicts(calls) or not _is_list_of_dicts(reply.get("state", [])):
+    returned = reply.get("returned", [])
+    if not _is_list_of_dicts(returned) or not _is_list_of_dicts(reply.get("state", [])):
         return False
     if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
         return False
-    return all(_is_list_of_dicts(call.get("results")) for call in calls)
+    return all(_is_list_of_dicts(of_call.get("results")) for of_call in returned)
 
 
 def _is_list_of_dicts(value: object) -> bool:

@@ -18,9 +18,11 @@ import torch
 from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
+from referee.contestants.forms import pack
+from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError
+from referee.contestants.region import Region
 from referee.contestants.server import Server
-from referee.contestants.shared import Pool, Region, pack
 from referee.devices import choose_device
 from referee.names import MODULE
 
@@ -81,8 +83,8 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         text = base64.b64encode(PROBE_TEXT).decode()
         contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
-        reply = contestant.ask("run_forwards", name=MODULE, inputs=[region.form])
-        result = contestant.reader.whole(reply["calls"][0]["results"][0])
+        reply = contestant.ask("run_forwards", name=MODULE, inputs=[region.location])
+        result = contestant.reader.whole(reply["returned"][0]["results"][0])
         return "" if torch.equal(result, values + 1) else "the referee reads another result"
     finally:
         contestant.close()

@@ -11,7 +11,7 @@ class EndedError(Exception):
 
 
 class UnstoppableError(EndedError):
-    """The process was killed because something in its tree did not stop."""
+    """The process was killed because something in its tree did not stop, or ran while stopped."""
 
 
 class ForgedError(Exception):

@@ -31,7 +31,6 @@ There are no walls in two cases; the helper then forks only the contestant, in n
   users, so a solution could not read a file that it can read outside.
 """
 
-import ctypes
 import os
 import select
 import signal
@@ -41,15 +40,13 @@ from pathlib import Path
 from time import sleep
 from typing import NoReturn
 
-from referee.contestants import prctl, processes
+from referee.contestants import capabilities, prctl, processes
+from referee.contestants.libc import check, libc
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-PR_CAPBSET_DROP = 24
-CAP_SYS_ADMIN = 21
-CAPABILITY_VERSION_3 = 0x20080522
 CONTESTANT_PID = 2  # within the namespace
 MAX_DESCRIPTORS = 1 << 20  # the init process closes all below this
 # Messages between the server and the helper.
@@ -57,8 +54,6 @@ MAX_MESSAGE_BYTES = 64
 UNSHARED = b"unshared"  # from the helper: it has made the namespaces
 MAPPED = b"mapped"  # from the server: users have the same ids inside as outside
 REFUSED = b"refused"  # from the server: the system forbids to map users
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fork(with_walls: bool) -> tuple[int, int]:
@@ -76,7 +71,7 @@ def fork(with_walls: bool) -> tuple[int, int]:
     Raises:
         OSError: the system allows no new process.
     """
-    if with_walls and not _is_user_with_capabilities():
+    if with_walls and not capabilities.has_some_without_root():
         ids = _fork_by_helper(with_walls=True)
         if ids is not None:
             return ids
@@ -120,13 +115,6 @@ def _fork_by_helper(with_walls: bool) -> tuple[int, int] | None:
     return int(ids[0]), int(ids[1])
 
 
-def _is_user_with_capabilities() -> bool:
-    """Return whether this process has capabilities although its user is not root."""
-    status = Path("/proc/self/status").read_text()
-    [effective] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
-    return os.geteuid() != 0 and int(effective, 16) != 0
-
-
 def end(init_pid: int) -> None:
     """Kill the init process of a namespace, and so all processes in it; wait until it is gone.
 
@@ -163,7 +151,7 @@ def _help(to_server: socket.socket, until_adopted: int, with_walls: bool) -> Non
     os.read(until_adopted, 1)
     os.close(until_adopted)
     if with_walls:
-        _drop_capabilities()
+        capabilities.drop_gained()
 
 
 def _make_namespaces(to_server: socket.socket) -> None:
@@ -175,7 +163,7 @@ def _make_namespaces(to_server: socket.socket) -> None:
     # The init process needs pidfd_open, which Linux has since 5.3. Without it this raises OSError.
     os.close(os.pidfd_open(os.getpid()))
     prctl.show_memory()  # else the server may not write into /proc/PID/uid_map
-    _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
+    check(libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS))
     to_server.send(UNSHARED)
     if to_server.recv(MAX_MESSAGE_BYTES) != MAPPED:
         raise PermissionError
@@ -213,9 +201,9 @@ def _be_init(ready: int, until_adopted: int) -> NoReturn:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that it adopts leave no zombies
-    if _libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None):
+    if libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None):
         os._exit(1)
-    _drop_capabilities()
+    capabilities.drop_gained()
     os.write(ready, b".")
     # The contestant's pipes must not stay open here: the referee waits for their end.
     os.closerange(0, until_adopted)
@@ -264,37 +252,3 @@ def _identity_map(name: str) -> str:
         start, _, count = line.split()
         lines.append(f"{start} {start} {count}\n")
     return "".join(lines)
-
-
-class _Header(ctypes.Structure):
-    """C's struct __user_cap_header_struct.
-
-    `version` says how the sets of capabilities are laid out. `pid` is 0 for the calling process.
-    """
-
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-
-def _drop_capabilities() -> None:
-    """Give up the capabilities that a new user namespace gives.
-
-    Root gives up CAP_SYS_ADMIN alone, by which it could unmount the namespace's /proc and see the
-    system's below it. It keeps the rest, for example its rights over files.
-    """
-    _libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # programs that it executes do not get it back
-    header = _Header(CAPABILITY_VERSION_3, 0)
-    # The effective, the permitted and the inheritable set have 64 bits each. Elements 0 to 2 are
-    # their low 32 bits, with CAP_SYS_ADMIN, and elements 3 to 5 the high ones. Zero: no capability.
-    sets = (ctypes.c_uint32 * 6)()
-    if os.geteuid() == 0:
-        _check(_libc.capget(ctypes.byref(header), sets))
-        for i in range(3):
-            sets[i] &= ~(1 << CAP_SYS_ADMIN)
-    _check(_libc.capset(ctypes.byref(header), sets))
-
-
-def _check(status: int) -> None:
-    """Raise OSError if the status that a function of the C library returned means failure."""
-    if status:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

@@ -1,14 +1,18 @@
 """Stops, continues and ends processes, each with everything that it started.
 
-The referee is a subreaper (see prctl(2)): the kernel makes orphans below it its own children,
-unless they have an init process of their own. A solution's process can also fork a child for the
-referee, its own parent (CLONE_PARENT in clone(2)). So `Tree` finds every descendant of a solution:
-below the solution's process, below its init process, or below the referee.
+The processes of a solution are below one of three others:
+
+    the solution's process    it has started them
+    the init process          it has adopted them because their parent has ended, see `namespaces`
+    the referee               it has adopted them, for it is a subreaper (see prctl(2)); or the
+                              solution's process has started them as its siblings (CLONE_PARENT in
+                              clone(2))
 
 Processes are looked up in /proc:
 
     /proc/PID/stat                 the state of a process
     /proc/PID/task/TID/children    the children of one of its threads
+    /proc/PID/task/TID/schedstat   how often the thread has run, among others
 """
 
 import os
@@ -21,14 +25,15 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-# A process that has not stopped after so many seconds may wait for its child. Then the processes
-# below it are woken, see `Tree.stop`.
+# A process that has not stopped after so many seconds may wait for its child, which is then woken:
+# see `_stop_all`.
 SECONDS_BEFORE_WAKING = 0.01
 SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
-SECONDS_TO_DIE = 10.0
-GONE = "X"  # the state of a process that is dead or not there
-# States in /proc/PID/stat of a process that does not run: stopped, traced, zombie, dead.
-AT_REST = f"TtZ{GONE}"
+SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
+# The letters in /proc/PID/stat for the state of a process.
+GONE = "X"  # it is dead; here also: it is not there
+ENDED = f"Z{GONE}"  # a zombie, or gone
+AT_REST = f"Tt{ENDED}"  # stopped, traced, or ended
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
@@ -81,6 +86,11 @@ def state_of(pid: int) -> str:
     return _state_in(Path(f"/proc/{pid}"))
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process is dead, a zombie or not there."""
+    return state_of(pid) in ENDED
+
+
 def states_of_threads(pid: int) -> list[str]:
     """Return the letters for all threads of a process; none if the process is not there."""
     try:
@@ -115,46 +125,47 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
+        self._runs: dict[tuple[int, str], str] = {}  # by a process and its thread, see `note_runs`
 
     def stop(self) -> bool:
-        """Stop all processes of the tree. When this returns True, none of their threads runs.
+        """Stop all processes of the tree. When this returns True, they have stopped.
 
-        A process can fork until it has stopped. So the search is repeated until all processes that
-        it finds are stopped.
-
-        A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child
-        has started the program. So if a process does not stop soon, the processes below it are
-        woken, and stopped again after it.
+        Until a process has stopped, it can fork, or wake another one that has stopped before. So
+        the search is repeated until all processes that it finds are at rest.
 
         Returns:
             False if some process does not stop; all processes of the tree are then killed.
         """
         deadline = monotonic() + SECONDS_TO_STOP
-        stopped: set[int] = set()
-        while new := [pid for pid in self._pids() if pid not in stopped]:
-            for pid in new:
-                _send(pid, signal.SIGSTOP)
-            for pid in new:
-                if _stops_until(pid, monotonic() + SECONDS_BEFORE_WAKING):
-                    stopped.add(pid)
-                    continue
-                woken = _below([pid])
-                for child in woken:
-                    _send(child, signal.SIGCONT)
-                if not _stops_until(pid, deadline):
-                    self._kill()
-                    return False
-                stopped.add(pid)
-                stopped.difference_update(woken)
-                if woken:
-                    break  # the next search finds them and stops them again
-            if monotonic() > deadline:  # there are always new ones
-                self._kill()
+        pids = self._pids()
+        while running := [pid for pid in pids if not _is_at_rest(pid)]:
+            if monotonic() > deadline or not _stop_all(running, deadline):
+                self.kill()
                 return False
-        self._stopped = list(stopped)
+            pids = self._pids()
+        self._stopped = pids
+        self._runs = {}
         return True
 
-    def _kill(self) -> None:
+    def note_runs(self) -> None:
+        """Note how often each thread of a solution has run; `has_run` compares.
+
+        `stop` does not do this, because the clock runs meanwhile, and it takes longer.
+        """
+        if self._is_solution:
+            self._runs = _runs_of_threads(self._stopped)
+
+    def has_run(self) -> bool:
+        """Return whether a thread has run since `note_runs`, although it was stopped.
+
+        A timer of the solution can send SIGCONT to its stopped process, for example.
+        """
+        if not self._runs:
+            return False
+        runs = _runs_of_threads(self._stopped)
+        return any(runs.get(thread, count) != count for thread, count in self._runs.items())
+
+    def kill(self) -> None:
         """Kill all processes of the tree that a search finds, stopped or not."""
         for pid in self._pids():
             _send(pid, signal.SIGKILL)
@@ -185,6 +196,39 @@ class Tree:
         if self._is_solution:
             pids += orphans
         return pids + _below(pids)
+
+
+def _stop_all(pids: list[int], deadline: float) -> bool:
+    """Stop some processes; return False if one does not stop before the deadline.
+
+    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
+    started the program. The child cannot do that while it is stopped itself. So the processes below
+    one that does not stop soon are woken; the next search finds them and stops them again.
+    """
+    for pid in pids:
+        _send(pid, signal.SIGSTOP)
+    for pid in pids:
+        if _comes_to_rest(pid, monotonic() + SECONDS_BEFORE_WAKING):
+            continue
+        for child in _below([pid]):
+            _send(child, signal.SIGCONT)
+        return _comes_to_rest(pid, deadline)
+    return True
+
+
+def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
+    """Return how often each thread of some processes has run, as /proc writes this number.
+
+    A thread has run once more when it gets a core. So the number grows before the thread runs, and
+    not when it stops.
+    """
+    runs = {}
+    for pid in pids:
+        with suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
+                runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
+    return runs
 
 
 def _below(pids: list[int]) -> list[int]:
@@ -224,9 +268,9 @@ def reap_orphans() -> None:
 def _orphans(except_pid: int = 0) -> list[int]:
     """Return the referee's children that are neither its own processes nor `except_pid`.
 
-    They are orphans that the kernel has given to the referee, and children that a contestant has
-    forked for it. The search looks at the referee's first thread alone because both become its
-    children.
+    They are orphans that the referee has adopted, and siblings that a solution's process has
+    started, see the head of this file. Both are children of the referee's first thread, so the
+    search looks at no other.
     """
     referee = os.getpid()
     children = _children_of_thread(referee, referee)
@@ -239,8 +283,8 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _stops_until(pid: int, deadline: float) -> bool:
-    """Wait until no thread of a process runs or until it has ended; return False if it is late.
+def _comes_to_rest(pid: int, deadline: float) -> bool:
+    """Wait until a process is at rest, see `_is_at_rest`; return False at the deadline.
 
     Args:
         pid: the process.

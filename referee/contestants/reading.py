@@ -9,7 +9,6 @@ it is therefore wrong or unreadable.
 
 import ctypes
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ReadTimeoutError
@@ -17,9 +16,10 @@ from concurrent.futures import TimeoutError as ReadTimeoutError
 import torch
 
 from referee.contestants import cuda_ipc
+from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.memory import free_bytes
+from referee.contestants.pool import Pool
 from referee.contestants.results import span_of
-from referee.contestants.shared import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
@@ -58,9 +58,8 @@ class _IoVector(ctypes.Structure):
     _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_readv.argtypes = [
+libc.process_vm_readv.restype = ctypes.c_ssize_t
+libc.process_vm_readv.argtypes = [
     ctypes.c_int,
     ctypes.POINTER(_IoVector),
     ctypes.c_ulong,
@@ -86,9 +85,9 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
     while done < size:
         asked = min(size - done, COPIED_AT_ONCE)
         local, remote = _IoVector(target + done, asked), _IoVector(address + done, asked)
-        copied = _libc.process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        copied = libc.process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
         if copied <= 0:
-            raise UnreadableError(os.strerror(ctypes.get_errno()))
+            raise UnreadableError(error_of_last_call().strerror)
         done += copied
 
 

@@ -1,13 +1,17 @@
 """Descriptions of a call's results: their nesting, and the place of each tensor in memory.
 
 Both sides use this module. A process describes its results, and the referee takes the reference's
-results apart by the same function.
+results apart by the same function. For example, a module returns `(y, [z])`. The reply then has, in
+"returned", this description of what the call has returned:
+
+    {"nesting": "[*, [*]]",               see `flatten`
+     "results": [{"type": "Tensor", "shape": [2, 3], ...}, {...}]}        y and z, see `describe`
 """
 
 import torch
 
 from referee.contestants import cuda_ipc
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 
 MOST_LEAVES = 1000  # values in an output that are no tuples or lists
 

@@ -18,9 +18,11 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
+from referee.contestants.forms import dtype_name, pack
+from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, checked
+from referee.contestants.region import Region
 from referee.contestants.results import span_of
-from referee.contestants.shared import Pool, Region, dtype_name, pack
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
@@ -55,7 +57,7 @@ class State:
         dtype: torch.dtype | None,
         seed: int,
         module: torch.nn.Module,
-        args: list,
+        arguments: list,
         compare: bool = False,
     ) -> None:
         """Have the contestant construct its module and move its state into shared memory.
@@ -65,7 +67,7 @@ class State:
                 None if the problem has none.
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
-            args: the constructor's arguments.
+            arguments: the constructor's arguments.
             compare: whether both constructors must have drawn the same values.
 
         Raises:
@@ -74,7 +76,7 @@ class State:
         is_converted = dtype is not None and dtype.is_floating_point
         reply = self._contestant.ask(
             "construct",
-            arguments=pack(args),
+            arguments=pack(arguments),
             seed=seed,
             dtype=dtype_name(dtype) if is_converted else "",
         )
@@ -129,7 +131,9 @@ class State:
         sizes, forms = _forms_in_region(descriptions, most_bytes)
         self._region.make_room_for(sizes, forms)
         self.write(values)
-        self._contestant.ask("adopt", names=list(self.names.values()), form=self._region.form)
+        self._contestant.ask(
+            "adopt", names=list(self.names.values()), location=self._region.location
+        )
 
     def _check_first_values(
         self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]

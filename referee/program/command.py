@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from referee import console, records
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.devices import choose_device
 from referee.engine import read_files
 from referee.grading import TIMEOUT, Options

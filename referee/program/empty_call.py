@@ -20,7 +20,7 @@ from statistics import quantiles
 
 import torch
 
-from referee.bench import Bench, write_all
+from referee.bench import Bench
 from referee.devices import choose_device
 from referee.engine import referee_at_work
 from referee.names import MODULE
@@ -62,10 +62,10 @@ def measure(elements: int, device: torch.device) -> str:
         path.write_text(RELU.replace("ELEMENTS", str(elements)))
         bench = Bench(Problem("relu", load(path), device), server)
         try:
-            bench.start_eager()
-            write_all(bench.inputs, bench.pool, [bench.problem.draw()])
-            bench.prepare_yardsticks(())
-            process = bench.eager[0].contestant
+            bench.eager.start()
+            bench.memory.write_inputs([bench.problem.draw()])
+            bench.eager.prepare_yardsticks(())
+            process = bench.eager.processes[0].contestant
             flush = make_flush(bench)
             nothing = empty_call(bench)
             eager = TimedCall("eager", process, MODULE)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from referee import console, records
+from referee.contestants.forms import dtype_name
 from referee.contestants.server import Server
-from referee.contestants.shared import dtype_name
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line

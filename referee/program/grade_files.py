@@ -30,7 +30,7 @@ def grade_files(session: Session) -> bool:
             session.grade(subject, session.options, report, server)
     except NotCorrectError as error:  # the problem cannot be graded
         for file in session.files:
-            report(Verdict(file.path, error.verdict, error.reason))
+            report(Verdict(file.path, error.word, error.reason))
     finally:  # after an interrupt, too
         session.progress.clear()
         if len(all_records) > 1:

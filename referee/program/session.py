@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from referee import console
-from referee.bench import Reserve
 from referee.contestants.server import Server
+from referee.eager import Reserve
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line

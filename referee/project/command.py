@@ -32,7 +32,7 @@ from referee.program import command
 from referee.program.grade_files import grade_files
 from referee.program.session import Session
 from referee.project.arguments import check_options, make_parser
-from referee.project.comparison import Comparison
+from referee.project.comparison import ComparisonWithEager
 from referee.project.project import Project
 from referee.project.sweep import Sweep
 from referee.reference.file import BadReferenceError
@@ -119,7 +119,7 @@ def _choose_work(
         return Sweep(session).run
     if args.solution:
         return partial(grade_files, session)
-    return Comparison(session, project, is_full=args.full).run
+    return ComparisonWithEager(session, project, is_full=args.full).run
 
 
 def _make_options(args: argparse.Namespace, device: torch.device) -> Options:

@@ -8,8 +8,8 @@ from contextlib import closing
 from time import monotonic
 
 from referee import console, records
-from referee.bench import Reserve
 from referee.contestants.server import Server
+from referee.eager import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.project import Project
@@ -23,7 +23,7 @@ class UnimportableError(Exception):
     """The project's own solution cannot be imported; the message says why."""
 
 
-class Comparison:
+class ComparisonWithEager:
     """Grades the project's solution on every subject and prints tables for each.
 
     Args:
@@ -87,7 +87,7 @@ class Comparison:
         try:
             session.grade(subject, session.options, report, server, reserve)
         except NotCorrectError as error:  # the problem cannot be graded
-            self._show(subject, Verdict(session.files[0].path, error.verdict, error.reason))
+            self._show(subject, Verdict(session.files[0].path, error.word, error.reason))
 
     def _show(self, subject: Subject, verdict: Verdict) -> None:
         """Record a verdict and print it in full."""

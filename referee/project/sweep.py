@@ -12,9 +12,9 @@ from time import monotonic
 import torch
 
 from referee import console, records
-from referee.bench import Reserve
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
+from referee.eager import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.roofline import add_roofline, copy_bandwidth
@@ -82,7 +82,7 @@ class Sweep:
         try:
             session.grade(subject, options, partial(self._show, subject), server, reserve)
         except NotCorrectError as error:  # the size cannot be graded
-            self._show(subject, Verdict(path, error.verdict, error.reason))
+            self._show(subject, Verdict(path, error.word, error.reason))
 
     def _seconds_for_size(self, index: int) -> float:
         """Return the seconds that a size may take.

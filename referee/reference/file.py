@@ -94,7 +94,7 @@ class ReferenceFile:
         """Return the arguments of the constructor."""
         return self._list_from("get_init_inputs")
 
-    def construct(self, args: list, seed: int, device: torch.device) -> nn.Module:
+    def construct(self, arguments: list, seed: int, device: torch.device) -> nn.Module:
         """Construct a module under a seed; return it on the device, in the problem's dtype.
 
         The generators get their old states back, those of GPUs too: a solution knows the seed, and
@@ -103,7 +103,7 @@ class ReferenceFile:
         gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
             torch.manual_seed(seed)
-            module = self.call_or_refuse("Model", lambda: self.model(*args).to(device))
+            module = self.call_or_refuse("Model", lambda: self.model(*arguments).to(device))
         if not isinstance(module, nn.Module):
             raise self.bad(f"Model makes a {type(module).__name__}, not an nn.Module")
         if self.dtype is not None and self.dtype.is_floating_point:

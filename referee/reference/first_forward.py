@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
+from referee.contestants.forms import dtype_name
 from referee.contestants.results import flatten, plain
-from referee.contestants.shared import dtype_name
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import LARGEST_ROUNDING
 from referee.reference.operators import Operators
@@ -20,14 +20,14 @@ class FirstForward:
     """Findings from the first forwards of the reference.
 
     Attributes:
-        structure: the nesting of the results, as `results.flatten` says it.
+        nesting: the nesting of the results, as `results.flatten` says it.
         output_bytes: the size of all results.
         operators: the names of the operators that are called.
         terms: the number of terms of the longest sum that gives one element of a result.
         may_share_memory: whether results may share memory with inputs or with earlier results.
     """
 
-    structure: str
+    nesting: str
     output_bytes: int
     operators: set[str]
     terms: int
@@ -52,7 +52,7 @@ def run_first_forward(
     tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.numel()]
     copies = [x.clone() for x in tensors]
     with torch.no_grad(), Operators() as observed:
-        structure, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
+        nesting, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
     if _generator_states(device) != generators_before:
         raise file.bad("Model draws random numbers in forward, so no two results agree")
     _check_types(file, returned)
@@ -68,7 +68,7 @@ def run_first_forward(
             )
             raise file.bad(reason)
     return FirstForward(
-        structure=structure,
+        nesting=nesting,
         output_bytes=sum(x.nbytes for x in outputs),
         operators=observed.names,
         terms=observed.most_terms,

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from referee.contestants.shared import flat_bytes, forms_of
+from referee.contestants.forms import flat_bytes, forms_of
 from referee.reference.file import BadReferenceError, ReferenceFile
 
 

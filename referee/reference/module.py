@@ -12,7 +12,7 @@ from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import SecondLook
-from referee.contestants.shared import without_repeats
+from referee.contestants.forms import without_repeats
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
 from referee.reference.problem import Problem
@@ -57,16 +57,16 @@ class ReferenceModule:
         # Their first values. New ones are made from these, so that their size does not drift.
         self._first_values: dict[str, torch.Tensor] = {}
 
-    def construct(self, seed: int, args: list | None) -> None:
+    def construct(self, seed: int, arguments: list | None) -> None:
         """Construct the module; its parameters are drawn under the seed.
 
         Args:
             seed: the seed of torch's generator.
-            args: the constructor's arguments; None for the problem's own.
+            arguments: the constructor's arguments; None for the problem's own.
         """
-        self.has_timed_arguments = args is None
+        self.has_timed_arguments = arguments is None
         self.previous = None
-        self.module = self._problem.construct(seed, args)
+        self.module = self._problem.construct(seed, arguments)
         self._changing_names = changing_names(self.module)
         self._keep_first_values()
 

@@ -14,9 +14,9 @@ from torch import nn
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.contestants.forms import pack
 from referee.contestants.memory import LARGEST_SHARE, free_bytes
 from referee.contestants.results import flatten, plain
-from referee.contestants.shared import pack
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
@@ -44,13 +44,13 @@ class Problem:
 
     Attributes:
         setting: the one of `settings` that is graded now.
-        args: the constructor's arguments.
+        arguments: the constructor's arguments.
         input_source: draws inputs; also has the indices of those that are tensors.
         shape: the shape of the only tensor among the inputs, or a tuple of all their shapes.
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        structure, operators, terms, may_share_memory: see `first_forward.FirstForward`.
+        nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
         why_no_float64: why results are compared with eager's alone, or "".
         why_no_float64_in_steps: the same for training steps; the first comparison of gradients
             sets it.
@@ -84,8 +84,8 @@ class Problem:
         self.device = _with_index(device)
         self.setting = ""
         self.why_no_float64_in_steps = ""
-        self.args = file.arguments()
-        file.call_or_refuse("pickling its arguments", lambda: pack(self.args))
+        self.arguments = file.arguments()
+        file.call_or_refuse("pickling its arguments", lambda: pack(self.arguments))
         module = self.construct(new_seed())
         inputs, draws_on_device = draw_first(file, self.device)
         self.input_source = InputSource(file, self.device, inputs, draws_on_device)
@@ -97,7 +97,7 @@ class Problem:
         check_state(file, module)
         self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
         forward = run_first_forward(file, self.device, module, inputs)
-        self.structure = forward.structure
+        self.nesting = forward.nesting
         self.output_bytes = forward.output_bytes
         self.operators = forward.operators
         self.terms = forward.terms
@@ -111,15 +111,15 @@ class Problem:
 
     # ----------------------------------------------------------------- the reference and its inputs
 
-    def construct(self, seed: int, args: list | None = None) -> nn.Module:
+    def construct(self, seed: int, arguments: list | None = None) -> nn.Module:
         """Return a new module of the reference, whose parameters are drawn under the seed.
 
         Args:
             seed: the seed of torch's generator.
-            args: the constructor's arguments; None for the problem's own.
+            arguments: the constructor's arguments; None for the problem's own.
         """
         return self.file.construct(
-            copy.deepcopy(self.args if args is None else args), seed, self.device
+            copy.deepcopy(self.arguments if arguments is None else arguments), seed, self.device
         )
 
     def copy(self, module: nn.Module) -> nn.Module:

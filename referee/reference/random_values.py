@@ -12,11 +12,14 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS
-from referee.contestants.shared import without_repeats
+from referee.contestants.forms import without_repeats
 
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
 LARGEST_WITH_NEW_SIGN = 1e4
+# `vary` draws at most so many factors, because drawing takes most of its time. The number is prime,
+# so that rows of a matrix get different factors.
+FACTORS = 1_048_583
 
 
 def new_seed() -> int:
@@ -65,18 +68,30 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
     If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
     and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
     is added. But if all values are zeros, as in a new bias, they become small random numbers.
+
+    The random factors of more than FACTORS values repeat.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
-    varied = torch.empty_like(values).uniform_(0.5, 1.5, generator=generator).mul_(values)
-    are_positive = (values > 0) & (values < LARGEST_WITH_NEW_SIGN)
-    are_negative = (values < 0) & (values > -LARGEST_WITH_NEW_SIGN)
-    if are_positive.any() and are_negative.any():
-        flips = torch.empty_like(values, dtype=torch.int8).random_(0, 2, generator=generator)
-        flips.mul_(are_positive.logical_or_(are_negative))
-        varied.mul_(flips.mul_(-2).add_(1))
+    old_parts = values.reshape(-1).split(FACTORS)
+    factors = torch.empty_like(old_parts[0]).uniform_(-1, 1, generator=generator)
+    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
+    if not _have_both_signs(old_parts):
+        factors.abs_()
+    varied = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    for old, new in zip(old_parts, varied.view(-1).split(FACTORS), strict=True):
+        torch.mul(old, factors[: len(old)], out=new)
+        is_small = old.abs() < LARGEST_WITH_NEW_SIGN
+        torch.where(is_small, new, torch.copysign(new, old), out=new)
     return varied
+
+
+def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether some of the values that may get a new sign are positive, and some negative."""
+    limit = LARGEST_WITH_NEW_SIGN
+    has_positive = any(((part > 0) & (part < limit)).any() for part in parts)
+    return has_positive and any(((part < 0) & (part > -limit)).any() for part in parts)
 
 
 def vary_module(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from referee.contestants.shared import flat_bytes
+from referee.contestants.forms import flat_bytes
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed, vary
 

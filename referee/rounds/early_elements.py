@@ -51,16 +51,16 @@ class EarlyElements:
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
-        calls = reply["calls"]
-        count = max(1, READ_ELEMENTS // max(len(calls), 1))
-        if self._bench.are_results_copied:
+        returned = reply["returned"]
+        count = max(1, READ_ELEMENTS // max(len(returned), 1))
+        if self._bench.memory.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
-            for call_index, region in enumerate(self._bench.outputs[: len(calls)]):
+            for call_index, region in enumerate(self._bench.memory.outputs[: len(returned)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
-            for call_index, call in enumerate(calls):
+            for call_index, of_call in enumerate(returned):
                 with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
-                    self._read_in_place(call_index, call["results"], count)
+                    self._read_in_place(call_index, of_call["results"], count)
 
     def _read_copy(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
         """Read some elements of the copy of one of a call's results."""

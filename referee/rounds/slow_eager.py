@@ -8,7 +8,8 @@ have slowed, is timed beside a new one.
 from collections.abc import Callable
 from statistics import median
 
-from referee.bench import Bench, Eager, Plan
+from referee.bench import Bench, Plan
+from referee.eager import EagerProcess
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.rounds.samples import RoundSamples
@@ -81,14 +82,14 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
         calls: the number of calls of a request.
     """
-    old = bench.take_eager()
+    old = bench.eager.take()
     try:
-        bench.start_eager()
+        bench.eager.start()
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
             old_seconds = _seconds_of_call(bench, old[0], calls, flush)
-            new_seconds = _seconds_of_call(bench, bench.eager[0], calls, flush)
+            new_seconds = _seconds_of_call(bench, bench.eager.processes[0], calls, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for eager in old:
@@ -109,11 +110,13 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
     bench = grading.bench
     grading.solution.close()
     flush = make_flush(bench)
-    after = [_seconds_of_call(bench, bench.eager[0], calls, flush) for _ in range(TURNS)]
+    after = [_seconds_of_call(bench, bench.eager.processes[0], calls, flush) for _ in range(TURNS)]
     return _is_slower(beside, after)
 
 
-def _seconds_of_call(bench: Bench, eager: Eager, calls: int, flush: Callable[[], None]) -> float:
+def _seconds_of_call(
+    bench: Bench, eager: EagerProcess, calls: int, flush: Callable[[], None]
+) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
     sample = time_and_free(bench, TimedCall("eager", eager.contestant, MODULE), calls, flush)
     return sample.mean_call

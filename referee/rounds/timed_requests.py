@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench, Plan, write_all
+from referee.bench import Bench, Plan
 from referee.contestants.contestant import Contestant
 from referee.names import MODULE, NOTHING
 from referee.rounds.early_elements import EarlyElements
@@ -72,17 +72,17 @@ def is_planned(bench: Bench) -> bool:
 def _make_plan(bench: Bench) -> Plan:
     """Time eager alone: two single calls, which say how many a request has; then some requests."""
     problem = bench.problem
-    bench.start_eager()
-    write_all(bench.inputs, bench.pool, [problem.draw()])
-    bench.prepare_yardsticks(())  # none; but eager's processes get the precision setting
-    contestant = bench.eager[0].contestant
+    bench.eager.start()
+    bench.memory.write_inputs([problem.draw()])
+    bench.eager.prepare_yardsticks(())  # none; but eager's processes get the precision setting
+    contestant = bench.eager.processes[0].contestant
     eager = TimedCall("eager", contestant, MODULE)
     flush = make_flush(bench)
     overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
     first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
     _, warm_seconds = overhead.seconds_of_calls(first_samples)
     calls = _calls_of_a_request(bench, warm_seconds)
-    write_all(bench.inputs, bench.pool, [problem.draw() for _ in range(calls)])
+    bench.memory.write_inputs([problem.draw() for _ in range(calls)])
     overhead = measure_overhead(time_empty(bench, calls, flush), [])
     samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
     bench.free_results(contestant)
@@ -117,7 +117,7 @@ def time_empty(
 
 def empty_call(bench: Bench) -> TimedCall:
     """Return the timed call whose calls do nothing, in eager's first process."""
-    return TimedCall("nothing", bench.eager[0].contestant, NOTHING)
+    return TimedCall("nothing", bench.eager.processes[0].contestant, NOTHING)
 
 
 def make_flush(bench: Bench) -> Callable[[], None]:
@@ -157,12 +157,16 @@ def time_request(
     """
     room = None
     if templates is not None:
-        room = bench.room_for(templates, calls)
+        room = bench.memory.room_for(templates, calls)
     flush()
     contestant = timed_call.contestant
     early = EarlyElements(bench, contestant)
     reply = contestant.ask(
-        "run_forwards", early.read, name=timed_call.call, inputs=bench.forms(calls), outputs=room
+        "run_forwards",
+        early.read,
+        name=timed_call.call,
+        inputs=bench.memory.input_locations(calls),
+        outputs=room,
     )
     call_seconds = checked_seconds(reply["seconds"], calls)
     backlog = reply.get("backlog")

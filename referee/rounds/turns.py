@@ -26,7 +26,7 @@ def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
     On a CPU eager has two processes, and the second one is timed as eager again. On a GPU there is
     one process, which is timed twice.
     """
-    names, eager = grading.problem.names, grading.bench.eager
+    names, eager = grading.problem.names, grading.bench.eager.processes
     first, last = eager[0].contestant, eager[-1].contestant
     timed_calls = [
         TimedCall(names.solution, grading.solution, MODULE),
@@ -68,7 +68,7 @@ def write_state_for_all(grading: Grading) -> None:
     """Write the reference's parameters and buffers for the solution and for eager."""
     values = grading.reference.values()
     grading.state.write(values)
-    for eager in grading.bench.eager:
+    for eager in grading.bench.eager.processes:
         eager.state.write(values)
 
 
@@ -88,7 +88,7 @@ def overwrite_memory(grading: Grading, calls: int) -> None:
     """
     if grading.problem.may_share_memory:
         return
-    for region in grading.bench.inputs[:calls]:
+    for region in grading.bench.memory.inputs[:calls]:
         region.fill_with_nan()
     grading.state.fill_with_nan()
 
@@ -99,7 +99,8 @@ def rewrite_inputs(grading: Grading) -> None:
     `overwrite_memory` has filled the inputs. Outputs' gradients may have changed after the
     comparison, when the solution's results were freed: their finalizers run its code.
     """
-    for region in (*grading.bench.inputs, *grading.bench.output_gradients):
+    memory = grading.bench.memory
+    for region in (*memory.inputs, *memory.output_gradients):
         region.rewrite()
 
 
@@ -110,9 +111,9 @@ def rewrite_small_memory(grading: Grading) -> None:
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:
-        for region in grading.bench.inputs:
+        for region in grading.bench.memory.inputs:
             region.rewrite()
     if problem.parameter_bytes <= CACHED_BYTES:
         grading.state.rewrite()
-        for eager in grading.bench.eager:
+        for eager in grading.bench.eager.processes:
             eager.state.rewrite()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from referee import records
-from referee.contestants.shared import dtype_name
+from referee.contestants.forms import dtype_name
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load

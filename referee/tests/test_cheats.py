@@ -206,9 +206,9 @@ if frame:
     asked = frame.f_locals["request"]
     description = {"type": "Tensor", "shape": list(x.shape), "strides": list(x.stride())}
     description |= {"dtype": "float32", "device": "cpu", "address": x.data_ptr()}
-    call = {"structure": "*", "results": [description]}
+    call = {"nesting": "*", "results": [description]}
     count = len(asked["arguments"]["inputs"])
-    reply = {"token": asked["token"], "seconds": [1e-9] * count, "calls": [call] * count}
+    reply = {"token": asked["token"], "seconds": [1e-9] * count, "returned": [call] * count}
     os.write(frame.f_locals["replies"], json.dumps(reply).encode() + b"\\n")
 return out
 """)
@@ -513,7 +513,7 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     are_whole = []
 
     def time_and_look(bench, timed_call, calls, *args):
-        are_whole.append(all(region.is_unchanged() for region in bench.inputs[:calls]))
+        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:calls]))
         return time_request(bench, timed_call, calls, *args)
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
@@ -543,7 +543,7 @@ def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_p
         rewrite(grading)
 
     def look_and_time(bench, *arguments):
-        states = [gradings[-1].state, *(eager.state for eager in bench.eager)]
+        states = [gradings[-1].state, *(eager.state for eager in bench.eager.processes)]
         changed_before_turn.append(changed(states))
         return time_request(bench, *arguments)
 
@@ -578,7 +578,7 @@ def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
 
     def read_before_copies(early, reply):
         read(early, reply)
-        for call, region in zip(reply["calls"], early._bench.outputs, strict=False):
+        for call, region in zip(reply["returned"], early._bench.memory.outputs, strict=False):
             for copy, description in zip(region.tensors, call["results"], strict=False):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue

@@ -296,7 +296,7 @@ OTHER = WITHOUT_NORM.replace("self.linear", "self.fc")
 OTHER = OTHER.replace("self.fc = ", f"{BATCH}\n        self.fc = ")
 # MANY with a list and a tuple in each other's place.
 A_LIST = MANY.replace("return y, [", "return [y, (").replace("labels + 1]", "labels + 1)")
-# MANY, changed in one place. By name: the old text, the new one, the verdict, and a pattern of the line.
+# Changes of MANY. By name: the old text, the new one, the verdict, and a pattern of the line.
 CHANGED = {
     "the same": ("", "", "correct", "exact"),
     "one output": ("return y, [", "return y\n        [", "wrong", r"returns \*, expected \[\*, "),

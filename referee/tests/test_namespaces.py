@@ -97,7 +97,7 @@ def test_no_harm_reaches_a_process_outside(walls, victim):
             except OSError as error:
                 outcomes[name] = type(error).__name__
         os.setpriority(os.PRIO_USER, os.getuid(), 19)
-        outcomes["unmount"] = namespaces._libc.umount2(b"/proc", 2)
+        outcomes["unmount"] = namespaces.libc.umount2(b"/proc", 2)
         pids = filter(str.isdecimal, (path.name for path in Path("/proc").iterdir()))
         outcomes["visible pids"] = sorted(pids)
         os.write(writes, json.dumps(outcomes).encode())
@@ -256,7 +256,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            eager_pids = [eager.contestant.pid for eager in engine._bench.eager]
+            eager_pids = [eager.contestant.pid for eager in engine._bench.eager.processes]
             outside = str([*eager_pids, server._process.pid, os.getpid()])
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -269,7 +269,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in engine._bench.eager] == eager_pids
+            assert [eager.contestant.pid for eager in engine._bench.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

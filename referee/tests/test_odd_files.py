@@ -23,7 +23,7 @@ from referee.child import main
 
 send = main._reply
 def forge(descriptor, reply):
-    if "calls" in reply:
+    if "returned" in reply:
         reply = reply | {%s}
     send(descriptor, reply)
 main._reply = forge
@@ -60,12 +60,12 @@ def forged(part: str) -> str:
 
 def test_forged_replies_are_errors(tmp_path):
     table = {
-        "calls_are_a_number": error(forged('"calls": 5'), "reply of its own"),
-        "no_calls": error(forged('"calls": []'), "reply of its own"),
-        "a_call_is_a_text": error(forged('"calls": ["x"]'), "reply of its own"),
-        "results_are_a_number": error(forged('"calls": [{"results": 1}]'), "reply of its own"),
+        "calls_are_a_number": error(forged('"returned": 5'), "reply of its own"),
+        "no_calls": error(forged('"returned": []'), "reply of its own"),
+        "a_call_is_a_text": error(forged('"returned": ["x"]'), "reply of its own"),
+        "results_are_a_number": error(forged('"returned": [{"results": 1}]'), "reply of its own"),
         "a_result_is_a_text": error(
-            forged('"calls": [{"structure": "*", "results": ["x"]}]'), "reply of its own"
+            forged('"returned": [{"nesting": "*", "results": ["x"]}]'), "reply of its own"
         ),
         "raised_is_a_text": error(RAISED + module("raise ValueError"), "reply of its own"),
         "far_strides": wrong(STRIDES % 46 + PLAIN, "more than|reaches"),

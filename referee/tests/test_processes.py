@@ -110,6 +110,62 @@ def test_a_tree_that_starts_programs_is_stopped(fork):
         time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
 
 
+def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
+    """A child of the counting process wakes it whenever it has stopped.
+
+    `stop` must not return True while one of the two runs. It may give up, but not be deceived.
+    """
+    counter = Counter()
+
+    def count_and_be_woken() -> NoReturn:
+        counting_pid = os.getpid()
+        if os.fork() == 0:
+            while True:
+                if processes.state_of(counting_pid) == "T":
+                    os.kill(counting_pid, signal.SIGCONT)
+        counter.count()
+
+    tree = processes.Tree(fork(count_and_be_woken), is_solution=True)
+    for _ in range(40):
+        assert counter.goes_on()
+        assert tree.stop()
+        tree.note_runs()
+        assert counter.is_still()
+        assert not tree.has_run()
+        tree.go_on()
+    tree.end()
+
+
+@pytest.mark.parametrize("has_timer", [True, False])
+def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
+    """The kernel sends SIGCONT to the stopped process: nothing has run that could be stopped."""
+    counter = Counter()
+    libc = ctypes.CDLL(None)
+
+    def set_a_timer_and_count() -> NoReturn:
+        if has_timer:
+            start_timer(libc, signal.SIGCONT)
+        counter.count()
+
+    tree = processes.Tree(fork(set_a_timer_and_count), is_solution=True)
+    assert counter.goes_on()
+    assert tree.stop()
+    tree.note_runs()
+    time.sleep(0.5)  # until the timer's signal has come
+    assert tree.has_run() == has_timer
+    tree.end()
+
+
+def start_timer(libc, number, nanoseconds=300_000_000):
+    """Have the kernel send a signal to this process later, by timer_create(2)."""
+    event = (ctypes.c_int * 16)()  # a struct sigevent, whose third number is the signal's
+    event[2] = number
+    timer = ctypes.c_void_p()
+    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+    interval_and_time = (ctypes.c_long * 4)(0, 0, 0, nanoseconds)
+    assert libc.timer_settime(timer, 0, interval_and_time, None) == 0
+
+
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
@@ -117,7 +173,7 @@ def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     _, status = os.waitpid(sleeper, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     error = UnstoppableError(-signal.SIGKILL, "")
-    assert outcome(error, "importing") == (ERROR, "does not stop at SIGSTOP while importing")
+    assert outcome(error, "importing") == (ERROR, "does not obey SIGSTOP while importing")
 
 
 CLONE_PARENT = 0x8000

@@ -33,3 +33,15 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
     assert 0.4 < are_flipped.double().mean() < 0.6
     ratio = (other[is_drawn].double() / values[is_drawn].double()).abs()
     assert 0.49 < ratio.min() < ratio.max() < 1.51
+
+
+def test_all_of_many_values_drawn_again_differ(monkeypatch):
+    """The factors of the first part are used again, for the values of other parts, too."""
+    monkeypatch.setattr(random_values, "FACTORS", 7)
+    values = torch.randn(4, 5)
+    other = random_values.vary(values.t(), 3)
+    assert other.shape == (5, 4)
+    ratio = (other / values.t()).reshape(-1)
+    assert 0.49 < ratio.abs().min() < ratio.abs().max() < 1.51
+    assert torch.allclose(ratio[:7], ratio[7:14])
+    assert (ratio[:7].diff() != 0).all()

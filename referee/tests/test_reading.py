@@ -9,9 +9,10 @@ import torch
 
 from referee.checks.results import check_complete
 from referee.contestants import processes, reading
+from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.contestants.region import Region
 from referee.contestants.results import describe, flatten
-from referee.contestants.shared import Pool, Region
 from referee.rounds.early_elements import EarlyElements
 from referee.verdict import NotCorrectError
 
@@ -114,10 +115,11 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
 def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, values):
     reader = Reader(stopped(), CPU, Pool(CPU))
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    bench = SimpleNamespace(problem=on_gpu, are_results_copied=False, outputs=[])
+    memory = SimpleNamespace(are_results_copied=False, outputs=[])
+    bench = SimpleNamespace(problem=on_gpu, memory=memory)
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
-    calls = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
-    early.read({"calls": calls})
+    returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
+    early.read({"returned": returned})
     assert not early.differs(0, 0, values)
     assert not early.differs(0, 1, values)
     assert early.differs(0, 0, values + 1)
@@ -131,8 +133,9 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     results = [torch.arange(6.0).view(2, 3).t(), torch.empty(0), torch.tensor(1.5)]
     region.make_room(results)
     problem = SimpleNamespace(device=torch.device(device))
-    bench = SimpleNamespace(problem=problem, are_results_copied=True, outputs=[region])
-    forged = {"calls": [{"results": []}]}
+    memory = SimpleNamespace(are_results_copied=True, outputs=[region])
+    bench = SimpleNamespace(problem=problem, memory=memory)
+    forged = {"returned": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):  # each time, the elements of one result are read, chosen at random
         region.fill_with_nan()

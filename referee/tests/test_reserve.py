@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from referee.bench import Reserve
+from referee.eager import Reserve
 from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
@@ -28,7 +28,7 @@ def prepare(text, path, device, server, reserve, before_keeping=None):
     engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, reserve)
     try:
         engine.prepare()
-        [eager, *_] = engine._bench.eager
+        [eager, *_] = engine._bench.eager.processes
         if before_keeping:
             before_keeping(eager)
         engine.keep_eager()

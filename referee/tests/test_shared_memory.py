@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from referee.contestants import cuda_ipc
-from referee.contestants.shared import Mapping, Pool, Region
+from referee.contestants.mapping import Mapping
+from referee.contestants.pool import Pool
+from referee.contestants.region import Region
 
 CPU = torch.device("cpu")
 VALUES = [
@@ -21,7 +23,7 @@ def test_values_arrive_in_their_form():
     region = Region(pool)
     region.make_room(VALUES)
     region.write(VALUES)
-    mapped = Mapping(pool.descriptor, CPU).tensors(region.form)
+    mapped = Mapping(pool.descriptor, CPU).tensors(region.location)
     pool.close()
     for copy, original in zip(mapped, VALUES, strict=True):
         if isinstance(original, torch.Tensor):
@@ -43,7 +45,7 @@ def test_memory_that_is_shared_stays_shared():
     region = Region(pool)
     region.make_room([base[:4], base[2:]])
     region.write([base[:4], base[2:]])
-    first, second = Mapping(pool.descriptor, CPU).tensors(region.form)
+    first, second = Mapping(pool.descriptor, CPU).tensors(region.location)
     pool.close()
     first[3] = 77
     assert second[1] == 77
@@ -54,15 +56,15 @@ def test_memory_that_was_given_back_is_used_again():
     first, second = Region(pool), Region(pool)
     first.make_room([torch.empty(1 << 22)])
     second.make_room([torch.empty(1 << 22)])
-    start = first.form["memory"]
-    assert second.form["memory"] != start
+    start = first.location["memory"]
+    assert second.location["memory"] != start
     first.close()
     first.close()  # a second time does nothing
     small, other = Region(pool), Region(pool)
     small.make_room([torch.empty(1 << 10)])  # too small for so large a block
     other.make_room([torch.empty(1 << 21)])
-    assert small.form["memory"] != start
-    assert other.form["memory"] == start
+    assert small.location["memory"] != start
+    assert other.location["memory"] == start
     pool.close()
 
 

@@ -211,9 +211,9 @@ def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
-    assert Run("", timings).word == "faster"
+    assert Run("", timings).time == "faster"
     seconds["ModelNew"] = [2.0] * 5
-    assert Run("", timings).word == "slower"
+    assert Run("", timings).time == "slower"
 
 
 def test_the_speed_up_has_an_interval_and_times_have_a_spread():

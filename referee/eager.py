@@ -1,0 +1,223 @@
+"""Eager's processes, which all solutions of one problem use.
+
+They are treated like a solution's: they run only while they answer a request, read the same inputs
+in the same memory, and are timed by the same clocks.
+"""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from referee.contestants import processes
+from referee.contestants.contestant import Contestant
+from referee.contestants.errors import EndedError, ForgedError, RaisedError
+from referee.contestants.pool import Pool
+from referee.contestants.server import Server
+from referee.contestants.state import State, StateError
+from referee.reference.problem import Problem
+from referee.reference.random_values import new_seed
+from referee.request_memory import RequestMemory
+from referee.verdict import NotCorrectError, outcome
+from referee.words import ERROR
+
+
+class Reserve:
+    """Keeps eager's process on a GPU between two problems.
+
+    The first program of torch.compile takes seconds in a process, for it imports the compiler;
+    later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
+    of one problem.
+    """
+
+    def __init__(self) -> None:
+        self._contestant: Contestant | None = None
+
+    def keep(self, contestant: Contestant) -> None:
+        """Keep a process and have it forget its module; close the process if that fails."""
+        contestant.reader.forget()
+        try:
+            contestant.ask("reset")
+        except (EndedError, ForgedError, RaisedError):
+            contestant.close()
+            return
+        self._contestant = contestant
+
+    def take(self) -> Contestant | None:
+        """Return the process if there is one that still runs; the caller closes it."""
+        contestant = self._contestant
+        self._contestant = None
+        if contestant is not None and processes.has_ended(contestant.pid):
+            contestant.close()
+            return None
+        return contestant
+
+    def close(self) -> None:
+        """End the process."""
+        if self._contestant is not None:
+            self._contestant.close()
+        self._contestant = None
+
+
+class EagerProcess:
+    """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
+
+    Args:
+        problem: the problem, whose module the process constructs.
+        contestant: the process.
+        pool: the shared memory.
+        close_all: ends all of eager's processes; is called if this one fails.
+
+    Attributes:
+        contestant: the process.
+        state: its parameters and buffers.
+
+    Raises:
+        NotCorrectError: eager fails.
+    """
+
+    def __init__(
+        self, problem: Problem, contestant: Contestant, pool: Pool, close_all: Callable[[], None]
+    ) -> None:
+        self.contestant = contestant
+        self.state = State(contestant, pool)
+        self._close_all = close_all
+        file = problem.file
+        self.ask(
+            "import_file",
+            text=base64.b64encode(file.text).decode(),
+            path=str(file.path.resolve()),
+            names=[file.model.__name__],
+            folders=file.folders,
+        )
+        self.ask("set_precision", setting=problem.precision)
+        seed = new_seed()
+        module = problem.construct(seed)
+        try:
+            self.state.construct(file.dtype, seed, module, problem.arguments)
+        except (EndedError, ForgedError, RaisedError) as error:
+            self._fail(error)
+        except StateError as error:
+            self.close()
+            raise NotCorrectError(ERROR, f"eager itself could not be timed: {error}") from None
+
+    def ask(self, method: str, **arguments: object) -> dict:
+        """Send a request, see `Contestant.ask`.
+
+        Raises:
+            NotCorrectError: eager fails.
+        """
+        try:
+            return self.contestant.ask(method, **arguments)
+        except (EndedError, ForgedError, RaisedError) as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """End the process and give its shared memory back."""
+        self.contestant.close()
+        self.state.close()
+
+    def _fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
+        """End all of eager's processes and raise the verdict."""
+        self.close()  # if it fails in the constructor, `close_all` does not know it yet
+        self._close_all()
+        _, why = outcome(error, "being timed")
+        raise NotCorrectError(ERROR, f"eager itself could not be timed: {why}") from None
+
+
+class Eager:
+    """Eager's processes for one problem, and the yardsticks that are timed in the first of them.
+
+    Eager takes two turns in a round. On a CPU each turn has a process of its own; on a GPU both
+    share one, and so its memory.
+
+    Args:
+        problem: the problem.
+        server: forks the processes.
+        memory: the shared memory.
+        reserve: gives a process from one problem to the next; None if none is kept.
+
+    Attributes:
+        processes: the processes; empty before `start`.
+        yardsticks: the names of the calls that the first process has set up.
+        notes: which yardsticks could not be set up, and why.
+    """
+
+    def __init__(
+        self, problem: Problem, server: Server, memory: RequestMemory, reserve: Reserve | None
+    ) -> None:
+        self.processes: list[EagerProcess] = []
+        self.yardsticks: list[str] = []
+        self.notes: list[str] = []
+        self._problem = problem
+        self._server = server
+        self._memory = memory
+        self._reserve = reserve
+        self._prepared: tuple | None = None  # the setting and yardsticks that are set up
+
+    def start(self) -> None:
+        """Start the processes, unless they run already.
+
+        Raises:
+            NotCorrectError: eager fails.
+        """
+        if any(processes.has_ended(process.contestant.pid) for process in self.processes):
+            self.close()
+        count = 2 if self._problem.device.type == "cpu" else 1
+        pool = self._memory.pool
+        while len(self.processes) < count:
+            contestant = self._kept_or_new_contestant()
+            self.processes.append(EagerProcess(self._problem, contestant, pool, self.close))
+
+    def take(self) -> list[EagerProcess]:
+        """Return the processes, which the caller closes; `start` then starts new ones."""
+        taken = self.processes
+        self.processes = []
+        self._prepared = None
+        return taken
+
+    def keep(self) -> None:
+        """Give the process to the reserve instead of ending it, on a GPU."""
+        if self._reserve is None or self._problem.device.type != "cuda":
+            return
+        for process in self.take():
+            self._reserve.keep(process.contestant)
+            process.state.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.take():
+            process.close()
+
+    def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
+        """Have the first process set up these yardsticks, unless it has done so before.
+
+        All processes also get the precision setting. The inputs must be written before: some
+        yardsticks are compiled for them.
+        """
+        needed = self._problem.setting, yardsticks
+        if self._prepared == needed:
+            return
+        for process in self.processes:
+            process.ask("set_precision", setting=self._problem.precision)
+        own_file = []
+        if self._problem.yardstick_file:
+            text = Path(self._problem.yardstick_file).read_bytes()
+            own_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
+        reply = self.processes[0].ask(
+            "prepare_yardsticks",
+            names=list(yardsticks),
+            inputs=self._memory.input_locations(1),
+            copied_bytes=max(1, self._problem.moved // 2),
+            own_file=own_file,
+        )
+        self.yardsticks, self.notes = reply["names"], reply["notes"]
+        self._prepared = needed
+
+    def _kept_or_new_contestant(self) -> Contestant:
+        """Return the process of the reserve, or else a new one."""
+        if self._reserve is not None:
+            kept = self._reserve.take()
+            if kept is not None:
+                return kept
+        return Contestant(self._server, self._memory.pool, self._problem.device)
