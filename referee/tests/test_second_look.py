@@ -91,7 +91,7 @@ def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
     x = torch.arange(1024.0) % 4
     eager = function(x)
     got = eager.clone()
-    got[6] += 1
+    got[6] -= 1  # another rounding of 2 / 2 gives that, too
     output = ReferenceTensor(eager, None)
     assert output.compare(got, second_look_of(lambda: function(x))).mistake
 
