@@ -123,13 +123,16 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// This wait and the producers' waits for `ready` cannot block each other for ever. Consider the
-// first patch, in their order, that is not converted. Patches are taken in their order, so if no
-// warp has taken this one, none has taken a later one. Then every running converter warp is free,
-// and one of them takes it. If a warp has taken it, that warp waits here at most for the producer
-// of its own block. Until that producer is near the patch's first use, it needs only earlier
-// patches, which are converted, so it proceeds. The blocks need not all be on the GPU at once,
-// because only a running block takes patches.
+// Why no warp waits forever, here or in the producers' waits for `ready`. Consider the first patch,
+// in their order, that is not converted.
+//
+//   1. A converter warp takes it. Patches are taken in their order, so as long as no warp has this
+//      one, no warp has a later one, and every running converter warp is free.
+//   2. That warp waits here only for the producer of its own block. Until this producer is near the
+//      patch's first use, it needs only earlier patches, which are converted. So it proceeds, and
+//      the patch is converted.
+//
+// The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(progress, 0) + ConverterConfig::kLead < patch.first_use) __nanosleep(200);
