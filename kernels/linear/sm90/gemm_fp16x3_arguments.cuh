@@ -200,8 +200,8 @@ struct PartialSums {
 // Usually no row is marked, and the second launch ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
-  split::SplitMatrix x;       // split into hi and lo
-  split::SplitMatrix weight;  // not split, but with an exponent and a state for each row
+  split::ScaledMatrix x;       // split into hi and lo
+  split::ScaledMatrix weight;  // without hi and lo: the consumers split it in registers
   int k;
   unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
   unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts

@@ -35,8 +35,8 @@ namespace kernels::sm90 {
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
 struct Fp16x3Workspace {
-  split::SplitMatrix x;
-  split::SplitMatrix weight;
+  split::ScaledMatrix x;
+  split::ScaledMatrix weight;
   gemm_fp16x3::PartialSums partials;  // of the first launch; the second launch's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
@@ -44,8 +44,8 @@ struct Fp16x3Workspace {
   size_t bytes;
 
   explicit Fp16x3Workspace(const LinearArguments& call)
-      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
-        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
+      : x(describe_operand(call.x, call.m, call.x_stride)),
+        weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     constexpr int kLaunches = 2;  // of gemm_fp16x3
     WorkspaceSlices slices(call.workspace);

@@ -172,8 +172,8 @@ void launch_one_product_half(const LinearArguments& call, cudaStream_t stream) {
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
 struct OneProductWorkspace {
-  split::SplitMatrix x;
-  split::SplitMatrix weight;
+  split::ScaledMatrix x;
+  split::ScaledMatrix weight;
   gemm_one_product::WeightConversion conversion{};
   gemm_one_product::RedoList redo{};
   Transposition weight_copy{};
@@ -181,8 +181,8 @@ struct OneProductWorkspace {
   size_t bytes;
 
   explicit OneProductWorkspace(const LinearArguments& call)
-      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
-        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
+      : x(describe_operand(call.x, call.m, call.x_stride)),
+        weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
     const int64_t padded_k = split::padded(call.k);
     const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);

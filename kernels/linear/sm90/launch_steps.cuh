@@ -104,7 +104,7 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
 
 // Makes the map of a matrix in the k-tiled layout (split/split.cuh): [k_tiles][rows][64 fp16]. A
 // box is box_rows rows of one k-tile.
-inline CUtensorMap make_k_tiled_map(const split::SplitMatrix& matrix, int64_t k_tiles,
+inline CUtensorMap make_k_tiled_map(const split::ScaledMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
   constexpr cuuint64_t kNumbers = split::kKTileNumbers;
   const cuuint64_t rows = matrix.rows;
@@ -139,10 +139,10 @@ void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t
   launch_or_throw(grid, kernel, arguments...);
 }
 
-// Describes a float32 operand before its split, which will be k-tiled. hi, lo, exponent and
-// row_state are null: the caller sets those that it needs.
-inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
-  split::SplitMatrix matrix{};
+// Describes a float32 operand, whose hi and lo are k-tiled if a kernel stores them. hi, lo,
+// exponent and row_state are null: the caller sets those that it needs.
+inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, int64_t row_stride) {
+  split::ScaledMatrix matrix{};
   matrix.source = static_cast<const float*>(source);
   matrix.rows = rows;
   matrix.row_stride = row_stride;
@@ -152,8 +152,8 @@ inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64
 
 // Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
 // of the workspace.
-inline void launch_split_x(const LinearArguments& call, const split::SplitMatrix& x,
-                           const split::SplitMatrix& weight, size_t bytes_to_clear,
+inline void launch_split_x(const LinearArguments& call, const split::ScaledMatrix& x,
+                           const split::ScaledMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
   const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;

@@ -7,7 +7,7 @@
 //
 //   1. load_and_find_largest   the row's largest magnitude; the first octets stay in registers
 //   2. RowScale                the power of two
-//   3. split_and_store         hi and lo, in the layout of the SplitMatrix
+//   3. split_and_store         hi and lo, in the layout of the ScaledMatrix
 //   4. the end of split_row    the row's exponent and state
 
 #pragma once
@@ -215,7 +215,7 @@ struct RowScale {
 // g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
 // the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
-  const SplitMatrix& matrix;
+  const ScaledMatrix& matrix;
   Form form;
   int64_t row;
   int64_t k;
@@ -224,7 +224,7 @@ struct RowOfThread {
   int64_t start;
   int64_t step;
 
-  __device__ RowOfThread(const SplitMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
+  __device__ RowOfThread(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
                          int threads)
       : matrix(matrix),
         form(form),
@@ -276,7 +276,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  const SplitMatrix& matrix = part.matrix;
+  const ScaledMatrix& matrix = part.matrix;
   const bool has_lo = part.form == Form::kHiAndLo;
   // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
   const int64_t first_place = part.place_of(part.start);
@@ -312,7 +312,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
 
 // Splits one row of k elements. All threads of the splitter call it. A block must pass
 // __syncthreads between two rows.
-__device__ inline void split_row(const SplitMatrix& matrix, Form form, int64_t row, int64_t k,
+__device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
   const int threads = is_warp ? 32 : blockDim.x;
