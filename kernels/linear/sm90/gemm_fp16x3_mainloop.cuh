@@ -56,15 +56,16 @@ namespace kernels::sm90::gemm_fp16x3 {
 // shared-memory address of the block's SharedMemory.
 __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
                                     const CUtensorMap& weight_map, const Arguments& args) {
-  const uint32_t full = base + offsetof(SharedMemory, barriers.full);
-  const uint32_t empty = base + offsetof(SharedMemory, barriers.empty);
+  const uint32_t full_address = base + offsetof(SharedMemory, barriers.full);
+  const uint32_t empty_address = base + offsetof(SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
-  const uint32_t x = base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
+  const uint32_t x_address =
+      base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight = base + offsetof(SharedMemory, weight);
+  const uint32_t weight_address = base + offsetof(SharedMemory, weight);
   PipelineStage<Config::kStages> stage;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
@@ -73,14 +74,14 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = barrier_of(full, stage.index);
-      ptx::mbarrier_wait(barrier_of(empty, stage.index), stage.parity ^ 1);
+      const uint32_t full_of_stage = barrier_of(full_address, stage.index);
+      ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
+      ptx::copy_tensor_multicast(x_address + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
-      ptx::copy_tensor(weight + stage.index * Config::kWeightBytes, &weight_map,
+      ptx::copy_tensor(weight_address + stage.index * Config::kWeightBytes, &weight_map,
                        k_tile * Config::kKTileDepth, column, full_of_stage);
       stage.advance();
     }
@@ -116,9 +117,9 @@ struct ConsumerWarpgroup {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t base;          // the block's SharedMemory
-  uint32_t remote_empty;  // the `empty` barrier of block lane % 2 of the cluster, maybe this block
-  uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
+  uint32_t base;                  // the block's SharedMemory
+  uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
+  uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
 
   float scale[2];  // 2^exponent of the thread's two rows of weight
@@ -131,9 +132,10 @@ struct ConsumerWarpgroup {
   __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
     const int place = c ^ (block_column % 8);
-    weight = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
-    remote_empty = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
-                                   lane % BlockConfig::kClusterSize);
+    weight_address =
+        base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
+    remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
+                                           lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
   }
 
@@ -150,7 +152,7 @@ struct ConsumerWarpgroup {
   __device__ void convert(Fragments& fragments, const Stage& stage) const {
     ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
                        stage.parity);
-    const uint32_t first = weight + stage.index * Config::kWeightBytes;
+    const uint32_t first = weight_address + stage.index * Config::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
@@ -232,13 +234,13 @@ struct ConsumerWarpgroup {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Calls release_stage, or does the same with the address remote_empty, which was computed once.
+  // Calls release_stage, or does the same with remote_empty_address, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const Stage& stage) const {
     if constexpr (kPromotionInterval == 32) {
       release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), stage.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty, stage.index));
+      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, stage.index));
     }
   }
 
