@@ -10,7 +10,7 @@
 // product, uses the division only.
 //
 // Every GEMM kernel has a general epilogue, which computes all calls. The kernels of sm90/ have a
-// fast one as well, for calls (Epilogue::is_fast) with both of these properties:
+// fast one as well, for calls (Epilogue::call_is_fast) with both of these properties:
 //
 //   - n is a multiple of the vector size: the number of neighbouring elements that the fast
 //     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
@@ -114,7 +114,7 @@ struct Epilogue {
   int n;
   float floor;  // a z below this becomes 0: it is 0 for ReLU, and -infinity for no ReLU
   Divisor<float> divisor;
-  bool is_fast;  // true if the call can take the fast epilogue; see the top of this file
+  bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
   // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
@@ -125,7 +125,7 @@ struct Epilogue {
         n(static_cast<int>(call.n)),
         floor(call.has_relu ? 0.0f : -INFINITY),
         divisor(call.divisor),
-        is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
+        call_is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
   // The result for z, in the general and in the fast epilogue. Both keep NaN.
   //

@@ -137,31 +137,31 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
-    bool is_fast = args.epilogue.is_fast;
+    bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
       has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;
-      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
     for (int i = lane; i < Config::kBlockColumns; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second launch has written some exponents of the weight in this kernel.
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
-      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
       const float bias = has_bias ? __ldg(args.epilogue.bias + column) : 0.0f;
       inputs.columns[i] = {exponent, bias};
     }
-    is_fast = __all_sync(0xffffffff, is_fast);
+    const bool tile_is_fast = __all_sync(0xffffffff, lane_is_fast);
     if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
       inputs.first_row = rows.begin;
       inputs.end_row = end_row;
       inputs.first_column = first_column;
-      inputs.is_fast = is_fast;
+      inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
   });
@@ -348,7 +348,7 @@ __device__ inline void store_results(
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  if (!inputs.is_fast) {
+  if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
     store_general(args, inputs, lane, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {

@@ -120,8 +120,8 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 
     // Mainloop. The scales are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool is_fast = prefetched.is_fast_for_all(barrier);
-    prefetched.store(args.epilogue, is_fast, &scales, barrier);
+    const bool tile_is_fast = prefetched.tile_is_fast(barrier);
+    prefetched.store(args.epilogue, tile_is_fast, &scales, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -134,7 +134,7 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
       if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
-    if (!is_fast || Traits::kIsRedo) {
+    if (!tile_is_fast || Traits::kIsRedo) {
       store_general(args.epilogue, first_row, first_column, accumulators, scales,
                     staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {

@@ -11,10 +11,10 @@
 //
 //   in this file
 //     store_general     any divisor, exponent and alignment
-//     store_fast        float32: a call that is_fast (epilogue.cuh), and small exponents
+//     store_fast        float32: a fast call (call_is_fast, epilogue.cuh), and small exponents
 //
 //   in gemm_one_product_epilogue_half_types.cuh
-//     store_fast        half types: a call that is_fast, which has ReLU
+//     store_fast        half types: a fast call, which has ReLU
 //     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
 // The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
@@ -79,10 +79,10 @@ struct PrefetchedScales {
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
-  bool is_fast;  // whether the fast epilogue supports this thread's column and rows
+  bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
   __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
-      : is_fast(args.epilogue.is_fast) {
+      : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = first_column + thread;
@@ -92,23 +92,23 @@ struct PrefetchedScales {
         weight_exponent = __ldg(args.conversion.weight.exponent + column);
       }
     }
-    is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
+    thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = first_row + i * BlockConfig::kWarpgroupThreads + thread;
       if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
-      is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
+      thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
 
   // Returns whether the fast epilogue supports the tile: the columns and rows of all threads. All
   // threads of the warpgroup call it, after they have read the scales of the tile before.
-  __device__ bool is_fast_for_all(int barrier) const {
-    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, is_fast);
+  __device__ bool tile_is_fast(int barrier) const {
+    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
 
   // Stores to `scales`. If the tile takes the fast epilogue, the stored bias of half types is
-  // already divided. All threads of the warpgroup call it, after is_fast_for_all.
+  // already divided. All threads of the warpgroup call it, after tile_is_fast.
   __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast, Scales<Out>* scales,
                         int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
@@ -279,9 +279,9 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
   return bits;
 }
 
-// The fast epilogue of float32. The caller has checked that epilogue.is_fast, and that no exponent
-// of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of x and
-// weight is a normal float.
+// The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
+// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of
+// x and weight is a normal float.
 template <bool kMask, int kAccumulators>
 __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
                            const float (&accumulators)[kAccumulators], const Scales<float>& scales,
@@ -302,7 +302,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
-  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size,
+  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size,
   // launch_one_product.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll

@@ -114,7 +114,7 @@ void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
                                                    : 16 / sizeof(typename Traits::Out);
   auto arguments = one_product_arguments<Traits>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.is_fast = arguments.epilogue.is_fast && call.has_relu;
+  arguments.epilogue.call_is_fast = arguments.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
