@@ -107,7 +107,7 @@ template <typename Traits>
 __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
                                              SharedMemory<Traits>& shared, int warpgroup) {
   const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
-  Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
+  EpilogueInputs<typename Traits::Out>& inputs = shared.epilogue_inputs[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   float accumulators[Config::kAccumulators];
@@ -116,12 +116,12 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     const int k_tiles = args.k_tiles();
     const int first_row = consumer.first_row(tile);
     const int first_column = consumer.first_column(tile);
-    const PrefetchedScales<Traits> prefetched(args, first_row, first_column);
+    const PrefetchedInputs<Traits> prefetched(args, first_row, first_column);
 
-    // Mainloop. The scales are stored while the last products run.
+    // Mainloop. The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
     const bool tile_is_fast = prefetched.tile_is_fast(barrier);
-    prefetched.store(args.epilogue, tile_is_fast, &scales, barrier);
+    prefetched.store(args.epilogue, tile_is_fast, &inputs, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -135,13 +135,13 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!tile_is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, first_row, first_column, accumulators, scales,
+      store_general(args.epilogue, first_row, first_column, accumulators, inputs,
                     staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+      store_fast<false>(args.epilogue, first_row, first_column, accumulators, inputs, staging,
                         barrier);
     } else {
-      store_fast<true>(args.epilogue, first_row, first_column, accumulators, scales, staging,
+      store_fast<true>(args.epilogue, first_row, first_column, accumulators, inputs, staging,
                        barrier);
     }
   });

@@ -64,14 +64,14 @@ __host__ __device__ constexpr int accumulator_index(int row_block, int column_bl
   return 4 * row_block + 2 * column_block;
 }
 
-// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
-// float32, the exponents of the column and of two rows. The thread loads them to registers before
-// the mainloop, which hides the latency. After the mainloop, it stores them to shared memory for
-// the epilogue.
+// The part of the warpgroup's EpilogueInputs that one consumer thread fetches: the bias of a column
+// and, in float32, the exponents of the column and of two rows. The thread loads them to registers
+// before the mainloop, which hides the latency. After the mainloop, it stores them to shared memory
+// for the epilogue.
 template <typename Traits>
-struct PrefetchedScales {
+struct PrefetchedInputs {
   using Out = typename Traits::Out;
-  static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
+  static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
       kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
@@ -81,7 +81,7 @@ struct PrefetchedScales {
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
+  __device__ PrefetchedInputs(const Arguments<Traits>& args, int first_row, int first_column)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
@@ -102,26 +102,26 @@ struct PrefetchedScales {
   }
 
   // Returns whether the fast epilogue supports the tile: the columns and rows of all threads. All
-  // threads of the warpgroup call it, after they have read the scales of the tile before.
+  // threads of the warpgroup call it, after they have read the inputs of the tile before.
   __device__ bool tile_is_fast(int barrier) const {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
 
-  // Stores to `scales`. If the tile takes the fast epilogue, the stored bias of half types is
+  // Stores to `inputs`. If the tile takes the fast epilogue, the stored bias of half types is
   // already divided. All threads of the warpgroup call it, after tile_is_fast.
-  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast, Scales<Out>* scales,
-                        int barrier) const {
+  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
+                        EpilogueInputs<Out>* inputs, int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
-      scales->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
+      inputs->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
       if constexpr (kIsScaled) {
-        scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
+        inputs->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      scales->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
+      inputs->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
           split::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
@@ -230,8 +230,9 @@ __device__ inline float undo_scaling(float accumulator, float x_scale, float wei
 // threads of the warpgroup meet at `barrier`.
 template <typename T, int kAccumulators>
 __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
-                              const float (&accumulators)[kAccumulators], const Scales<T>& scales,
-                              StagedAccumulators& staging, int barrier) {
+                              const float (&accumulators)[kAccumulators],
+                              const EpilogueInputs<T>& inputs, StagedAccumulators& staging,
+                              int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging);
@@ -248,13 +249,13 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
       reader.read(z, j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (Scales<T>::kIsScaled) {
-          const float x_scale = scales.x_scale[row_in_tile];
+        if constexpr (EpilogueInputs<T>::kIsScaled) {
+          const float x_scale = inputs.x_scale[row_in_tile];
           const float weight_scale =
-              split::power_of_two(-scales.weight_exponent[reader.column + i]);
+              split::power_of_two(-inputs.weight_exponent[reader.column + i]);
           z[i] = undo_scaling(z[i], x_scale, weight_scale);
         }
-        z[i] += scales.bias[reader.column + i];
+        z[i] += inputs.bias[reader.column + i];
       }
       finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
@@ -284,8 +285,9 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
 // x and weight is a normal float.
 template <bool kMask, int kAccumulators>
 __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
-                           const float (&accumulators)[kAccumulators], const Scales<float>& scales,
-                           Staging<float>& staging, int barrier) {
+                           const float (&accumulators)[kAccumulators],
+                           const EpilogueInputs<float>& inputs, Staging<float>& staging,
+                           int barrier) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging.accumulators);
   const int column = first_column + reader.column;
@@ -293,10 +295,10 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   float bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    bias[i] = scales.bias[reader.column + i];
-    weight_scale[i] = split::power_of_two(-scales.weight_exponent[reader.column + i]);
+    bias[i] = inputs.bias[reader.column + i];
+    weight_scale[i] = split::power_of_two(-inputs.weight_exponent[reader.column + i]);
   }
-  const float* const x_scale = scales.x_scale + reader.row;
+  const float* const x_scale = inputs.x_scale + reader.row;
   // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;

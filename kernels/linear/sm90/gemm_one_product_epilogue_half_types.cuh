@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked
 // epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch_one_product.cuh).
-// The caller has also divided the bias in `scales`, so that one fma divides the product and adds
+// The caller has also divided the bias in `inputs`, so that one fma divides the product and adds
 // the bias. epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
@@ -126,8 +126,8 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 // are the eight vectors of a row.
 template <bool kMask, typename T, int kAccumulators>
 __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
-                           const float (&accumulators)[kAccumulators], const Scales<T>& scales,
-                           Staging<T>& staging, int barrier) {
+                           const float (&accumulators)[kAccumulators],
+                           const EpilogueInputs<T>& inputs, Staging<T>& staging, int barrier) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
@@ -140,7 +140,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const int g = lane / 4;
   const int c = lane % 4;
   const float scale = epilogue.divisor.scale;
-  const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
+  const float bias[2] = {inputs.bias[warp * 16 + g], inputs.bias[warp * 16 + g + 8]};
 
   // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
   // pair of row blocks:
