@@ -106,7 +106,7 @@ struct Fragments {
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
 // neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
-struct ConsumerWarpgroup {
+struct Fp16x3ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
@@ -129,7 +129,7 @@ struct ConsumerWarpgroup {
   // `block_column` is the thread's first row of weight in the block, an even number. Such a row is
   // 128 bytes of a stage: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place
   // v ^ (n % 8) of the row.
-  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  __device__ Fp16x3ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
     const int place = c ^ (block_column % 8);
     weight_address =

@@ -14,7 +14,7 @@
 //
 //   split_row.cuh                 stores x in K order (interleave_pairs)
 //   gemm_fp16x3_mainloop.cuh      gives the weight to wgmma in both orders
-//                                 (ConsumerWarpgroup::convert)
+//                                 (Fp16x3ConsumerWarpgroup::convert)
 //   gemm_fp16x3_epilogue.cuh      stores results by the column order
 
 #pragma once
