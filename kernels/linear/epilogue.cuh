@@ -17,8 +17,8 @@
 //   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by scale = 1 / divisor,
 //     and may do so before they add: (sum + bias) * scale = sum * scale + bias * scale. Nothing
 //     overflows, as the scale is at most 1. Only a subnormal bias * scale loses bits, and then only
-//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig
-//     (sm90/epilogue_steps.cuh) says why the limit is 2^32.
+//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the limit is
+//     2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
@@ -103,6 +103,15 @@ struct Divisor<float> {
 };
 
 // ----------------------------------------------------------------------------------- from z to out
+
+// The condition for a float32 tile to take the fast epilogue.
+struct FastEpilogueConfig {
+  // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
+  // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
+  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
+  // normal float32, and so exact.
+  static constexpr int kMaxExponent = 40;
+};
 
 // The arguments of one call's epilogue. T is the type of bias and out: float or a half type.
 template <typename T>

@@ -54,7 +54,7 @@
 //   pipeline.cuh                   the shape of a block, and the ring of stages
 //   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
 //   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
-//   epilogue_steps.cuh             the limit of the fast epilogue, and copies to shared memory
+//   copy_subtile.cuh               copies of sums to shared memory, in the epilogue
 //   stream_k.cuh                   the order of the work tiles
 //   this file                      the consumers' loop over work tiles, and the kernel
 //

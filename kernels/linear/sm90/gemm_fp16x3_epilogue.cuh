@@ -23,10 +23,10 @@
 // in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
 // g = 2 columns 2 and 3.
 //
-// linear/epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig
-// (epilogue_steps.cuh) when a tile does. The fast epilogue (store_fast_fp16x3) stores two columns
-// at a time straight from registers. The general one (store_general_fp16x3) first collects four
-// neighbouring columns of a row.
+// linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
+// (FastEpilogueConfig). The fast epilogue (store_fast_fp16x3) stores two columns at a time straight
+// from registers. The general one (store_general_fp16x3) first collects four neighbouring columns
+// of a row.
 
 #pragma once
 
@@ -37,7 +37,7 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/epilogue_steps.cuh"
+#include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"

@@ -55,7 +55,7 @@
 //   gemm_one_product_mainloop.cuh             the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh             how the consumers finish and store a tile
 //   gemm_one_product_epilogue_half_types.cuh  the same for half types
-//   epilogue_steps.cuh                        two parts of the epilogues
+//   copy_subtile.cuh                          copies of accumulators to shared memory
 //   this file                                 the consumers' loop over tiles, and the kernel
 //
 // ----- Tiles computed again in TF32

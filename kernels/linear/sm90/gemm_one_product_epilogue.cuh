@@ -14,7 +14,7 @@
 //     store_fast_one_product       float32: call_is_fast (epilogue.cuh), and small exponents
 //
 //   in gemm_one_product_epilogue_half_types.cuh
-//     store_fast_one_product       half types: call_is_fast, which has ReLU
+//     store_fast_one_product       half types: call_is_fast, which implies ReLU
 //     PackedGradient               half types without an epilogue: out [N, M] is the product
 //                                  transposed
 //
@@ -51,7 +51,7 @@
 
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/epilogue_steps.cuh"
+#include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
