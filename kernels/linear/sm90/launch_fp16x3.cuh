@@ -11,8 +11,10 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3.cuh"
-#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/tensor_maps.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90 {

@@ -22,8 +22,10 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_one_product.cuh"
 #include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/tensor_maps.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 

@@ -16,7 +16,7 @@
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
 // and a second launch is saved.
 //
-// launch_split_x (launch_steps.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
+// launch_split_x (launch_split_x.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
 // (gemm_fp16x3.cuh) also calls largest_of_row.
 
 #pragma once

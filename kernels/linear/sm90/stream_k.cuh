@@ -50,7 +50,7 @@
 // All waits end if one of these conditions holds:
 //
 //   - All clusters run at once. Each then stores its partial sums without waiting (fact 1). The
-//     host launches at most count_gemm_clusters (launch_steps.cuh) of them, which is how many run
+//     host launches at most count_gemm_clusters (launch_gemm.cuh) of them, which is how many run
 //     at once when previous kernels have ended. The next kernel, which may start early (PDL),
 //     starts only after all blocks of this one. The condition fails, for example, if this kernel
 //     runs in two streams at the same time, or in a stream that is confined to fewer
