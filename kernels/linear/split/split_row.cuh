@@ -113,33 +113,6 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   }
 }
 
-// Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
-// threads of a warp call it.
-//
-//                                                       even thread   odd thread
-//   before                                              0 1 2 3       4 5 6 7
-//   the threads swap 1 and 4, and 3 and 6               0 4 2 6       1 5 3 7
-//   each thread swaps the two pairs in its middle       0 2 4 6       1 3 5 7
-__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
-  static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
-                    pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
-                "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2 != 0;
-#pragma unroll
-  for (int j = 0; j < kOctet / 2; j += 2) {
-    const uint32_t sent = is_odd_thread ? pairs[j] : pairs[j + 1];
-    const uint32_t received = __shfl_xor_sync(0xffffffff, sent, 1);
-    if (is_odd_thread) {
-      pairs[j] = received;
-    } else {
-      pairs[j + 1] = received;
-    }
-  }
-  const uint32_t middle = pairs[1];
-  pairs[1] = pairs[2];
-  pairs[2] = middle;
-}
-
 // Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
 __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
                                    bool is_interleaved, bool exists) {
