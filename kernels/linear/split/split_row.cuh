@@ -216,6 +216,19 @@ struct RowOfThread {
   }
 };
 
+// Where the octets of a thread are stored. They are whole k-tiles apart, so their places are
+// equally far apart, too.
+struct OctetPlaces {
+  int64_t first;
+  int64_t step;
+
+  __device__ explicit OctetPlaces(const RowOfThread& part)
+      : first(part.place_of(part.start)), step(part.place_of(part.start + part.step) - first) {}
+
+  // Returns where octet g is stored, as an index of hi or lo.
+  __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
+};
+
 // ------------------------------------------------------------------------------------------- steps
 
 // Updates the bits of the largest magnitude with the elements of an octet. As unsigned integers,
@@ -251,9 +264,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
   const ScaledMatrix& matrix = part.matrix;
   const bool has_lo = part.form == Form::kHiAndLo;
-  // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
-  const int64_t first_place = part.place_of(part.start);
-  const int64_t place_step = part.place_of(part.start + part.step) - first_place;
+  const OctetPlaces places(part);
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
@@ -266,7 +277,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
     const bool exists = part.start + g * part.step < part.padded_k;
-    const int64_t place = first_place + g * place_step;
+    const int64_t place = places.of_octet(g);
     store_octet(matrix.hi + place, hi, is_interleaved, exists);
     if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
   };
