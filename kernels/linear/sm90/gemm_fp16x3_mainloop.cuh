@@ -90,6 +90,39 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
 
 // ----- the consumer warpgroups
 
+// The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts vector v
+// of row n at place v ^ (n % 8) of the row.
+constexpr int kVectorBytes = 16;
+__host__ __device__ constexpr int swizzled_place(int row, int vector) { return vector ^ (row % 8); }
+__host__ __device__ constexpr int swizzled_offset(int row, int vector) {
+  return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
+}
+
+// Returns the address of vector 4 s + c of row n + r, from the address `first` of vector c of row
+// n. c is 0 to 3, n is even, and s and r are 0 or 1. Compared with `first`, s flips bit 2 of the
+// place, as c < 4, and r flips bit 0, as n is even. (Stages begin at multiples of 1024 bytes, so
+// bits 4 to 6 of an address are the place.)
+__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first, int s, int r) {
+  return (first ^ (s * 4 * kVectorBytes | r * kVectorBytes)) + r * Config::kRowBytes;
+}
+
+// Returns whether swizzled_address is right for the vectors of all threads.
+constexpr bool finds_all_vectors() {
+  for (int n = 0; n < Config::kBlockColumns; n += 2) {
+    for (int c = 0; c < 4; ++c) {
+      for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
+        for (int r = 0; r < 2; ++r) {
+          const uint32_t first = swizzled_offset(n, c);
+          const uint32_t expected = swizzled_offset(n + r, 4 * s + c);
+          if (swizzled_address(first, s, r) != expected) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+static_assert(finds_all_vectors(), "s and r flip different bits of the swizzled place");
+
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
@@ -126,14 +159,11 @@ struct Fp16x3ConsumerWarpgroup {
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `block_column` is the thread's first row of weight in the block, an even number. Such a row is
-  // 128 bytes of a stage: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place
-  // v ^ (n % 8) of the row.
+  // `block_column` is the thread's first row of weight in the block, an even number.
   __device__ Fp16x3ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
-    const int place = c ^ (block_column % 8);
-    weight_address =
-        base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
+    weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
+                     swizzled_place(block_column, c) * kVectorBytes;
     remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
                                            lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
@@ -141,14 +171,10 @@ struct Fp16x3ConsumerWarpgroup {
 
   // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
-  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma takes
-  // places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of
-  // split/wgmma_order.cuh, these places have the four elements that it has loaded.
-  //
-  // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
-  // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
-  // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
-  // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
+  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
+  // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
+  // along K from the thread. In the K order of split/wgmma_order.cuh, these places have the four
+  // elements that it has loaded.
   __device__ void convert(Fragments& fragments, const Stage& stage) const {
     ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
                        stage.parity);
@@ -157,7 +183,7 @@ struct Fp16x3ConsumerWarpgroup {
     for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
-        const uint32_t address = (first ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
+        const uint32_t address = swizzled_address(first, s, r);
         const float4 v = ptx::load_shared_float4(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
