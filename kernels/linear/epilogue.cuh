@@ -10,15 +10,15 @@
 // product, uses the division only.
 //
 // Every GEMM kernel has a general epilogue, which computes all calls. The kernels of sm90/ have a
-// fast one as well, for calls (Epilogue::is_fast) with both of these properties:
+// fast one as well, for calls (Epilogue::call_is_fast) with both of these properties:
 //
 //   - n is a multiple of the vector size: the number of neighbouring elements that the fast
 //     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
 //   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by scale = 1 / divisor,
 //     and may do so before they add: (sum + bias) * scale = sum * scale + bias * scale. Nothing
 //     overflows, as the scale is at most 1. Only a subnormal bias * scale loses bits, and then only
-//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig
-//     (sm90/epilogue_steps.cuh) says why the limit is 2^32.
+//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the limit is
+//     2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
@@ -104,6 +104,15 @@ struct Divisor<float> {
 
 // ----------------------------------------------------------------------------------- from z to out
 
+// The condition for a float32 tile to take the fast epilogue.
+struct FastEpilogueConfig {
+  // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
+  // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
+  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
+  // normal float32, and so exact.
+  static constexpr int kMaxExponent = 40;
+};
+
 // The arguments of one call's epilogue. T is the type of bias and out: float or a half type.
 template <typename T>
 struct Epilogue {
@@ -114,7 +123,7 @@ struct Epilogue {
   int n;
   float floor;  // a z below this becomes 0: it is 0 for ReLU, and -infinity for no ReLU
   Divisor<float> divisor;
-  bool is_fast;  // true if the call can take the fast epilogue; see the top of this file
+  bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
   // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
@@ -125,7 +134,7 @@ struct Epilogue {
         n(static_cast<int>(call.n)),
         floor(call.has_relu ? 0.0f : -INFINITY),
         divisor(call.divisor),
-        is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
+        call_is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
   // The result for z, in the general and in the fast epilogue. Both keep NaN.
   //

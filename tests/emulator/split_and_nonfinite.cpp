@@ -18,14 +18,14 @@ namespace {
 // The kernels of this program, which call the two functions. test_emulator.py demands that both
 // run.
 
-__global__ void split_row_kernel(split::SplitMatrix matrix, int64_t k, split::Splitter splitter) {
+__global__ void split_row_kernel(split::ScaledMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
   const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
   if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
-__global__ void nonfinite_rows_kernel(split::SplitMatrix x, split::SplitMatrix weight, int64_t k,
+__global__ void nonfinite_rows_kernel(split::ScaledMatrix x, split::ScaledMatrix weight, int64_t k,
                                       Epilogue<float> epilogue, const unsigned* has_nonfinite) {
   nonfinite::nonfinite_kernel(x, weight, k, epilogue, has_nonfinite);
 }
@@ -82,8 +82,8 @@ struct FloatMatrix {
   }
 
   // The matrix as kernels get it, without hi, lo and exponents.
-  split::SplitMatrix split_matrix() const {
-    split::SplitMatrix matrix{row(0), rows, row_stride};
+  split::ScaledMatrix scaled_matrix() const {
+    split::ScaledMatrix matrix{row(0), rows, row_stride};
     matrix.row_state = reinterpret_cast<int*>(states.data);
     return matrix;
   }
@@ -101,16 +101,16 @@ int64_t draw_k(split::Splitter splitter) {
 }
 
 // Launches split_row_kernel for all rows of the matrix, and returns the status.
-int split_rows(split::Splitter splitter, const split::SplitMatrix& matrix, int64_t k) {
+int split_rows(split::Splitter splitter, const split::ScaledMatrix& matrix, int64_t k) {
   const int rows = static_cast<int>(matrix.rows);
   const int threads = split::threads_of_row(k);
   const int blocks = splitter == split::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 
-// Returns the index of element i of a row in `hi`, and also in `lo`. SplitMatrix (split/split.cuh)
+// Returns the index of element i of a row in `hi`, and also in `lo`. ScaledMatrix (split/split.cuh)
 // says how the layouts look.
-int64_t place_of(const split::SplitMatrix& matrix, int64_t k, int64_t row, int64_t i) {
+int64_t place_of(const split::ScaledMatrix& matrix, int64_t k, int64_t row, int64_t i) {
   if (!matrix.is_k_tiled) return row * split::padded(k) + i;
   const bool has_lo = matrix.lo != nullptr;
   const int64_t depth = has_lo ? 32 : 64;  // elements of K in a k-tile
@@ -145,7 +145,7 @@ struct ExpectedScale {
 };
 
 // Checks all that has been written for a row of k elements.
-void check_split_row(const split::SplitMatrix& matrix, int64_t row, int64_t k) {
+void check_split_row(const split::ScaledMatrix& matrix, int64_t row, int64_t k) {
   const float* const elements = matrix.source + row * matrix.row_stride;
   const bool has_lo = matrix.lo != nullptr;
   const ExpectedScale scale(elements, k, has_lo);
@@ -183,7 +183,7 @@ void check_split(bool has_lo) {
   const Buffer hi_and_lo((has_lo ? 2 : 1) * numbers * sizeof(__half), 0);
   const Buffer exponents(rows * sizeof(int), 0);
 
-  split::SplitMatrix matrix = source.split_matrix();
+  split::ScaledMatrix matrix = source.scaled_matrix();
   matrix.is_k_tiled = !one_in(4);
   matrix.hi = reinterpret_cast<__half*>(hi_and_lo.data);
   const int64_t lo_offset = matrix.is_k_tiled ? split::kKTileNumbers / 2 : numbers;
@@ -226,7 +226,7 @@ struct NonfiniteCase {
   static void set_states(const FloatMatrix& matrix) {
     for (int64_t row = 0; row < matrix.rows; ++row) {
       const int state = matrix.is_finite(row) ? split::kExact : split::kNonfinite;
-      matrix.split_matrix().row_state[row] = state;
+      matrix.scaled_matrix().row_state[row] = state;
     }
   }
 
@@ -244,7 +244,7 @@ struct NonfiniteCase {
     const int blocks = static_cast<int>(draw(1, 5));
     const unsigned* const has_nonfinite = has_flag ? &flag : nullptr;
     return launch<nonfinite_rows_kernel>(blocks, nonfinite::NonfiniteConfig::kThreads, nullptr,
-                                         x.split_matrix(), weight.split_matrix(), k,
+                                         x.scaled_matrix(), weight.scaled_matrix(), k,
                                          Epilogue<float>(call), has_nonfinite);
   }
 

@@ -138,7 +138,7 @@ struct Copies {
   uint32_t target;     // address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;  // offset of the stage that is written next
 
-  __device__ Copies(const split::SplitMatrix& operand_x, const split::SplitMatrix& operand_weight,
+  __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
                     int first_row, int first_column, int k, uint32_t shared) {
     stride = k;
     const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
@@ -177,7 +177,7 @@ struct Copies {
  private:
   // Returns the thread's part of a matrix. The tile begins at first_row, and the thread at `row`
   // and `vector` of the tile.
-  __device__ Operand operand_from(const split::SplitMatrix& matrix, int first_row, int row,
+  __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {
     Operand operand;
     operand.hi_to_lo = matrix.lo - matrix.hi;
@@ -406,7 +406,7 @@ __device__ __forceinline__ void store_results(
   }
 }
 
-// The kernel: a block for each tile. k is the padded k. Matrix is always split::SplitMatrix. The
+// The kernel: a block for each tile. k is the padded k. Matrix is always split::ScaledMatrix. The
 // kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
 // this one only if is_built().
 template <typename Matrix>

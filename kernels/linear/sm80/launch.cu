@@ -48,7 +48,7 @@ struct SplitRowsConfig {
 };
 
 // Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
-// block splits one row at a time. Matrix is always split::SplitMatrix. The kernel is a template
+// block splits one row at a time. Matrix is always split::ScaledMatrix. The kernel is a template
 // because nvcc compiles templates only where they are used, and this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 // split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
 // all chunks find the weight that the first chunk has split.
 struct Workspace {
-  split::SplitMatrix weight;
-  split::SplitMatrix x;
+  split::ScaledMatrix weight;
+  split::ScaledMatrix x;
   size_t bytes;
 
   explicit Workspace(const LinearArguments& call) {
@@ -87,9 +87,9 @@ struct Workspace {
   }
 
  private:
-  static split::SplitMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
-                                       int64_t stride, int64_t k) {
-    split::SplitMatrix matrix{};
+  static split::ScaledMatrix add_matrix(WorkspaceSlices* slices, const void* source, int64_t rows,
+                                        int64_t stride, int64_t k) {
+    split::ScaledMatrix matrix{};
     matrix.source = static_cast<const float*>(source);
     matrix.rows = rows;
     matrix.row_stride = stride;
@@ -182,7 +182,7 @@ int linear_sm80(const LinearArguments& call, CUstream_st* stream) {
     for_each_chunk(call, sm80::rows_of_chunk(call),
                    [&](const LinearArguments& chunk, bool is_first) {
                      if constexpr (sm80::is_built()) {
-                       sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);
+                       sm80::launch_chunk<split::ScaledMatrix>(chunk, is_first, stream);
                      }
                    });
   });

@@ -54,7 +54,7 @@
 //   pipeline.cuh                   the shape of a block, and the ring of stages
 //   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
 //   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
-//   epilogue_steps.cuh             the limit of the fast epilogue, and copies to shared memory
+//   copy_subtile.cuh               copies of sums to shared memory, in the epilogue
 //   stream_k.cuh                   the order of the work tiles
 //   this file                      the consumers' loop over work tiles, and the kernel
 //
@@ -96,7 +96,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
+  Fp16x3ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.

@@ -107,7 +107,7 @@ struct Config {
   // ----- Numbers of the named barriers; 0 is that of __syncthreads
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (ConsumerWarpgroup::multiply).
+  // (Fp16x3ConsumerWarpgroup::multiply).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
@@ -149,6 +149,16 @@ struct Tiles {
     return may_be_wide ? Config::kWideRows : other_rows;
   }
 
+  // Returns how many of the first `places` places of the repeated pattern are wide. The pattern has
+  // pattern_length places, of which the first wide_in_pattern are wide.
+  __host__ __device__ static constexpr unsigned count_wide(unsigned places,
+                                                           unsigned wide_in_pattern,
+                                                           unsigned pattern_length) {
+    const unsigned wide_in_whole_patterns = places / pattern_length * wide_in_pattern;
+    const unsigned rest = places % pattern_length;
+    return wide_in_whole_patterns + (rest < wide_in_pattern ? rest : wide_in_pattern);
+  }
+
   struct RowRange {
     int begin;
     int size;
@@ -168,18 +178,18 @@ struct Tiles {
   __host__ __device__ RowRange rows_of(const Tile& tile) const {
     const unsigned pattern_length = order.x_tiles;
     const unsigned wide_in_pattern = wide_x_tiles;
-    const auto count_wide_before = [&](unsigned place) {
-      return place / pattern_length * wide_in_pattern +
-             min(place % pattern_length, wide_in_pattern);
-    };
     const unsigned shift = tile.weight * wide_in_pattern % pattern_length;
     const unsigned place = shift + tile.x;
-    const unsigned wide_before = count_wide_before(place) - count_wide_before(shift);
+    const unsigned wide_before = count_wide(place, wide_in_pattern, pattern_length) -
+                                 count_wide(shift, wide_in_pattern, pattern_length);
     const int begin = tile.x * other_rows + wide_before * (Config::kWideRows - other_rows);
     const bool is_wide = place % pattern_length < wide_in_pattern;
     return {begin, is_wide ? Config::kWideRows : other_rows};
   }
 };
+static_assert(Tiles::count_wide(6, 4, 6) - Tiles::count_wide(2, 4, 6) == 2 &&
+                  4 * Config::kNarrowRows + 2 * (Config::kWideRows - Config::kNarrowRows) == 672,
+              "the example of rows_of: two wide tiles at places 2 to 5, rows from 672 on");
 
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.
@@ -200,8 +210,8 @@ struct PartialSums {
 // Usually no row is marked, and the second launch ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
-  split::SplitMatrix x;       // split into hi and lo
-  split::SplitMatrix weight;  // not split, but with an exponent and a state for each row
+  split::ScaledMatrix x;       // split into hi and lo
+  split::ScaledMatrix weight;  // without hi and lo: the consumers split it in registers
   int k;
   unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
   unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts

@@ -23,10 +23,10 @@
 // in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
 // g = 2 columns 2 and 3.
 //
-// linear/epilogue.cuh says when a call takes the fast epilogue, and FastEpilogueConfig
-// (epilogue_steps.cuh) when a tile does. The fast epilogue (store_fast) stores two columns at a
-// time straight from registers. The general one (store_general) first collects four neighbouring
-// columns of a row.
+// linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
+// (FastEpilogueConfig). The fast epilogue (store_fast_fp16x3) stores two columns at a time straight
+// from registers. The general one (store_general_fp16x3) first collects four neighbouring columns
+// of a row.
 
 #pragma once
 
@@ -37,7 +37,7 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/epilogue_steps.cuh"
+#include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -137,31 +137,31 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
-    bool is_fast = args.epilogue.is_fast;
+    bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kWideRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
       has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;
-      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
     for (int i = lane; i < Config::kBlockColumns; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second launch has written some exponents of the weight in this kernel.
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
-      is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
       const float bias = has_bias ? __ldg(args.epilogue.bias + column) : 0.0f;
       inputs.columns[i] = {exponent, bias};
     }
-    is_fast = __all_sync(0xffffffff, is_fast);
+    const bool tile_is_fast = __all_sync(0xffffffff, lane_is_fast);
     if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
       inputs.first_row = rows.begin;
       inputs.end_row = end_row;
       inputs.first_column = first_column;
-      inputs.is_fast = is_fast;
+      inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
   });
@@ -211,8 +211,8 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
 
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 template <bool kMask>
-__device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
-                           const float (&sums)[Config::kSums]) {
+__device__ void store_fast_fp16x3(const Arguments& args, const EpilogueInputs& inputs,
+                                  int block_column, const float (&sums)[Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
@@ -303,7 +303,7 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
-__device__ __forceinline__ void store_general(
+__device__ __forceinline__ void store_general_fp16x3(
     const Arguments& args, const EpilogueInputs& inputs, int lane, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
@@ -348,13 +348,13 @@ __device__ inline void store_results(
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  if (!inputs.is_fast) {
+  if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
-    store_general(args, inputs, lane, first_of_four, staging, sums);
+    store_general_fp16x3(args, inputs, lane, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
-    store_fast<false>(args, inputs, block_column, sums);
+    store_fast_fp16x3<false>(args, inputs, block_column, sums);
   } else {
-    store_fast<true>(args, inputs, block_column, sums);
+    store_fast_fp16x3<true>(args, inputs, block_column, sums);
   }
 }
 

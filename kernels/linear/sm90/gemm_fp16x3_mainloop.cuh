@@ -56,15 +56,16 @@ namespace kernels::sm90::gemm_fp16x3 {
 // shared-memory address of the block's SharedMemory.
 __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
                                     const CUtensorMap& weight_map, const Arguments& args) {
-  const uint32_t full = base + offsetof(SharedMemory, barriers.full);
-  const uint32_t empty = base + offsetof(SharedMemory, barriers.empty);
+  const uint32_t full_address = base + offsetof(SharedMemory, barriers.full);
+  const uint32_t empty_address = base + offsetof(SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
-  const uint32_t x = base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
+  const uint32_t x_address =
+      base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight = base + offsetof(SharedMemory, weight);
+  const uint32_t weight_address = base + offsetof(SharedMemory, weight);
   PipelineStage<Config::kStages> stage;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
@@ -73,14 +74,14 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = barrier_of(full, stage.index);
-      ptx::mbarrier_wait(barrier_of(empty, stage.index), stage.parity ^ 1);
+      const uint32_t full_of_stage = barrier_of(full_address, stage.index);
+      ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
+      ptx::copy_tensor_multicast(x_address + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
-      ptx::copy_tensor(weight + stage.index * Config::kWeightBytes, &weight_map,
+      ptx::copy_tensor(weight_address + stage.index * Config::kWeightBytes, &weight_map,
                        k_tile * Config::kKTileDepth, column, full_of_stage);
       stage.advance();
     }
@@ -88,6 +89,39 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
 }
 
 // ----- the consumer warpgroups
+
+// The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts vector v
+// of row n at place v ^ (n % 8) of the row.
+constexpr int kVectorBytes = 16;
+__host__ __device__ constexpr int swizzled_place(int row, int vector) { return vector ^ (row % 8); }
+__host__ __device__ constexpr int swizzled_offset(int row, int vector) {
+  return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
+}
+
+// Returns the address of vector 4 s + c of row n + r, from the address `first` of vector c of row
+// n. c is 0 to 3, n is even, and s and r are 0 or 1. Compared with `first`, s flips bit 2 of the
+// place, as c < 4, and r flips bit 0, as n is even. (Stages begin at multiples of 1024 bytes, so
+// bits 4 to 6 of an address are the place.)
+__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first, int s, int r) {
+  return (first ^ (s * 4 * kVectorBytes | r * kVectorBytes)) + r * Config::kRowBytes;
+}
+
+// Returns whether swizzled_address is right for the vectors of all threads.
+constexpr bool finds_all_vectors() {
+  for (int n = 0; n < Config::kBlockColumns; n += 2) {
+    for (int c = 0; c < 4; ++c) {
+      for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
+        for (int r = 0; r < 2; ++r) {
+          const uint32_t first = swizzled_offset(n, c);
+          const uint32_t expected = swizzled_offset(n + r, 4 * s + c);
+          if (swizzled_address(first, s, r) != expected) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+static_assert(finds_all_vectors(), "s and r flip different bits of the swizzled place");
 
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
@@ -105,7 +139,7 @@ struct Fragments {
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
 // neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
-struct ConsumerWarpgroup {
+struct Fp16x3ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
@@ -116,46 +150,40 @@ struct ConsumerWarpgroup {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t base;          // the block's SharedMemory
-  uint32_t remote_empty;  // the `empty` barrier of block lane % 2 of the cluster, maybe this block
-  uint32_t weight;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
+  uint32_t base;                  // the block's SharedMemory
+  uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
+  uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
 
   float scale[2];  // 2^exponent of the thread's two rows of weight
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `block_column` is the thread's first row of weight in the block, an even number. Such a row is
-  // 128 bytes of a stage: 8 vectors of 4 floats. TMA's swizzle puts vector v of row n at place
-  // v ^ (n % 8) of the row.
-  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  // `block_column` is the thread's first row of weight in the block, an even number.
+  __device__ Fp16x3ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
-    const int place = c ^ (block_column % 8);
-    weight = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes + place * 16;
-    remote_empty = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
-                                   lane % BlockConfig::kClusterSize);
+    weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
+                     swizzled_place(block_column, c) * kVectorBytes;
+    remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
+                                           lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
   }
 
   // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
-  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K. wgmma takes
-  // places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of
-  // split/wgmma_order.cuh, these places have the four elements that it has loaded.
-  //
-  // Addresses. The thread has rows n and n + 1 of the stage, n even. In row n + r, it loads vector
-  // 4 s + c for each s (which 16 of K). TMA has put that vector at place (4 s + c) ^ ((n + r) % 8)
-  // of the row. Compared with s = 0 and r = 0, s flips bit 2 of the place, as c < 4, and r flips
-  // bit 0, as n is even. A place is 16 bytes, so these are bits 6 and 4 of the address.
+  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
+  // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
+  // along K from the thread. In the K order of split/wgmma_order.cuh, these places have the four
+  // elements that it has loaded.
   __device__ void convert(Fragments& fragments, const Stage& stage) const {
     ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
                        stage.parity);
-    const uint32_t first = weight + stage.index * Config::kWeightBytes;
+    const uint32_t first = weight_address + stage.index * Config::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
-        const uint32_t address = (first ^ (s * 64 | r * 16)) + r * Config::kRowBytes;
+        const uint32_t address = swizzled_address(first, s, r);
         const float4 v = ptx::load_shared_float4(address);
         const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
 #pragma unroll
@@ -232,13 +260,13 @@ struct ConsumerWarpgroup {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Calls release_stage, or does the same with the address remote_empty, which was computed once.
+  // Calls release_stage, or does the same with remote_empty_address, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const Stage& stage) const {
     if constexpr (kPromotionInterval == 32) {
       release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), stage.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty, stage.index));
+      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, stage.index));
     }
   }
 

@@ -20,7 +20,7 @@ struct EpilogueInputs {
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
-  int is_fast;       // 1 if the tile may take the fast epilogue
+  int tile_is_fast;  // 1 if the tile may take the fast epilogue
 };
 
 // A block's shared memory.

@@ -55,7 +55,7 @@
 //   gemm_one_product_mainloop.cuh             the producer, and the products of the consumers
 //   gemm_one_product_epilogue.cuh             how the consumers finish and store a tile
 //   gemm_one_product_epilogue_half_types.cuh  the same for half types
-//   epilogue_steps.cuh                        two parts of the epilogues
+//   copy_subtile.cuh                          copies of accumulators to shared memory
 //   this file                                 the consumers' loop over tiles, and the kernel
 //
 // ----- Tiles computed again in TF32
@@ -107,21 +107,21 @@ template <typename Traits>
 __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
                                              SharedMemory<Traits>& shared, int warpgroup) {
   const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
-  Scales<typename Traits::Out>& scales = shared.scales[warpgroup];
+  EpilogueInputs<typename Traits::Out>& inputs = shared.epilogue_inputs[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
     const int first_row = consumer.first_row(tile);
     const int first_column = consumer.first_column(tile);
-    const PrefetchedScales<Traits> prefetched(args, first_row, first_column);
+    const PrefetchedInputs<Traits> prefetched(args, first_row, first_column);
 
-    // Mainloop. The scales are stored while the last products run.
+    // Mainloop. The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool is_fast = prefetched.is_fast_for_all(barrier);
-    prefetched.store(args.epilogue, is_fast, &scales, barrier);
+    const bool tile_is_fast = prefetched.tile_is_fast(barrier);
+    prefetched.store(args.epilogue, tile_is_fast, &inputs, barrier);
     consumer.complete();
 
     // Epilogue.
@@ -134,15 +134,15 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
       if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
-    if (!is_fast || Traits::kIsRedo) {
-      store_general(args.epilogue, first_row, first_column, accumulators, scales,
-                    staging.accumulators, barrier);
+    if (!tile_is_fast || Traits::kIsRedo) {
+      store_general_one_product(args.epilogue, first_row, first_column, accumulators, inputs,
+                                staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, first_row, first_column, accumulators, scales, staging,
-                        barrier);
+      store_fast_one_product<false>(args.epilogue, first_row, first_column, accumulators, inputs,
+                                    staging, barrier);
     } else {
-      store_fast<true>(args.epilogue, first_row, first_column, accumulators, scales, staging,
-                       barrier);
+      store_fast_one_product<true>(args.epilogue, first_row, first_column, accumulators, inputs,
+                                   staging, barrier);
     }
   });
 }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   const int k_tiles = args.k_tiles();
   const int tile_count = args.tile_count();
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
   float accumulators[Config::kAccumulators];
   int index = blockIdx.x / BlockConfig::kClusterSize;

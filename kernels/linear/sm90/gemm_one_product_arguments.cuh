@@ -139,7 +139,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 // The parameters of the converter warps. gemm_one_product_converter.cuh explains the counters.
 struct WeightConversion {
-  split::SplitMatrix weight;
+  split::ScaledMatrix weight;
   unsigned* next;
   unsigned* ready;       // [panels][k_tiles], from 0 to kPatchesPerPanel
   unsigned* subnormals;  // [N]

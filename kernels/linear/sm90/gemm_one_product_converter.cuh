@@ -52,25 +52,25 @@
 namespace kernels::sm90::gemm_one_product {
 
 // The patches in the order in which the clusters need them. All clusters together multiply
-// weight_tiles_at_once tiles of the weight at a time. These tiles are a wave. All patches of a
-// wave's first four k-tiles come first, then those of its next four, and so on. Then comes the next
-// wave.
+// weight_tiles_at_once tiles of the weight at a time. These tiles are a weight group. All patches
+// of a group's first four k-tiles come first, then those of its next four, and so on. Then comes
+// the next group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
 // are 8 patch rows (of 32 rows each). K has 128 k-tiles, which are 32 patches.
 //
-//   wave 0: tiles 0 - 16 of the weight, 17 * 8 = 136 patch rows, 136 * 32 = 4352 patches
-//   wave 1: tiles 17 - 31,              15 * 8 = 120 patch rows, 120 * 32 = 3840 patches
+//   group 0: tiles 0 - 16 of the weight, 17 * 8 = 136 patch rows, 136 * 32 = 4352 patches
+//   group 1: tiles 17 - 31,              15 * 8 = 120 patch rows, 120 * 32 = 3840 patches
 //
-//   Patch 5000 is number 5000 - 4352 = 648 of wave 1.
+//   Patch 5000 is number 5000 - 4352 = 648 of group 1.
 //     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its patch row is 136 + 48 = 184.
 //     These are rows 184 * 32 = 5888 to 5919 of the weight.
 struct PatchOrder {
   const WeightConversion& conversion;
   int patches_along_k;
   int patch_rows;  // of the whole weight; a patch row is 32 of its rows
-  int patch_rows_of_wave;
+  int patch_rows_of_group;
   int clusters;
 
   // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
@@ -80,7 +80,7 @@ struct PatchOrder {
     constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * C::kPatchesPerPanel;
     patches_along_k = (conversion.k_tiles + C::kPatchKTiles - 1) / C::kPatchKTiles;
     patch_rows = weight_tiles * kPatchRowsOfTile;
-    patch_rows_of_wave = conversion.weight_tiles_at_once * kPatchRowsOfTile;
+    patch_rows_of_group = conversion.weight_tiles_at_once * kPatchRowsOfTile;
   }
 
   __device__ unsigned count() const { return static_cast<unsigned>(patch_rows) * patches_along_k; }
@@ -88,26 +88,27 @@ struct PatchOrder {
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
     using C = ConverterConfig;
-    const int wave = number / (patch_rows_of_wave * patches_along_k);
-    const int number_in_wave = number - wave * patch_rows_of_wave * patches_along_k;
-    const int first_patch_row = wave * patch_rows_of_wave;
-    // The last wave may have fewer patch rows than the others.
-    const int patch_rows_here = min(patch_rows_of_wave, patch_rows - first_patch_row);
-    const int patch_column = number_in_wave / patch_rows_here;
-    const int patch_row_in_wave = number_in_wave - patch_column * patch_rows_here;
-    const int patch_row = first_patch_row + patch_row_in_wave;
+    const int group = number / (patch_rows_of_group * patches_along_k);
+    const int number_in_group = number - group * patch_rows_of_group * patches_along_k;
+    const int first_patch_row = group * patch_rows_of_group;
+    // The last group may have fewer patch rows than the others.
+    const int patch_rows_here = min(patch_rows_of_group, patch_rows - first_patch_row);
+    const int patch_column = number_in_group / patch_rows_here;
+    const int patch_row_in_group = number_in_group - patch_column * patch_rows_here;
+    const int patch_row = first_patch_row + patch_row_in_group;
     const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
-    return {row, k_tile, first_use(wave, k_tile)};
+    return {row, k_tile, first_use(group, k_tile)};
   }
 
-  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of this wave's tiles.
+  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of this group's
+  // tiles.
   //
-  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before wave 1. A cluster
+  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before group 1. A cluster
   // has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so that no
   // conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
-  __device__ __forceinline__ int first_use(int wave, int k_tile) const {
-    const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
+  __device__ __forceinline__ int first_use(int group, int k_tile) const {
+    const int tiles_before = group * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
     return tiles_of_cluster * conversion.k_tiles + k_tile;
   }
@@ -122,13 +123,16 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// This wait and the producers' waits for `ready` cannot block each other for ever. Consider the
-// first patch, in their order, that is not converted. Patches are taken in their order, so if no
-// warp has taken this one, none has taken a later one. Then every running converter warp is free,
-// and one of them takes it. If a warp has taken it, that warp waits here at most for the producer
-// of its own block. Until that producer is near the patch's first use, it needs only earlier
-// patches, which are converted, so it proceeds. The blocks need not all be on the GPU at once,
-// because only a running block takes patches.
+// Why no warp waits forever, here or in the producers' waits for `ready`. Consider the first patch,
+// in their order, that is not converted.
+//
+//   1. A converter warp takes it. Patches are taken in their order, so as long as no warp has this
+//      one, no warp has a later one, and every running converter warp is free.
+//   2. That warp waits here only for the producer of its own block. Until this producer is near the
+//      patch's first use, it needs only earlier patches, which are converted. So it proceeds, and
+//      the patch is converted.
+//
+// The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(progress, 0) + ConverterConfig::kLead < patch.first_use) __nanosleep(200);

@@ -123,7 +123,7 @@ struct RowMajor {
   __host__ __device__ static constexpr int place_in_copy(int lane) { return lane % 16; }
 
   // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
-  __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
+  __device__ static const float* first_source(const split::ScaledMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
     const int64_t row = first_row + lane / 16;
     return weight.source + row * weight.row_stride + k + lane % 16 * 4;
@@ -206,7 +206,7 @@ struct Transposed {
     return k * C::kPatchRows + (row ^ swap);
   }
 
-  __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
+  __device__ static const float* first_source(const split::ScaledMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
     const int64_t line = k + lane / 8;
     return weight.source + line * weight.row_stride + first_row + lane % 8 * 4;

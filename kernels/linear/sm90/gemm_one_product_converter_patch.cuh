@@ -225,7 +225,7 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
 
 // Loads the factors of the lane's rows of a patch: scale[i] is that of row Layout::row(lane, i).
 template <typename Layout>
-__device__ __forceinline__ void load_scales(const split::SplitMatrix& weight, int64_t first_row,
+__device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_row,
                                             int lane, float (&scale)[Layout::kRows]) {
 #pragma unroll
   for (int i = 0; i < Layout::kRows; ++i) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
                                                     int barrier) {
   using C = ConverterConfig;
   constexpr int kInFlight = C::kBuffers - 1;
-  const split::SplitMatrix& weight = conversion.weight;
+  const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
@@ -294,7 +294,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
 // Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
 template <typename Layout>
-__device__ __forceinline__ void load_edge_octet(const split::SplitMatrix& weight, int64_t row,
+__device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weight, int64_t row,
                                                 int64_t first_k, int64_t k,
                                                 float (&v)[split::kOctet]) {
   if constexpr (Layout::kIsTransposed) {
@@ -317,7 +317,7 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   using C = ConverterConfig;
   constexpr int kRowsAtATime = 4;
   constexpr int kRowsPerLane = C::kPatchRows / kRowsAtATime;
-  const split::SplitMatrix& weight = conversion.weight;
+  const split::ScaledMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
@@ -352,7 +352,7 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
 // find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
-  const split::SplitMatrix& weight = conversion.weight;
+  const split::ScaledMatrix& weight = conversion.weight;
   if (row >= weight.rows) return;
   const unsigned subnormals = ptx::load_acquire(conversion.subnormals + row);
   if (split::has_many_subnormals(subnormals, /*elements=*/k)) {

@@ -10,12 +10,13 @@
 // gemm_one_product.cuh calls one of these for each tile:
 //
 //   in this file
-//     store_general     any divisor, exponent and alignment
-//     store_fast        float32: a call that is_fast (epilogue.cuh), and small exponents
+//     store_general_one_product    any divisor, exponent and alignment
+//     store_fast_one_product       float32: call_is_fast (epilogue.cuh), and small exponents
 //
 //   in gemm_one_product_epilogue_half_types.cuh
-//     store_fast        half types: a call that is_fast, which has ReLU
-//     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
+//     store_fast_one_product       half types: call_is_fast, which implies ReLU
+//     PackedGradient               half types without an epilogue: out [N, M] is the product
+//                                  transposed
 //
 // The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
@@ -50,7 +51,7 @@
 
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/epilogue_steps.cuh"
+#include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -64,14 +65,14 @@ __host__ __device__ constexpr int accumulator_index(int row_block, int column_bl
   return 4 * row_block + 2 * column_block;
 }
 
-// The part of the warpgroup's Scales that one consumer thread fetches: the bias of a column and, in
-// float32, the exponents of the column and of two rows. The thread loads them to registers before
-// the mainloop, which hides the latency. After the mainloop, it stores them to shared memory for
-// the epilogue.
+// The part of the warpgroup's EpilogueInputs that one consumer thread fetches: the bias of a column
+// and, in float32, the exponents of the column and of two rows. The thread loads them to registers
+// before the mainloop, which hides the latency. After the mainloop, it stores them to shared memory
+// for the epilogue.
 template <typename Traits>
-struct PrefetchedScales {
+struct PrefetchedInputs {
   using Out = typename Traits::Out;
-  static constexpr bool kIsScaled = Scales<Out>::kIsScaled;
+  static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
       kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
@@ -79,10 +80,10 @@ struct PrefetchedScales {
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
-  bool is_fast;  // whether the fast epilogue supports this thread's column and rows
+  bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedScales(const Arguments<Traits>& args, int first_row, int first_column)
-      : is_fast(args.epilogue.is_fast) {
+  __device__ PrefetchedInputs(const Arguments<Traits>& args, int first_row, int first_column)
+      : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = first_column + thread;
@@ -92,36 +93,36 @@ struct PrefetchedScales {
         weight_exponent = __ldg(args.conversion.weight.exponent + column);
       }
     }
-    is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
+    thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = first_row + i * BlockConfig::kWarpgroupThreads + thread;
       if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
-      is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
+      thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
 
   // Returns whether the fast epilogue supports the tile: the columns and rows of all threads. All
-  // threads of the warpgroup call it, after they have read the scales of the tile before.
-  __device__ bool is_fast_for_all(int barrier) const {
-    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, is_fast);
+  // threads of the warpgroup call it, after they have read the inputs of the tile before.
+  __device__ bool tile_is_fast(int barrier) const {
+    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
 
-  // Stores to `scales`. If the tile takes the fast epilogue, the stored bias of half types is
-  // already divided. All threads of the warpgroup call it, after is_fast_for_all.
-  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast, Scales<Out>* scales,
-                        int barrier) const {
+  // Stores to `inputs`. If the tile takes the fast epilogue, the stored bias of half types is
+  // already divided. All threads of the warpgroup call it, after tile_is_fast.
+  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
+                        EpilogueInputs<Out>* inputs, int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
-      scales->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
+      inputs->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
       if constexpr (kIsScaled) {
-        scales->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
+        inputs->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      scales->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
+      inputs->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
           split::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
@@ -229,9 +230,11 @@ __device__ inline float undo_scaling(float accumulator, float x_scale, float wei
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup meet at `barrier`.
 template <typename T, int kAccumulators>
-__device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
-                              const float (&accumulators)[kAccumulators], const Scales<T>& scales,
-                              StagedAccumulators& staging, int barrier) {
+__device__ void store_general_one_product(const Epilogue<T>& epilogue, int first_row,
+                                          int first_column,
+                                          const float (&accumulators)[kAccumulators],
+                                          const EpilogueInputs<T>& inputs,
+                                          StagedAccumulators& staging, int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging);
@@ -248,13 +251,13 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
       reader.read(z, j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (Scales<T>::kIsScaled) {
-          const float x_scale = scales.x_scale[row_in_tile];
+        if constexpr (EpilogueInputs<T>::kIsScaled) {
+          const float x_scale = inputs.x_scale[row_in_tile];
           const float weight_scale =
-              split::power_of_two(-scales.weight_exponent[reader.column + i]);
+              split::power_of_two(-inputs.weight_exponent[reader.column + i]);
           z[i] = undo_scaling(z[i], x_scale, weight_scale);
         }
-        z[i] += scales.bias[reader.column + i];
+        z[i] += inputs.bias[reader.column + i];
       }
       finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
     }
@@ -279,13 +282,14 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
   return bits;
 }
 
-// The fast epilogue of float32. The caller has checked that epilogue.is_fast, and that no exponent
-// of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of x and
-// weight is a normal float.
+// The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
+// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of
+// x and weight is a normal float.
 template <bool kMask, int kAccumulators>
-__device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
-                           const float (&accumulators)[kAccumulators], const Scales<float>& scales,
-                           Staging<float>& staging, int barrier) {
+__device__ void store_fast_one_product(const Epilogue<float>& epilogue, int first_row,
+                                       int first_column, const float (&accumulators)[kAccumulators],
+                                       const EpilogueInputs<float>& inputs, Staging<float>& staging,
+                                       int barrier) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging.accumulators);
   const int column = first_column + reader.column;
@@ -293,16 +297,16 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
   float bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    bias[i] = scales.bias[reader.column + i];
-    weight_scale[i] = split::power_of_two(-scales.weight_exponent[reader.column + i]);
+    bias[i] = inputs.bias[reader.column + i];
+    weight_scale[i] = split::power_of_two(-inputs.weight_exponent[reader.column + i]);
   }
-  const float* const x_scale = scales.x_scale + reader.row;
+  const float* const x_scale = inputs.x_scale + reader.row;
   // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
-  // With a mask, is_fast implies that n is a multiple of 8 (float_vector_size,
+  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size,
   // launch_one_product.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll

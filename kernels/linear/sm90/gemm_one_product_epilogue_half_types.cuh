@@ -100,7 +100,7 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
 }
 
 // Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
-// row: 64 columns. With a mask, is_fast implies that n is a multiple of 64
+// row: 64 columns. With a mask, call_is_fast implies that n is a multiple of 64
 // (launch_half_with_traits, launch_one_product.cuh).
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
@@ -113,10 +113,10 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
   }
 }
 
-// The fast epilogue of half types, which applies ReLU. The caller has checked epilogue.is_fast,
-// which implies ReLU here (launch_half_with_traits, launch_one_product.cuh). The caller has also
-// divided the bias in `scales`, so that one fma divides the product and adds the bias.
-// epilogue.divisor.scale is 1 / divisor, a power of two.
+// The fast epilogue of half types, which applies ReLU. The caller has checked
+// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch_one_product.cuh).
+// The caller has also divided the bias in `inputs`, so that one fma divides the product and adds
+// the bias. epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -125,9 +125,10 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 // eight vectors of one matrix, which have the same v in eight rows, are in different banks, and so
 // are the eight vectors of a row.
 template <bool kMask, typename T, int kAccumulators>
-__device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
-                           const float (&accumulators)[kAccumulators], const Scales<T>& scales,
-                           Staging<T>& staging, int barrier) {
+__device__ void store_fast_one_product(const Epilogue<T>& epilogue, int first_row, int first_column,
+                                       const float (&accumulators)[kAccumulators],
+                                       const EpilogueInputs<T>& inputs, Staging<T>& staging,
+                                       int barrier) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
@@ -140,7 +141,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const int g = lane / 4;
   const int c = lane % 4;
   const float scale = epilogue.divisor.scale;
-  const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
+  const float bias[2] = {inputs.bias[warp * 16 + g], inputs.bias[warp * 16 + g + 8]};
 
   // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
   // pair of row blocks:

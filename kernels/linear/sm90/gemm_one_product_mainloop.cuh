@@ -122,12 +122,12 @@ __device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUte
 template <typename Traits>
 __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
                              const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
-  const uint32_t full = base + offsetof(SharedMemory<Traits>, barriers.full);
-  const uint32_t empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
+  const uint32_t full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
+  const uint32_t empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x = base + offsetof(SharedMemory<Traits>, x) +
-                     rank * Config::kXRowsPerBlock * Config::kKTileBytes;
-  const uint32_t weight = base + offsetof(SharedMemory<Traits>, weight);
+  const uint32_t x_address = base + offsetof(SharedMemory<Traits>, x) +
+                             rank * Config::kXRowsPerBlock * Config::kKTileBytes;
+  const uint32_t weight_address = base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineStage<Config::kStages> stage;
@@ -143,7 +143,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, stage.advance()) {
-      ptx::mbarrier_wait(barrier_of(empty, stage.index), stage.parity ^ 1);
+      ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
         if (k_tile >= converted) {
@@ -152,9 +152,9 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
       }
       if (!is_loader) continue;
       LoadTarget target;
-      target.x = x + stage.index * Config::kXBytes;
-      target.weight = weight + stage.index * Config::kWeightBytes;
-      target.full = barrier_of(full, stage.index);
+      target.x = x_address + stage.index * Config::kXBytes;
+      target.weight = weight_address + stage.index * Config::kWeightBytes;
+      target.full = barrier_of(full_address, stage.index);
       load_k_tile(x_map, weight_map, args, target, row, column, k_tile);
     }
     k_tiles_before += k_tiles;
@@ -178,10 +178,11 @@ __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
 // as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
 template <typename Traits, ptx::Major kX, ptx::Major kWeight>
 __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kAccumulators],
-                                                uint32_t x, uint32_t weight, bool accumulates) {
+                                                uint32_t x_address, uint32_t weight_address,
+                                                bool accumulates) {
   const uint64_t a =
-      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight);
-  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x);
+      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight_address);
+  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x_address);
   constexpr int kWgmmas = Config::kKTileBytes / 32;  // one multiplies 32 bytes of K
   ptx::wgmma_fence();
 #pragma unroll
@@ -198,41 +199,48 @@ __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kA
 template <typename Traits>
 __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
                                                 float (&accumulators)[Config::kAccumulators],
-                                                uint32_t x, uint32_t weight, bool accumulates) {
+                                                uint32_t x_address, uint32_t weight_address,
+                                                bool accumulates) {
   using ptx::Major;
   if (Traits::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kMN>(accumulators, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kMN, Major::kMN>(accumulators, x_address, weight_address,
+                                                    accumulates);
   } else if (Traits::kIsHalfType && args.x_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kK>(accumulators, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kMN, Major::kK>(accumulators, x_address, weight_address,
+                                                   accumulates);
   } else if (Traits::kIsHalfType && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kK, Major::kMN>(accumulators, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kK, Major::kMN>(accumulators, x_address, weight_address,
+                                                   accumulates);
   } else {
-    multiply_k_tile<Traits, Major::kK, Major::kK>(accumulators, x, weight, accumulates);
+    multiply_k_tile<Traits, Major::kK, Major::kK>(accumulators, x_address, weight_address,
+                                                  accumulates);
   }
 }
 
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
 // a tile it multiplies.
 template <typename Traits>
-struct ConsumerWarpgroup {
+struct OneProductConsumerWarpgroup {
   const Arguments<Traits>& args;
   int warpgroup;
   int rank;  // of the block in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
-  uint32_t full;
-  uint32_t empty;
-  uint32_t x;
-  uint32_t weight;
+  uint32_t full_address;
+  uint32_t empty_address;
+  uint32_t x_address;
+  uint32_t weight_address;
   PipelineStage<Config::kStages> stage;
 
-  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
+  __device__ OneProductConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base,
+                                         int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full = base + offsetof(SharedMemory<Traits>, barriers.full);
-    empty = base + offsetof(SharedMemory<Traits>, barriers.empty);
-    x = base + offsetof(SharedMemory<Traits>, x);
+    full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
+    empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
+    x_address = base + offsetof(SharedMemory<Traits>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_column = warpgroup * Config::kWarpgroupColumns;
-    weight = base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
+    weight_address =
+        base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
   // The first row and the first column of out that the warpgroup computes.
@@ -246,18 +254,19 @@ struct ConsumerWarpgroup {
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply(float (&accumulators)[Config::kAccumulators],
                                            int k_tile) {
-    ptx::mbarrier_wait(barrier_of(full, stage.index), stage.parity);
-    multiply_k_tile(args, accumulators, x + stage.index * Config::kXBytes,
-                    weight + stage.index * Config::kWeightBytes, /*accumulates=*/k_tile > 0);
+    ptx::mbarrier_wait(barrier_of(full_address, stage.index), stage.parity);
+    multiply_k_tile(args, accumulators, x_address + stage.index * Config::kXBytes,
+                    weight_address + stage.index * Config::kWeightBytes,
+                    /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(barrier_of(empty, stage.previous_index()));
+    if (k_tile > 0) release_stage(barrier_of(empty_address, stage.previous_index()));
     stage.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(barrier_of(empty, stage.previous_index()));
+    release_stage(barrier_of(empty_address, stage.previous_index()));
   }
 };
 

@@ -23,12 +23,12 @@ using StagedMask = uint16_t[Config::kHalfTypeSubtileRows][Config::kWarpgroupColu
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
-  StagedAccumulators accumulators;  // store_general
+  StagedAccumulators accumulators;  // store_general_one_product
   // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
   // boxes are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBuffers][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
-  // store_fast of half types: two epilogue subtiles, used in turn.
+  // store_fast_one_product of half types: two epilogue subtiles, used in turn.
   struct {
     uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
     StagedMask mask;
@@ -41,12 +41,13 @@ union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
 };
 
-// The bias and the scales of a consumer warpgroup's results, in shared memory. In float32, the
-// accumulator of row m and column n is 2^(x_exponent[m] + weight_exponent[n]) times too large. The
-// weight has exponents instead of scales, because ConvertTraits has no shared memory left for as
-// many floats. Half types are not scaled: their arrays have one element, which is not used.
+// What the epilogue of a consumer warpgroup reads besides the accumulators: the bias and the scales
+// of its results, in shared memory. In float32, the accumulator of row m and column n is
+// 2^(x_exponent[m] + weight_exponent[n]) times too large. The weight has exponents instead of
+// scales, because ConvertTraits has no shared memory left for as many floats. Half types are not
+// scaled: their arrays have one element, which is not used.
 template <typename T>
-struct alignas(16) Scales {
+struct alignas(16) EpilogueInputs {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
   float bias[Config::kWarpgroupColumns];
   float x_scale[kIsScaled ? Config::kTileRows : 1];                   // 2^-x_exponent
@@ -59,7 +60,7 @@ struct SharedMemory {
   uint8_t x[Config::kStages][Config::kXBytes];
   uint8_t weight[Config::kStages][Config::kWeightBytes];
   Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
-  Scales<typename Traits::Out> scales[BlockConfig::kConsumerWarpgroups];
+  EpilogueInputs<typename Traits::Out> epilogue_inputs[BlockConfig::kConsumerWarpgroups];
   // Other traits have no converters, and an int in their place.
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;

@@ -36,7 +36,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/launch_fp16x3.cuh"
 #include "linear/sm90/launch_one_product.cuh"
-#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/nonfinite.cuh"
 

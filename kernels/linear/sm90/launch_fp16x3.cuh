@@ -11,8 +11,10 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3.cuh"
-#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/tensor_maps.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90 {
@@ -35,8 +37,8 @@ namespace kernels::sm90 {
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
 struct Fp16x3Workspace {
-  split::SplitMatrix x;
-  split::SplitMatrix weight;
+  split::ScaledMatrix x;
+  split::ScaledMatrix weight;
   gemm_fp16x3::PartialSums partials;  // of the first launch; the second launch's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
@@ -44,8 +46,8 @@ struct Fp16x3Workspace {
   size_t bytes;
 
   explicit Fp16x3Workspace(const LinearArguments& call)
-      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
-        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
+      : x(describe_operand(call.x, call.m, call.x_stride)),
+        weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     constexpr int kLaunches = 2;  // of gemm_fp16x3
     WorkspaceSlices slices(call.workspace);

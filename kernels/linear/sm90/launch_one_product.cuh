@@ -22,8 +22,10 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_one_product.cuh"
 #include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/launch_steps.cuh"
+#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/tensor_maps.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
@@ -114,7 +116,7 @@ void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
                                                    : 16 / sizeof(typename Traits::Out);
   auto arguments = one_product_arguments<Traits>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.is_fast = arguments.epilogue.is_fast && call.has_relu;
+  arguments.epilogue.call_is_fast = arguments.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
@@ -172,8 +174,8 @@ void launch_one_product_half(const LinearArguments& call, cudaStream_t stream) {
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
 struct OneProductWorkspace {
-  split::SplitMatrix x;
-  split::SplitMatrix weight;
+  split::ScaledMatrix x;
+  split::ScaledMatrix weight;
   gemm_one_product::WeightConversion conversion{};
   gemm_one_product::RedoList redo{};
   Transposition weight_copy{};
@@ -181,8 +183,8 @@ struct OneProductWorkspace {
   size_t bytes;
 
   explicit OneProductWorkspace(const LinearArguments& call)
-      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
-        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
+      : x(describe_operand(call.x, call.m, call.x_stride)),
+        weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
     const int64_t padded_k = split::padded(call.k);
     const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);

@@ -16,7 +16,7 @@
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
 // and a second launch is saved.
 //
-// launch_split_x (launch_steps.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
+// launch_split_x (launch_split_x.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
 // (gemm_fp16x3.cuh) also calls largest_of_row.
 
 #pragma once
@@ -92,7 +92,7 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
 //   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
 //
 // The beginnings of the spans are rounded down to multiples of four.
-__device__ inline void load_sample(const split::SplitMatrix& weight, bool is_transposed,
+__device__ inline void load_sample(const split::ScaledMatrix& weight, bool is_transposed,
                                    int64_t first_row, int64_t k,
                                    float (&largest_of_lane)[SampleConfig::kRows]) {
   using Config = SampleConfig;
@@ -134,13 +134,13 @@ __device__ inline void load_sample(const split::SplitMatrix& weight, bool is_tra
 // The kRows rows of the weight from first_row on, whose exponents one warp makes, and the lane's
 // part of their sample. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
-  const split::SplitMatrix& weight;
+  const split::ScaledMatrix& weight;
   bool is_transposed;
   int64_t first_row;
   int64_t k;
   float largest_of_lane[SampleConfig::kRows] = {};  // of the lane's elements of each row
 
-  __device__ SampledRows(const split::SplitMatrix& weight, bool is_transposed, int64_t first_row,
+  __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
     load_sample(weight, is_transposed, first_row, k, largest_of_lane);
@@ -192,7 +192,7 @@ __device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
 
 // Writes the exponents and, for hi and lo, the states of the kRows rows of the weight from
 // first_row on. All lanes of a warp call it.
-__device__ __forceinline__ void sample_weight(const split::SplitMatrix& weight, split::Form form,
+__device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight, split::Form form,
                                               bool is_transposed, int64_t first_row, int64_t k) {
   const bool has_lo = form == split::Form::kHiAndLo;
   const SampledRows rows(weight, is_transposed, first_row, k);
@@ -214,8 +214,8 @@ __device__ __forceinline__ void sample_weight(const split::SplitMatrix& weight, 
 //   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
 //                                      GEMM's counters and flags
 __global__ void __launch_bounds__(split::SplitConfig::kThreads)
-    split_x_kernel(const __grid_constant__ split::SplitMatrix x,
-                   const __grid_constant__ split::SplitMatrix weight, bool weight_is_transposed,
+    split_x_kernel(const __grid_constant__ split::ScaledMatrix x,
+                   const __grid_constant__ split::ScaledMatrix weight, bool weight_is_transposed,
                    int64_t k, int sampling_blocks, split::Splitter splitter, unsigned* cleared,
                    int64_t cleared_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -50,7 +50,7 @@
 // All waits end if one of these conditions holds:
 //
 //   - All clusters run at once. Each then stores its partial sums without waiting (fact 1). The
-//     host launches at most count_gemm_clusters (launch_steps.cuh) of them, which is how many run
+//     host launches at most count_gemm_clusters (launch_gemm.cuh) of them, which is how many run
 //     at once when previous kernels have ended. The next kernel, which may start early (PDL),
 //     starts only after all blocks of this one. The condition fails, for example, if this kernel
 //     runs in two streams at the same time, or in a stream that is confined to fewer
@@ -181,10 +181,9 @@ struct Schedule {
     const int range_begin = range_begins[cluster];
     const int range_end = range_begins[cluster + 1];
     if (range_begin == range_end) return {};
-    // The next indices are the tiles of the range, from the last one to the first. The index after
-    // them is the tile before the range. For that tile, `begin` is k_groups or more and `end` is
-    // k_groups, so exists() is false without a test here. Cluster 1 of the example has the range 6
-    // to 12, in tiles of 9 k-groups:
+    // The next indices are the tiles of the range, from the last one to the first. Then comes the
+    // tile before the range, which gets begin >= end, so that exists() is false. Cluster 1 of the
+    // example has the range 6 to 12, in tiles of 9 k-groups:
     //
     //   index   tile of the last wave   begin                 end
     //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3

@@ -43,7 +43,7 @@ static_assert(NonfiniteConfig::kTileColumns == 8, "a tile has whole bytes of the
 
 // Returns whether one of the kCount rows from first_row on is kNonfinite.
 template <int kCount>
-__device__ bool has_nonfinite_row(const split::SplitMatrix& matrix, int64_t first_row) {
+__device__ bool has_nonfinite_row(const split::ScaledMatrix& matrix, int64_t first_row) {
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first_row; row < first_row + kCount; ++row) {
@@ -53,13 +53,13 @@ __device__ bool has_nonfinite_row(const split::SplitMatrix& matrix, int64_t firs
 }
 
 // Returns a row of the float32 operand, or its last row if `row` is past the end.
-__device__ __forceinline__ const float* source_row(const split::SplitMatrix& matrix, int64_t row) {
+__device__ __forceinline__ const float* source_row(const split::ScaledMatrix& matrix, int64_t row) {
   return matrix.source + min(row, matrix.rows - 1) * matrix.row_stride;
 }
 
 // Returns whether an element of K is infinite or NaN in one of the kCount rows from first_row on.
 template <int kCount>
-__device__ __forceinline__ bool has_nonfinite_element(const split::SplitMatrix& matrix,
+__device__ __forceinline__ bool has_nonfinite_element(const split::ScaledMatrix& matrix,
                                                       int64_t first_row, int64_t element) {
   bool is_found = false;
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ __forceinline__ int64_t first_column_of(int64_t tile, int64_t weight_
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
-__device__ __forceinline__ void multiply_tile(const split::SplitMatrix& x,
-                                              const split::SplitMatrix& weight, int64_t k,
+__device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
+                                              const split::ScaledMatrix& weight, int64_t k,
                                               int first_row, int first_column,
                                               double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   using Config = NonfiniteConfig;
@@ -146,8 +146,8 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
 // pointer is null.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor)
-    nonfinite_kernel(const __grid_constant__ split::SplitMatrix x,
-                     const __grid_constant__ split::SplitMatrix weight, int64_t k,
+    nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
+                     const __grid_constant__ split::ScaledMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> epilogue,
                      const unsigned* has_nonfinite) {
   using Config = NonfiniteConfig;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
 }
 
 // Launches the kernel on `stream`. has_pdl is Grid::has_pdl (common/launch.cuh).
-inline void launch(const split::SplitMatrix& x, const split::SplitMatrix& weight, int64_t k,
+inline void launch(const split::ScaledMatrix& x, const split::ScaledMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {
   // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of

@@ -54,7 +54,7 @@ constexpr int kTopExponent = 14;
 // hi or its lo is 16 bytes.
 constexpr int kOctet = 8;
 
-// The fp16 numbers of one row in a k-tile of the k-tiled layout (see SplitMatrix): 64 hi, or 32 hi
+// The fp16 numbers of one row in a k-tile of the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi
 // and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
 constexpr int kKTileNumbers = 64;
 
@@ -96,7 +96,8 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
 
-// A float32 matrix [rows, k], and hi and lo of its elements.
+// A float32 matrix [rows, k], the exponents of its rows, and hi and lo of its scaled elements where
+// a kernel stores them.
 //
 // Layouts of hi and lo:
 //
@@ -112,7 +113,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
 // of neighbours are stored in the order 0 2 4 6 1 3 5 7. wgmma_order.cuh says why.
-struct SplitMatrix {
+struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `source`

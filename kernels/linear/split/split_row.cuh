@@ -7,7 +7,7 @@
 //
 //   1. load_and_find_largest   the row's largest magnitude; the first octets stay in registers
 //   2. RowScale                the power of two
-//   3. split_and_store         hi and lo, in the layout of the SplitMatrix
+//   3. split_and_store         hi and lo, in the layout of the ScaledMatrix
 //   4. the end of split_row    the row's exponent and state
 
 #pragma once
@@ -113,33 +113,6 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   }
 }
 
-// Brings the pairs of two neighbouring threads, 16 elements, into K order (wgmma_order.cuh). All
-// threads of a warp call it.
-//
-//                                                       even thread   odd thread
-//   before                                              0 1 2 3       4 5 6 7
-//   the threads swap 1 and 4, and 3 and 6               0 4 2 6       1 5 3 7
-//   each thread swaps the two pairs in its middle       0 2 4 6       1 3 5 7
-__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
-  static_assert(pair_at_place(1) == 2 && pair_at_place(2) == 4 && pair_at_place(3) == 6 &&
-                    pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5,
-                "the even thread ends with the pairs 0 2 4 6, the odd one with 1 3 5 7");
-  const bool is_odd_thread = threadIdx.x % 2 != 0;
-#pragma unroll
-  for (int j = 0; j < kOctet / 2; j += 2) {
-    const uint32_t sent = is_odd_thread ? pairs[j] : pairs[j + 1];
-    const uint32_t received = __shfl_xor_sync(0xffffffff, sent, 1);
-    if (is_odd_thread) {
-      pairs[j] = received;
-    } else {
-      pairs[j + 1] = received;
-    }
-  }
-  const uint32_t middle = pairs[1];
-  pairs[1] = pairs[2];
-  pairs[2] = middle;
-}
-
 // Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
 __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
                                    bool is_interleaved, bool exists) {
@@ -215,7 +188,7 @@ struct RowScale {
 // g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
 // the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
-  const SplitMatrix& matrix;
+  const ScaledMatrix& matrix;
   Form form;
   int64_t row;
   int64_t k;
@@ -224,7 +197,7 @@ struct RowOfThread {
   int64_t start;
   int64_t step;
 
-  __device__ RowOfThread(const SplitMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
+  __device__ RowOfThread(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
                          int threads)
       : matrix(matrix),
         form(form),
@@ -241,6 +214,19 @@ struct RowOfThread {
     if (!matrix.is_k_tiled) return row * padded_k + i;
     return matrix.k_tiled_index(/*k_tile=*/i / depth, row) + i % depth;
   }
+};
+
+// Where the octets of a thread are stored. They are whole k-tiles apart, so their places are
+// equally far apart, too.
+struct OctetPlaces {
+  int64_t first;
+  int64_t step;
+
+  __device__ explicit OctetPlaces(const RowOfThread& part)
+      : first(part.place_of(part.start)), step(part.place_of(part.start + part.step) - first) {}
+
+  // Returns where octet g is stored, as an index of hi or lo.
+  __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
 };
 
 // ------------------------------------------------------------------------------------------- steps
@@ -276,11 +262,9 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  const SplitMatrix& matrix = part.matrix;
+  const ScaledMatrix& matrix = part.matrix;
   const bool has_lo = part.form == Form::kHiAndLo;
-  // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
-  const int64_t first_place = part.place_of(part.start);
-  const int64_t place_step = part.place_of(part.start + part.step) - first_place;
+  const OctetPlaces places(part);
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
@@ -293,7 +277,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
     const bool exists = part.start + g * part.step < part.padded_k;
-    const int64_t place = first_place + g * place_step;
+    const int64_t place = places.of_octet(g);
     store_octet(matrix.hi + place, hi, is_interleaved, exists);
     if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
   };
@@ -312,7 +296,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
 
 // Splits one row of k elements. All threads of the splitter call it. A block must pass
 // __syncthreads between two rows.
-__device__ inline void split_row(const SplitMatrix& matrix, Form form, int64_t row, int64_t k,
+__device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
   const int threads = is_warp ? 32 : blockDim.x;

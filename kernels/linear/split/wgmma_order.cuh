@@ -12,14 +12,18 @@
 //
 // Who uses the orders:
 //
-//   split_row.cuh                 stores x in K order (interleave_pairs)
+//   split_row.cuh                 stores x in K order, with interleave_pairs of this file
 //   gemm_fp16x3_mainloop.cuh      gives the weight to wgmma in both orders
-//                                 (ConsumerWarpgroup::convert)
+//                                 (Fp16x3ConsumerWarpgroup::convert)
 //   gemm_fp16x3_epilogue.cuh      stores results by the column order
 
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "linear/split/split.cuh"
 
 namespace kernels::split {
 
@@ -53,6 +57,30 @@ static_assert(pair_at_place(0) == 0 && pair_at_place(1) == 2 && pair_at_place(2)
 static_assert(pair_at_place(4) == 1 && pair_at_place(5) == 3 && pair_at_place(6) == 5 &&
                   pair_at_place(7) == 7,
               "the last four places have the pairs 1 3 5 7");
+
+// Brings the pairs of two neighbouring threads, 16 elements, into K order. All threads of a warp
+// call it.
+//
+//                                                       even thread   odd thread
+//   before                                              0 1 2 3       4 5 6 7
+//   the threads swap 1 and 4, and 3 and 6               0 4 2 6       1 5 3 7
+//   each thread swaps the two pairs in its middle       0 2 4 6       1 3 5 7
+__device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
+  const bool is_odd_thread = threadIdx.x % 2 != 0;
+#pragma unroll
+  for (int j = 0; j < kOctet / 2; j += 2) {
+    const uint32_t sent = is_odd_thread ? pairs[j] : pairs[j + 1];
+    const uint32_t received = __shfl_xor_sync(0xffffffff, sent, 1);
+    if (is_odd_thread) {
+      pairs[j] = received;
+    } else {
+      pairs[j + 1] = received;
+    }
+  }
+  const uint32_t middle = pairs[1];
+  pairs[1] = pairs[2];
+  pairs[2] = middle;
+}
 
 // ----- column order
 //

@@ -1,21 +1,12 @@
-// Two parts that the epilogues of both Hopper GEMM kernels share (gemm_fp16x3_epilogue.cuh and
-// gemm_one_product_epilogue.cuh): the limit for the fast epilogue, and the copy of a thread's sums
-// from registers to shared memory.
+// copy_subtile: a thread copies its sums of a part of the tile from registers to shared memory. The
+// epilogues of both Hopper GEMM kernels use it (gemm_fp16x3_epilogue.cuh and
+// gemm_one_product_epilogue.cuh).
 
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace kernels::sm90 {
-
-// The condition for a float32 tile to take the fast epilogue.
-struct FastEpilogueConfig {
-  // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
-  // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
-  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
-  // normal float32, and so exact.
-  static constexpr int kMaxExponent = 40;
-};
 
 // Copies a thread's sums of one subtile from registers to shared memory. (In gemm_one_product they
 // are the accumulators, in gemm_fp16x3 the promoted sums.)

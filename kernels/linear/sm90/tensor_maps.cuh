@@ -1,9 +1,11 @@
-// Host code that launch.cu, launch_one_product.cuh and launch_fp16x3.cuh share: tensor maps for the
-// copy engine (TMA), persistent launches of the GEMM kernels, and the launch of split_x_kernel.
+// Tensor maps for the copy engine (TMA, ptx/tma.cuh). A CUtensorMap describes a tensor in global
+// memory, and the boxes that TMA copies. The host makes it, and passes it to the kernel as an
+// argument.
 
 #pragma once
 
 #include <cudaTypedefs.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <stdexcept>
@@ -12,20 +14,11 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "launchers.h"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/split_row.cuh"
 
 namespace kernels::sm90 {
-
-// ------------------------------------------------------------------------------------- tensor maps
-//
-// A CUtensorMap describes a tensor in global memory, and the boxes that TMA copies (ptx/tma.cuh).
-// The host makes it, and passes it to the kernel as an argument.
 
 // The constants of all tensor maps.
 struct TmaConfig {
@@ -104,74 +97,13 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
 
 // Makes the map of a matrix in the k-tiled layout (split/split.cuh): [k_tiles][rows][64 fp16]. A
 // box is box_rows rows of one k-tile.
-inline CUtensorMap make_k_tiled_map(const split::SplitMatrix& matrix, int64_t k_tiles,
+inline CUtensorMap make_k_tiled_map(const split::ScaledMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
   constexpr cuuint64_t kNumbers = split::kKTileNumbers;
   const cuuint64_t rows = matrix.rows;
   const cuuint64_t sizes[] = {kNumbers, rows, static_cast<cuuint64_t>(k_tiles)};
   const cuuint64_t strides[] = {kNumbers * sizeof(__half), rows * kNumbers * sizeof(__half)};
   return encode_map(matrix.hi, 3, sizes, strides, box_rows);
-}
-
-// ---------------------------------------------------------------------------------------- launches
-
-// Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
-template <typename Kernel>
-int count_gemm_clusters(Kernel* kernel, size_t shared_bytes) {
-  Grid one_cluster{};
-  one_cluster.blocks = BlockConfig::kClusterSize;
-  one_cluster.threads = BlockConfig::kThreads;
-  one_cluster.shared_bytes = shared_bytes;
-  return count_active_clusters(kernel, one_cluster);
-}
-
-// Launches a GEMM kernel: persistent clusters, each of which computes several tiles. The caller has
-// called count_gemm_clusters, which allows the kernel its shared memory.
-template <typename Kernel, typename... Arguments>
-void launch_gemm(Kernel* kernel, size_t shared_bytes, int clusters, cudaStream_t stream,
-                 const Arguments&... arguments) {
-  Grid grid{};
-  grid.blocks = clusters * BlockConfig::kClusterSize;
-  grid.threads = BlockConfig::kThreads;
-  grid.shared_bytes = shared_bytes;
-  grid.stream = stream;
-  grid.has_pdl = true;
-  launch_or_throw(grid, kernel, arguments...);
-}
-
-// Describes a float32 operand before its split, which will be k-tiled. hi, lo, exponent and
-// row_state are null: the caller sets those that it needs.
-inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64_t row_stride) {
-  split::SplitMatrix matrix{};
-  matrix.source = static_cast<const float*>(source);
-  matrix.rows = rows;
-  matrix.row_stride = row_stride;
-  matrix.is_k_tiled = true;
-  return matrix;
-}
-
-// Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
-// of the workspace.
-inline void launch_split_x(const LinearArguments& call, const split::SplitMatrix& x,
-                           const split::SplitMatrix& weight, size_t bytes_to_clear,
-                           cudaStream_t stream) {
-  const int threads = split::threads_of_row(call.k);
-  const int warps = threads / 32;
-  // Each warp samples kRows rows of the weight.
-  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
-  // A warp splits a row of x that fits into its registers, and a block splits a longer row.
-  const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
-  const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
-  const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
-  const auto cleared = static_cast<unsigned*>(call.workspace);
-  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
-  Grid grid{};
-  grid.blocks = sampling_blocks + splitting_blocks;
-  grid.threads = threads;
-  grid.stream = stream;
-  grid.has_pdl = true;
-  launch_or_throw(grid, split_x_kernel, x, weight, call.weight_is_transposed, call.k,
-                  sampling_blocks, splitter, cleared, cleared_size);
 }
 
 }  // namespace kernels::sm90
