@@ -87,10 +87,12 @@ comparison/: whether results are right
     case                 the description of a forward that is compared
     quantity             a result or gradient of training steps, over several draws
     reference_tensor     a result of the reference, with which a solution's is compared
+    reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
-    budget, accuracy     how far off a result may be and how far off it is
+    limits, budget       how far off a result may be
+    accuracy             how far off it is
     compare              bits and distance of two tensors
 
 times/: how fast it is
