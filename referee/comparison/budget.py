@@ -82,8 +82,8 @@ class Budget:
         mean_slack = self.mean_slack
         if eager.are_sparse:
             mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
-        mean_slack += eager.mean + FREE_ELEMENTS * self.slack / max(count, 1)
-        return replace(self, mean_slack=mean_slack)
+        free = FREE_ELEMENTS * self.slack / max(count, 1)
+        return replace(self, mean_slack=mean_slack + eager.mean + free)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class _Leniency:
     Attributes:
         eps: the distance from 1 to the next number; a rounding is half of it.
         factor: the multiple of eager's own error that is allowed.
-        roundings: how many eps a result may be off even where eager's is exact.
+        roundings: how many eps of its own magnitude an element may be off, and the mean likewise,
+            even where eager's result is exact.
         sum_deviation: the standard deviation of a plain sum, relative to the result; 0 where the
             budget need not allow a plain sum.
     """

@@ -2,6 +2,16 @@
 
 In a round, all timed calls take turns: the solution's, eager's (twice), the yardsticks and the
 empty call. The order is random so that nobody profits from who was timed before.
+
+The memory that the referee shares is written and filled in a round as follows. "Again" means that
+the round's values are written once more. The state is parameters and buffers. Outputs' gradients
+are there in training steps alone.
+
+    when                              function              inputs  gradients  state: solution's  eager's
+    the round begins                  `_draw_round`         new     new        new                new
+    before each turn, what is small   rewrite_small_memory  again              again              again
+    the solution has replied          overwrite_memory      NaN                NaN
+    the solution's results are freed  rewrite_inputs        again   again
 """
 
 import random
@@ -75,8 +85,8 @@ def write_state_for_all(grading: Grading) -> None:
 def overwrite_memory(grading: Grading, calls: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
-    `rewrite_inputs` restores the inputs for those who take their turns later. The parameters stay
-    NaN until the next round or check writes new ones, for only the solution uses them.
+    `rewrite_inputs` restores the inputs for those who take their turns later. Nobody restores the
+    parameters, for only the solution uses them, and the next round or check writes new ones.
 
     A result must not be in their memory. `checks.results` sees that by the result's address, but
     not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.

@@ -118,6 +118,8 @@ class Overhead:
             return [max(seconds, self.fastest_call) for seconds in by_referee]
         by_process = [max(sample.mean_call, SHORTEST) for sample in samples]
         by_referee = _seconds_by_referee(samples, self.estimate)
+        # The medians decide, not the larger value of each request: otherwise a single slow reply
+        # would count as time of the calls.
         if median(by_process) >= median(by_referee):
             return by_process
         return [max(pair) for pair in zip(by_process, by_referee, strict=True)]
