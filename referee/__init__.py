@@ -66,7 +66,7 @@ eager: eager's processes, which all solutions of a problem use
 
 request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 
-verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
+verdict: `Verdict`; words for exceptions and crashes
 
 reference/: the reference
     file                 a problem as a KernelBench file defines it
@@ -98,6 +98,7 @@ comparison/: whether results are right
 times/: how fast it is
     two_clocks           the seconds of a call, from the process's clock and the referee's
     timing               times of rounds, and their ratios
+    gain                 whether times are a gain: a word for a solution's times
 
 child/: the code that runs in a contestant's process
 

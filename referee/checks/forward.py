@@ -1,6 +1,7 @@
 """One forward of the solution beside the reference's: `check_case`."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -48,7 +49,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _ask(grading, expected, case.fill)
+        reply = _call(grading, expected, case.fill_new_tensors)
     except RaisedError as raised:
         _note_refusal(grading, case.name, raised, case.required)
         return []
@@ -111,32 +112,38 @@ def _bytes_of(expected: list[ReferenceTensor]) -> int:
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
 
 
-def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
+def _call(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: bool) -> dict:
     """Call the solution; if its results cannot be read in place, call it again, with copies.
 
     Args:
         grading: the file under grading.
         expected: the reference's results.
-        fill: whether torch fills new memory with NaN meanwhile.
+        fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
-    bench = grading.bench
-    # `poison`: before the call, the process fills this many free bytes with NaN. The result may get
-    # this memory; a result that is not written is then NaN.
-    arguments = {
-        "name": MODULE,
-        "inputs": bench.memory.input_locations(1),
-        "fill": fill,
-        "poison": _bytes_of(expected),
-    }
-    if not bench.memory.are_results_copied:
-        reply = grading.solution.ask("run_forwards", **arguments)
+    memory = grading.bench.memory
+    call = partial(
+        grading.solution.ask,
+        "run_forwards",
+        call_name=MODULE,
+        inputs=memory.input_locations(1),
+        fill_new_tensors=fill_new_tensors,
+        # Before the call, the process fills this many free bytes with NaN. The result may get this
+        # memory; a result that is not written is then NaN.
+        nan_bytes=_bytes_of(expected),
+    )
+    if not memory.are_results_copied:
+        reply = call()
         if _are_readable(reply["returned"][0]["results"]):
             return reply
-        bench.memory.are_results_copied = True
-        note = "results are copied within the clock, eager's too: their memory cannot be shared"
-        grading.verdict.notes.append(note)
-    room = bench.memory.room_for([_blank(tensor) for tensor in expected], 1)
-    return grading.solution.ask("run_forwards", outputs=room, **arguments)
+        _copy_results_from_now_on(grading)
+    return call(outputs=memory.room_for([_blank(tensor) for tensor in expected], 1))
+
+
+def _copy_results_from_now_on(grading: Grading) -> None:
+    """Have all processes copy their results into shared memory; a note says so."""
+    grading.bench.memory.are_results_copied = True
+    note = "results are copied within the clock, eager's too: their memory cannot be shared"
+    grading.verdict.notes.append(note)
 
 
 def _are_readable(descriptions: list[dict]) -> bool:

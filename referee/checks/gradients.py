@@ -208,11 +208,11 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     try:
         return grading.solution.ask(
             "run_steps",
-            name=MODULE,
+            call_name=MODULE,
             inputs=bench.memory.input_locations(1),
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
-            poison=_largest_bytes(quantities),
+            nan_bytes=_largest_bytes(quantities),
             outputs=room,
         )
     except RaisedError as raised:

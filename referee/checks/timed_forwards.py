@@ -28,22 +28,23 @@ from referee.rounds.timed_requests import (
     TimedCall,
     empty_call,
     make_flush,
-    plan,
+    plan_of,
     time_empty,
     time_request,
 )
 from referee.rounds.turns import (
+    fill_with_nan,
     in_random_order,
-    overwrite_memory,
     rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
     write_state_for_all,
 )
+from referee.times.gain import TimesOfSetting
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample
-from referee.verdict import NotCorrectError, Run
+from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.
@@ -53,13 +54,13 @@ SECONDS_TO_SETTLE = 1.0
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; keep them as the run."""
     bench, problem = grading.bench, grading.problem
-    timing_plan = plan(bench)
+    plan = plan_of(bench)
     _prepare_eager(grading)
     timed_calls = timed_calls_of(grading, bench.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, timed_calls, timing_plan.calls)
+    rounds = _ForwardRounds(grading, timed_calls, plan.calls)
     rounds.time_empty_requests()
     for samples in timed_rounds(grading, rounds.run, "the forward"):
         rounds.samples.add(samples)
@@ -68,7 +69,7 @@ def time_forwards(grading: Grading) -> None:
         bench.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
-    check_eager_speed(grading, timing_plan, rounds.samples)
+    check_eager_speed(grading, plan, rounds.samples)
 
 
 def _prepare_eager(grading: Grading) -> None:
@@ -93,13 +94,17 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     """Add a run without times to the verdict; return its timings."""
     problem = grading.problem
     timings = Timings(
-        problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
+        problem.device.type,
+        problem.names,
+        problem.rate,
+        problem.work,
+        moved_bytes=problem.moved_bytes,
     )
     timings.notes += grading.bench.eager.notes
     timings.start(timed_call.name for timed_call in timed_calls)
-    run = Run(problem.setting, timings)
-    grading.findings.run = run
-    grading.verdict.runs.append(run)
+    times = TimesOfSetting(problem.setting, timings)
+    grading.findings.times = times
+    grading.verdict.times.append(times)
     return timings
 
 
@@ -204,7 +209,7 @@ def _compare_calls(
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(returned))
-    overwrite_memory(grading, len(returned))
+    fill_with_nan(grading, len(returned))
     for call_index, of_call in enumerate(returned):
         descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):

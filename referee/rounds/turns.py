@@ -7,11 +7,12 @@ The memory that the referee shares is written and filled in a round as follows. 
 the round's values are written once more. The state is parameters and buffers. Outputs' gradients
 are there in training steps alone.
 
-    when                              function              inputs  gradients  state: solution's  eager's
-    the round begins                  `_draw_round`         new     new        new                new
-    before each turn, what is small   rewrite_small_memory  again              again              again
-    the solution has replied          overwrite_memory      NaN                NaN
-    the solution's results are freed  rewrite_inputs        again   again
+                                                                        state of
+    when                           function              inputs  gradients  solution   eager
+    the round begins               `_draw_round`         new     new        new        new
+    before each turn, if small     rewrite_small_memory  again              again      again
+    the solution has replied       fill_with_nan         NaN                NaN
+    its results have been freed    rewrite_inputs        again   again
 """
 
 import random
@@ -82,7 +83,7 @@ def write_state_for_all(grading: Grading) -> None:
         eager.state.write(values)
 
 
-def overwrite_memory(grading: Grading, calls: int) -> None:
+def fill_with_nan(grading: Grading, calls: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
     `rewrite_inputs` restores the inputs for those who take their turns later. Nobody restores the
@@ -106,7 +107,7 @@ def overwrite_memory(grading: Grading, calls: int) -> None:
 def rewrite_inputs(grading: Grading) -> None:
     """Write inputs and outputs' gradients again after the solution's turn.
 
-    `overwrite_memory` has filled the inputs. Outputs' gradients may have changed after the
+    `fill_with_nan` has filled the inputs. Outputs' gradients may have changed after the
     comparison, when the solution's results were freed: their finalizers run its code.
     """
     memory = grading.bench.memory
