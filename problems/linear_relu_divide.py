@@ -125,7 +125,7 @@ class LinearReluDivideProblem(Problem):
             z, magnitude = exact_sums(module.linear, x)
         exact = torch.relu(z) / module.divisor
         limit = self._limit(module, x, z, magnitude, exact)
-        return [ReferenceTensor(eager, exact, x.shape[-1], limit)]
+        return [ReferenceTensor(eager, exact, terms=x.shape[-1], element_limits=limit)]
 
     def _limit(
         self, module: nn.Module, x: Tensor, z: Tensor, magnitude: Tensor, exact: Tensor

@@ -74,7 +74,7 @@ reference/: the reference
     module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
-    training_step        the reference's results and gradients of a training step
+    reference_step       the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32
     operators            the operators that the reference calls and the length of their sums
     dtypes               the dtypes that the user can choose

@@ -7,7 +7,7 @@ import torch
 
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
-from referee.checks.results import check_complete, check_results, read_result
+from referee.checks.returned_results import check_complete, check_results, read_result
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
@@ -49,7 +49,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _call(grading, expected, case.fill_new_tensors)
+        reply = _ask(grading, expected, case.fill_new_tensors)
     except RaisedError as raised:
         _note_refusal(grading, case.name, raised, case.required)
         return []
@@ -112,7 +112,7 @@ def _bytes_of(expected: list[ReferenceTensor]) -> int:
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
 
 
-def _call(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: bool) -> dict:
+def _ask(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: bool) -> dict:
     """Call the solution; if its results cannot be read in place, call it again, with copies.
 
     Args:
@@ -121,7 +121,7 @@ def _call(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: b
         fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
     memory = grading.bench.memory
-    call = partial(
+    ask = partial(
         grading.solution.ask,
         "run_forwards",
         call_name=MODULE,
@@ -132,11 +132,11 @@ def _call(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: b
         nan_bytes=_bytes_of(expected),
     )
     if not memory.are_results_copied:
-        reply = call()
+        reply = ask()
         if _are_readable(reply["returned"][0]["results"]):
             return reply
         _copy_results_from_now_on(grading)
-    return call(outputs=memory.room_for([_blank(tensor) for tensor in expected], 1))
+    return ask(outputs=memory.room_for([_blank(tensor) for tensor in expected], 1))
 
 
 def _copy_results_from_now_on(grading: Grading) -> None:
@@ -160,12 +160,12 @@ def _blank(tensor: ReferenceTensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
 
 
-def _note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
+def _note_refusal(grading: Grading, case_name: str, raised: RaisedError, required: bool) -> None:
     """Note that the solution refuses inputs, if it may refuse them; else raise the verdict.
 
     Args:
         grading: the file under grading.
-        name: the case in messages; the part before the first comma is the kind of the inputs.
+        case_name: the case in messages; the part before the first comma is the kind of the inputs.
         raised: what the solution raised.
         required: whether it must take the inputs.
     """
@@ -176,9 +176,9 @@ def _note_refusal(grading: Grading, name: str, raised: RaisedError, required: bo
     if is_crash or (required and not has_taken_others):
         raise raised
     if required:
-        _, line = outcome_of_exception(raised, name)
-        raise NotCorrectError(WRONG, f"does not take {name}: {line}")
-    kind = name.partition(",")[0]
+        _, line = outcome_of_exception(raised, case_name)
+        raise NotCorrectError(WRONG, f"does not take {case_name}: {line}")
+    kind = case_name.partition(",")[0]
     if kind not in grading.verdict.refused:
         grading.verdict.refused.append(kind)
 

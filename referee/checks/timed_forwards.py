@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
-from referee.checks.results import check_results, read_result
+from referee.checks.returned_results import check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
@@ -62,7 +62,7 @@ def time_forwards(grading: Grading) -> None:
         sleep(SECONDS_TO_SETTLE)
     rounds = _ForwardRounds(grading, timed_calls, plan.calls)
     rounds.time_empty_requests()
-    for samples in timed_rounds(grading, rounds.run, "the forward"):
+    for samples in timed_rounds(grading, rounds.run_round, "the forward"):
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for timed_call in timed_calls:
@@ -146,7 +146,7 @@ class _ForwardRounds:
         grading.write_inputs([grading.problem.draw() for _ in range(self._calls)])
         self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
 
-    def run(self) -> dict[str, Sample]:
+    def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
         drawn = _draw_round(self._grading, self._calls)
         samples = {}

@@ -18,7 +18,7 @@ from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.module import ReferenceModule
-from referee.reference.training_step import StepArguments
+from referee.reference.reference_step import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
 from referee.rounds.samples import note_clock
@@ -110,7 +110,7 @@ def _time_rounds(grading: Grading) -> None:
     calls = math.ceil(plan_of(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, calls)
     rounds.prepare()
-    for samples in timed_rounds(grading, rounds.run, "the training step"):
+    for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
     note_clock(grading, rounds.samples.whole)
@@ -164,7 +164,7 @@ class _StepRounds:
             self.samples.whole.empties.append(timed.step_sample.sample)
         self._memory.begin()
 
-    def run(self) -> dict[str, StepSample]:
+    def run_round(self) -> dict[str, StepSample]:
         """Run a round; return the timed calls' samples by name."""
         drawn_steps = _draw_round(self._grading, self._calls)
         samples = {}

@@ -6,7 +6,7 @@ import torch
 
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
-from referee.checks.results import check_results, read_result
+from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.contestants.memory import free_bytes

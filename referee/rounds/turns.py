@@ -52,17 +52,17 @@ def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     return random.sample(timed_calls, len(timed_calls))
 
 
-def timed_rounds(grading: Grading, run: Callable[[], Round], name: str) -> Iterator[Round]:
+def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
     """Run the warm-up and the timed rounds; yield what each timed round returns.
 
     Args:
         grading: the file under grading.
-        run: runs one round.
+        run_round: runs one round.
         name: what is timed, for the progress line: "the forward".
     """
     setting = grading.problem.setting
     return timing.run_rounds(
-        run,
+        run_round,
         grading.options.rounds,
         grading.device,
         f"{name} at {setting}" if setting else name,
@@ -86,12 +86,12 @@ def write_state_for_all(grading: Grading) -> None:
 def fill_with_nan(grading: Grading, calls: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
-    `rewrite_inputs` restores the inputs for those who take their turns later. Nobody restores the
-    parameters, for only the solution uses them, and the next round or check writes new ones.
+    `rewrite_inputs` restores the inputs for those who take their turns later. The parameters need
+    not be restored: only the solution uses them, and the next round or check writes new ones.
 
-    A result must not be in their memory. `checks.results` sees that by the result's address, but
-    not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.
-    Nothing is filled if the reference itself returns such memory.
+    A result must not be in their memory. `checks.returned_results` sees that by the result's
+    address, but not if the process has mapped the memory a second time. Such a result is then NaN,
+    and so wrong. Nothing is filled if the reference itself returns such memory.
 
     Args:
         grading: the file under grading.
