@@ -36,7 +36,7 @@ SOURCES = {
         "relu/relu.cu",
     ],
     "linear_relu_divide": [
-        "linear/linear_op.cpp",
+        "linear/operator/linear_op.cpp",
         "linear/fused_pass/fused_pass_cpu.cpp",
         "linear/fused_pass/fused_pass.cu",
         "linear/skinny/skinny.cu",

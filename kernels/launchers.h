@@ -3,7 +3,7 @@
 //
 //   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
 //                linear/fused_pass/fused_pass_cpu.cpp)
-//   called by    relu/relu_op.cpp and linear/*.h, after they have checked a call's tensors;
+//   called by    relu/relu_op.cpp and linear/operator/, after they have checked a call's tensors;
 //                cuda::transpose also by linear/sm90/launch_one_product.cuh
 //
 // Conventions, unless a comment says otherwise:
@@ -72,7 +72,7 @@ enum class Precision {
 // out: `row` counts along M, and `column` along N. In code that handles one operand by itself (that
 // copies, splits or converts it), `row` is a row of that operand, which may be the weight.
 //
-// linear/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
+// linear/operator/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.
 struct LinearArguments {
   DType dtype;  // of x, weight, bias and out: float32, float16 or bfloat16
@@ -103,7 +103,7 @@ struct LinearArguments {
   void* workspace;
 };
 
-// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/run_gemm.h and
+// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h and
 // linear/sm90/launch_one_product.cuh copy a transposed operand this way when the kernel cannot read
 // it.
 struct Transposition {
@@ -133,24 +133,24 @@ int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstre
 int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
                   const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
 
-// The GEMM kernels. linear/run_gemm.h sets all fields but out and workspace, and asks *_supports.
-// It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
+// The GEMM kernels. linear/operator/run_gemm.h sets all fields but out and workspace, and asks
+// *_supports. It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
 
 // linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, both precisions.
-bool linear_sm90_supports(const LinearArguments& linear);
-size_t linear_sm90_workspace_bytes(const LinearArguments& linear);
-int linear_sm90(const LinearArguments& linear, CUstream_st* stream);
+bool linear_sm90_supports(const LinearArguments& call);
+size_t linear_sm90_workspace_bytes(const LinearArguments& call);
+int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
 // KiB of shared memory. Only float32, and only at kHighest.
-bool linear_sm80_supports(const LinearArguments& linear);
-size_t linear_sm80_workspace_bytes(const LinearArguments& linear);
-int linear_sm80(const LinearArguments& linear, CUstream_st* stream);
+bool linear_sm80_supports(const LinearArguments& call);
+size_t linear_sm80_workspace_bytes(const LinearArguments& call);
+int linear_sm80(const LinearArguments& call, CUstream_st* stream);
 
 // linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute
 // capability 9.0. It needs no workspace.
-bool linear_skinny_supports(const LinearArguments& linear);
-int linear_skinny(const LinearArguments& linear, CUstream_st* stream);
+bool linear_skinny_supports(const LinearArguments& call);
+int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 
 // linear/transpose.cu. `is_needed` is null, or points to an unsigned in the GPU's memory: where
 // that is 0 when the kernel runs, nothing is copied.
@@ -180,9 +180,9 @@ size_t linear_fused_pass_backward_workspace_bytes(DType dtype, int64_t m, int64_
 
 // --------------------------------------------------------------------------------------------- CPU
 //
-// These run on the calling thread. The caller (torch_support/elementwise.h, linear/*.h) divides the
-// work among torch's threads, and each thread gets a range begin <= i < end. Pointers are always
-// those of element 0 of the whole array.
+// These run on the calling thread. The caller (torch_support/elementwise.h, linear/operator/)
+// divides the work among torch's threads, and each thread gets a range begin <= i < end. Pointers
+// are always those of element 0 of the whole array.
 
 namespace cpu {
 

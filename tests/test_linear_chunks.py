@@ -26,18 +26,18 @@ CHUNKS_PROGRAM = r"""
 
 int main(int, char** arguments) {
   const auto number = [&](int i) { return atoll(arguments[i]); };
-  kernels::LinearArguments linear{};
-  linear.dtype = number(1) == 4 ? kernels::DType::kFloat32 : kernels::DType::kFloat16;
-  linear.m = number(2);
-  linear.n = number(3);
-  linear.x_stride = number(4);
+  kernels::LinearArguments call{};
+  call.dtype = number(1) == 4 ? kernels::DType::kFloat32 : kernels::DType::kFloat16;
+  call.m = number(2);
+  call.n = number(3);
+  call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
   const kernels::Tiling tiling{number(7), number(8), number(9)};
-  linear.x = reinterpret_cast<const void*>(number(10));
-  linear.out = reinterpret_cast<void*>(number(11));
-  linear.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::rows_of_chunk(linear.m, tiling, [&](int64_t m) {
+  call.x = reinterpret_cast<const void*>(number(10));
+  call.out = reinterpret_cast<void*>(number(11));
+  call.mask = reinterpret_cast<uint8_t*>(number(12));
+  const int64_t rows = kernels::rows_of_chunk(call.m, tiling, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);
@@ -45,7 +45,7 @@ int main(int, char** arguments) {
   });
   printf("%lld", static_cast<long long>(rows));
   const auto address = [](const void* pointer) { return reinterpret_cast<long long>(pointer); };
-  kernels::for_each_chunk(linear, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
+  kernels::for_each_chunk(call, rows, [&](const kernels::LinearArguments& chunk, bool is_first) {
     printf(" %lld %lld %lld %lld %d", address(chunk.x), address(chunk.out), address(chunk.mask),
            static_cast<long long>(chunk.m), is_first);
   });

@@ -1,4 +1,4 @@
-"""The choice of a path for a product on a GPU: linear/choose_path.h, compiled and run alone."""
+"""The choice of a path for a product on a GPU: choose_path.h, compiled and run alone."""
 
 import re
 
@@ -104,15 +104,20 @@ def test_sizes_beyond_32_bits_are_handled(paths_of):
     assert paths_of(products) == ["sm90", "sm90"]
 
 
-def test_the_examples_in_design_are_right(paths_of):
-    """A row of the table is `| M, N, K | path | path | path |`: at highest, high, in half types."""
+@pytest.mark.parametrize(
+    "title, options", [("Forwards:", {}), ("Gradients of x, ", GRADIENT | COLUMNS)]
+)
+def test_the_examples_in_design_are_right(title, options, paths_of):
+    """A row of a table is `| M, N, K | path | path | path |`: at highest, high, in half types."""
     text = (ROOT / "docs" / "DESIGN.md").read_text()
-    rows = re.findall(r"^\| (\d+), (\d+), (\d+) \| (\w+) \| (\w+) \| (\w+) \|$", text, re.M)
+    _, _, text = text.partition(f"\n{title}")
+    _, table, *_ = text.split("\n\n", 2)
+    rows = re.findall(r"^\| (\d+), (\d+), (\d+) \| (\w+) \| (\w+) \| (\w+) \|$", table, re.M)
     assert len(rows) > 5
     products = [
-        product(*map(int, sizes), **options)
+        product(*map(int, sizes), **options, **setting)
         for *sizes, _, _, _ in rows
-        for options in ({}, HIGH, HALF)
+        for setting in ({}, HIGH, HALF)
     ]
     stated = [path for row in rows for path in row[3:]]
     assert paths_of(products) == stated

@@ -17,7 +17,7 @@ PAGES_BESIDE_THE_REFEREES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*
 PAGES = [*PAGES_BESIDE_THE_REFEREES, *sorted((ROOT / "referee").glob("*.md"))]
 
 LINK = re.compile(r"\]\(([^):]+)\)")
-# A source file in code font, such as `linear/gate.h`.
+# A source file in code font, such as `linear/operator/gate.h`.
 FILE = re.compile(r"`([\w/.]+\.(?:py|cpp|h|cuh?))`")
 FILES_ELSEWHERE = {
     "ATen/autocast_mode.h",  # torch

@@ -102,8 +102,8 @@ def test_bad_input_is_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
 def test_a_wrong_solution_gets_a_reason_and_is_not_timed(
     forward, word, reason, place_solution, small_problems, capsys, tmp_path
 ):
-    # With this `__getattr__`, it is a TypeError to ask the file for a name that it lacks, as the
-    # class of the other problem.
+    # The file lacks the other problem's class. Asking for it would raise TypeError, because this
+    # `__getattr__` cannot be called.
     place_solution(f"{RELU}{forward}\n\n\n__getattr__ = None")
     path = tmp_path / "result.json"
     assert run.main(["relu", *CPU, "--json", str(path)]) == 1

@@ -103,7 +103,7 @@ for name in filter(str.isdecimal, os.listdir("/proc")):
     parent = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]
     if int(parent) == os.getppid() and int(name) != os.getpid():
         os.kill(int(name), signal.SIGKILL)
-time.sleep(0.5)  # until it has ended
+time.sleep(0.5)  # until they have ended
 """
 STOPS = KILLS.replace("SIGKILL", "SIGSTOP")
 # Each process holds a lock as long as it lives. The tests cannot use its id, which is valid only in

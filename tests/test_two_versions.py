@@ -30,12 +30,12 @@ FAULTS = [
         "  memset(out_data, 0, out.element_size());",
     ),
     (
-        "linear/forward.h",
+        "linear/operator/forward.h",
         "    if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);",
         "    memset(out.mutable_data_ptr(), 0, out.element_size());",
     ),
     (
-        "linear/backward.h",
+        "linear/operator/backward.h",
         "  run_on_device(grad_output, run_on_gpu, run_on_cpu);",
         "  memset(grad_z_data, 0, grad_z.element_size());",
     ),

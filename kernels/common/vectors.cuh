@@ -1,5 +1,5 @@
 // Building blocks that several kernels share: the arithmetic of ReLU and its mask for one element,
-// 16-byte loads and stores, cache hints for L2, and the choice of a C++ type by a dtype.
+// vector loads and stores, cache hints for L2, and the choice of a C++ type by a dtype.
 //
 // A GPU moves memory fastest when each thread accesses 16 bytes at once: a warp's 32 accesses then
 // cover 512 adjacent bytes, which are four whole cache lines.
@@ -12,7 +12,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include "common/ptx/math.cuh"
 #include "common/sizes.h"
 #include "launchers.h"
 
@@ -35,7 +37,7 @@ __device__ bool mask_bit(T z) {
   return !(z <= T{});
 }
 
-// ------------------------------------------------------------------------ 16-byte loads and stores
+// ------------------------------------------------------------------------- vector loads and stores
 
 // The elements that one 16-byte access moves: 8 of a half type, 4 floats or 2 doubles.
 template <typename T>
@@ -80,6 +82,26 @@ __device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int
   } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) v[j] = i + j < k ? row[i + j] : 0.0f;
+  }
+}
+
+// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `target` is
+// aligned to their size, so one instruction stores them. Otherwise only target[i] with i < count
+// exist, and they are stored one by one.
+template <typename T>
+__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {
+  if (is_aligned) {
+    if constexpr (std::is_same_v<T, float>) {
+      *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      *reinterpret_cast<uint2*>(target) =
+          make_uint2(ptx::pack<T>(v[0], v[1]), ptx::pack<T>(v[2], v[3]));
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) target[i] = static_cast<T>(v[i]);
   }
 }
 

@@ -84,16 +84,8 @@ struct BFloat16 {
 //     widen    puts the mantissa into the last bits of magic, and subtracts magic, which normalizes
 //              |x|
 //
-// The exponent of a normal float16 is e + 1, that of a subnormal one is 0.
-//
-// Example: widen(1.5). The bits of 1.5 in float16 are an exponent of 15 and a mantissa of 2^9:
-//
-//     e             15 - 1 = 14
-//     spacing       2^-10
-//     mantissa      2^10 + 2^9 = 1536, with the leading 1: 1536 * 2^-10 = 1.5
-//     magic         2^13 = 8192; 1 in its last bit is 2^-10, too
-//     magic + |x|   8193.5: the bits of 8192.0f, plus 1536 as an integer
-//     |x|           8193.5 - 8192 = 1.5, by a subtraction of floats
+// The exponent of a normal float16 is e + 1, that of a subnormal one is 0. The assertions after the
+// struct compute an example.
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
@@ -153,6 +145,16 @@ struct Float16 {
     return static_cast<uint16_t>(rounded | nan | sign);
   }
 };
+
+// 1.5 has the mantissa 1536, with the leading 1, in units of 2^-10. Its magic is 2^13, whose last
+// bit is worth 2^-10, too.
+static_assert(Float32::widen(Float32::narrow(0x1p13f) + 1536) == 0x1p13f + 1.5f);
+static_assert(Float16::widen(0x3e00) == 1.5f);
+static_assert(Float16::narrow(1.5f) == 0x3e00);
+// The least subnormal number is 2^-24. Ties are rounded to an even mantissa.
+static_assert(Float16::widen(1) == 0x1p-24f);
+static_assert(Float16::narrow(0x1.8p-24f) == 2);
+static_assert(Float16::narrow(0x1p-25f) == 0);
 
 // Calls body with an object of the dtype's struct. Example:
 //   dispatch_dtype(dtype, [=](auto element) { using E = decltype(element); ... });

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -118,37 +119,34 @@ int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& worksp
   const auto waves_of = [&](int64_t count) {
     return divide_up(count * tiling.weight_tiles, tiling.tiles_of_wave);
   };
-  int64_t best_chunk_tiles = 0;
-  int64_t fewest_waves = INT64_MAX;
-  int64_t fewest_chunks = INT64_MAX;
-  // From the largest chunks down to half of them. Smaller ones would be about twice as many.
-  for (int64_t chunk_tiles = max_tiles; chunk_tiles > max_tiles / 2; --chunk_tiles) {
+  // The waves of all chunks, the number of chunks, and the tiles of a chunk. The least tuple is the
+  // best. So among sizes with equally many waves and chunks, the smallest is taken. It leaves the
+  // most tiles for the last chunk, so the chunks are as equal as possible.
+  using Choice = std::tuple<int64_t, int64_t, int64_t>;
+  Choice best{INT64_MAX, 0, 0};
+  // Chunks of less than half of max_tiles would be about twice as many.
+  for (int64_t chunk_tiles = max_tiles / 2 + 1; chunk_tiles <= max_tiles; ++chunk_tiles) {
     const int64_t whole_chunks = tiles / chunk_tiles;
     const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
     const int64_t chunks = divide_up(tiles, chunk_tiles);
-    // Among equally good sizes the smallest is taken, which comes last in this loop. It leaves the
-    // most tiles for the last chunk, so the chunks are as equal as possible.
-    const bool is_worse = waves > fewest_waves || (waves == fewest_waves && chunks > fewest_chunks);
-    if (is_worse) continue;
-    best_chunk_tiles = chunk_tiles;
-    fewest_waves = waves;
-    fewest_chunks = chunks;
+    best = std::min(best, Choice{waves, chunks, chunk_tiles});
   }
+  const int64_t best_chunk_tiles = std::get<2>(best);
   return best_chunk_tiles * tiling.rows_of_tile;
 }
 
-// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `linear` with
+// Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `call` with
 // its own rows of x, out and mask. A transposed x must be one chunk.
 template <typename Launch>
-void for_each_chunk(const LinearArguments& linear, int64_t rows, const Launch& launch) {
-  const int64_t element_bytes = bytes_of_element(linear.dtype);
-  const int64_t mask_row_bytes = bytes_of_bits(linear.n);
-  for (int64_t begin = 0; begin < linear.m; begin += rows) {
-    LinearArguments chunk = linear;
-    chunk.m = std::min(rows, linear.m - begin);
-    chunk.x = static_cast<const char*>(linear.x) + begin * linear.x_stride * element_bytes;
-    chunk.out = static_cast<char*>(linear.out) + begin * linear.n * element_bytes;
-    if (linear.mask != nullptr) chunk.mask = linear.mask + begin * mask_row_bytes;
+void for_each_chunk(const LinearArguments& call, int64_t rows, const Launch& launch) {
+  const int64_t element_bytes = bytes_of_element(call.dtype);
+  const int64_t mask_row_bytes = bytes_of_bits(call.n);
+  for (int64_t begin = 0; begin < call.m; begin += rows) {
+    LinearArguments chunk = call;
+    chunk.m = std::min(rows, call.m - begin);
+    chunk.x = static_cast<const char*>(call.x) + begin * call.x_stride * element_bytes;
+    chunk.out = static_cast<char*>(call.out) + begin * call.n * element_bytes;
+    if (call.mask != nullptr) chunk.mask = call.mask + begin * mask_row_bytes;
     launch(chunk, begin == 0);
   }
 }

@@ -29,7 +29,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "common/ptx/math.cuh"
 #include "common/sizes.h"
@@ -118,15 +117,15 @@ struct Epilogue {
   bool is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
   // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
-  explicit Epilogue(const LinearArguments& linear, int64_t vector_size = 1)
-      : bias(static_cast<const T*>(linear.bias)),
-        out(static_cast<T*>(linear.out)),
-        mask(linear.mask),
-        m(static_cast<int>(linear.m)),
-        n(static_cast<int>(linear.n)),
-        floor(linear.has_relu ? 0.0f : -INFINITY),
-        divisor(linear.divisor),
-        is_fast(linear.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
+  explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
+      : bias(static_cast<const T*>(call.bias)),
+        out(static_cast<T*>(call.out)),
+        mask(call.mask),
+        m(static_cast<int>(call.m)),
+        n(static_cast<int>(call.n)),
+        floor(call.has_relu ? 0.0f : -INFINITY),
+        divisor(call.divisor),
+        is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
   // The result for z, in the general and in the fast epilogue. Both keep NaN.
   //
@@ -145,27 +144,7 @@ struct Epilogue {
   }
 };
 
-// ------------------------------------------------------------------ stores of the general epilogue
-
-// Stores four neighbouring elements of a row. If `is_aligned`, all four exist and `target` is
-// aligned to their size, so one instruction stores them. Otherwise only target[i] with i < count
-// exist, and they are stored one by one.
-template <typename T>
-__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {
-  if (is_aligned) {
-    if constexpr (std::is_same_v<T, float>) {
-      *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
-    } else {
-      *reinterpret_cast<uint2*>(target) =
-          make_uint2(ptx::pack<T>(v[0], v[1]), ptx::pack<T>(v[2], v[3]));
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < count) target[i] = static_cast<T>(v[i]);
-  }
-}
+// ---------------------------------------------------------------------------- the general epilogue
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
 // their z, and stores them. `column` is that of the first element, a multiple of 4.

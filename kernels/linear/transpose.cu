@@ -28,7 +28,6 @@
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
 #include "launchers.h"
-#include "linear/epilogue.cuh"
 
 namespace kernels::transpose_tiles {
 
@@ -40,15 +39,15 @@ struct Config {
   static constexpr int kPitch = kTile + 1;
   static constexpr int kThreads = 256;  // of a block
   static constexpr int kVector = 4;     // neighbouring elements that a thread moves at a time
-  // A line is what a tile has of a row of `source` or of `target`.
-  static constexpr int kThreadsPerLine = kTile / kVector;
-  static constexpr int kLinesAtOnce = kThreads / kThreadsPerLine;
+  // A segment is the part of a row of `source`, or of a row of `target`, that is in one tile.
+  static constexpr int kThreadsPerSegment = kTile / kVector;
+  static constexpr int kSegmentsAtOnce = kThreads / kThreadsPerSegment;
   // The most blocks of a copy that may turn out not to be needed (is_needed below): enough to keep
   // a GPU busy if it is, and few enough to take little time if it is not.
   static constexpr int64_t kFewBlocks = 256;
 
-  static_assert(kTile % kVector == 0, "a line is a whole number of vectors");
-  static_assert(kTile % kLinesAtOnce == 0, "all threads move equally many lines of a tile");
+  static_assert(kTile % kVector == 0, "a segment is a whole number of vectors");
+  static_assert(kTile % kSegmentsAtOnce == 0, "all threads move equally many segments of a tile");
 };
 
 // Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
@@ -66,17 +65,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   const bool target_is_aligned = has_aligned_rows(t.target, sizeof(float) * t.target_stride);
   const int64_t row_tiles = divide_up(t.rows, kTile);
   const int64_t tiles = row_tiles * divide_up(t.columns, kTile);
-  // The thread moves kVector elements of a line, from `place` on, in every kLinesAtOnce-th line.
-  const int place = threadIdx.x % Config::kThreadsPerLine * kVector;
-  const int first_line = threadIdx.x / Config::kThreadsPerLine;
+  // The thread moves kVector elements, from `place` on, of every kSegmentsAtOnce-th segment.
+  const int place = threadIdx.x % Config::kThreadsPerSegment * kVector;
+  const int first_segment = threadIdx.x / Config::kThreadsPerSegment;
 
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
     // Read along the rows of `source`, which are columns of `target`.
 #pragma unroll
-    for (int line = first_line; line < kTile; line += Config::kLinesAtOnce) {
-      const int64_t column = first_column + line;
+    for (int segment = first_segment; segment < kTile; segment += Config::kSegmentsAtOnce) {
+      const int64_t column = first_column + segment;
       const int64_t row = first_row + place;
       float v[kVector] = {};
       if (column < t.columns) {
@@ -84,18 +83,18 @@ __global__ void __launch_bounds__(Config::kThreads)
                     source_is_aligned);
       }
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) tile[line][place + j] = v[j];
+      for (int j = 0; j < kVector; ++j) tile[segment][place + j] = v[j];
     }
     __syncthreads();
     // Write along the rows of `target`.
 #pragma unroll
-    for (int line = first_line; line < kTile; line += Config::kLinesAtOnce) {
-      const int64_t row = first_row + line;
+    for (int segment = first_segment; segment < kTile; segment += Config::kSegmentsAtOnce) {
+      const int64_t row = first_row + segment;
       const int64_t column = first_column + place;
       if (row >= t.rows) continue;
       float v[kVector];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) v[j] = tile[place + j][line];
+      for (int j = 0; j < kVector; ++j) v[j] = tile[place + j][segment];
       // The number of elements that the row has from `column` on. Past the end of the row it is 0
       // or less.
       const int64_t count = t.columns - column;

@@ -6,7 +6,7 @@ modules.py            this project's module and eager's, with equal parameters
 rounds.py             times calls in turn; the clocks are in clock.py
 products.py, grid.py  the products that `paths` and `path-grid` time
 path_calls.py         the calls that they time
-choice.py             asks kernels/linear/choose_path.h for their paths, by print_paths.cpp
+choice.py             asks kernels/linear/operator/choose_path.h for their paths, by print_paths.cpp
 tables.py             the tables of the results; those of `paths` and `path-grid` are in
                       paths_tables.py, grid_rows.py and grid_table.py
 report.py             runs the commands whose results are in docs/benchmarks/

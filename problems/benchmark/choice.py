@@ -1,4 +1,4 @@
-"""The path that kernels/linear/choose_path.h takes for a product.
+"""The path that kernels/linear/operator/choose_path.h takes for a product.
 
 That file needs neither torch nor a GPU. So a small program, print_paths.cpp, is compiled from it
 alone.

@@ -6,8 +6,8 @@ host       the host's time for small forwards and training steps: ReLU of 1,024 
            linear module of 64 features on one row
 import     seconds to import model_new.py, without the seconds for torch
 paths      times of each path that can compute a product, for products near the limits of
-           kernels/linear/choose_path.h; needs an H200 or another GPU of compute capability 9.0, and
-           has no options but --json
+           kernels/linear/operator/choose_path.h; needs an H200 or another GPU of compute capability
+           9.0, and has no options but --json
 path-grid  the same for products of many sizes, with a cold and with a warm L2
 report     runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
            device, and renews these documents

@@ -1,7 +1,7 @@
 """Products of many sizes, for `path-grid`.
 
-The limits of kernels/linear/choose_path.h are fitted to their times. So the sizes range from those
-that only torch wins to those that only our kernels win.
+The limits of kernels/linear/operator/choose_path.h are fitted to their times. So the sizes range
+from those that only torch wins to those that only our kernels win.
 """
 
 import itertools

@@ -3,6 +3,7 @@
 PATHS = ("skinny", "sm90", "torch")
 # The choice is good if the chosen path takes at most this many times as long as the fastest.
 GOOD_RATIO = 1.03
+EXCEPTIONS = 6  # at most so many products are in the table of choices that are not good
 
 
 def paths_table(rows: list[dict]) -> list[list[str]]:
@@ -18,20 +19,23 @@ def paths_table(rows: list[dict]) -> list[list[str]]:
 
 
 def exceptions_table(rows: list[dict]) -> list[list[str]]:
-    """Return `paths_table` of the products whose chosen path is not good, the worst first."""
-    exceptions = [row for row in rows if _ratio(row) > GOOD_RATIO]
-    return paths_table(sorted(exceptions, key=_ratio, reverse=True))
+    """Return `paths_table` of the worst choices that are not good, the worst first."""
+    worst_first = sorted(_exceptions(rows), key=_ratio, reverse=True)
+    return paths_table(worst_first[:EXCEPTIONS])
 
 
 def summary(rows: list[dict]) -> str:
-    """Return a sentence on how many choices are good, and one on the worst."""
-    good = sum(_ratio(row) <= GOOD_RATIO for row in rows)
+    """Return three sentences: how many choices are good, which path the others are, the worst."""
+    exceptions = _exceptions(rows)
+    good = len(rows) - len(exceptions)
+    torchs = sum(row["chosen"] == "torch" for row in exceptions)
     worst = max(rows, key=_ratio)
     percent = f"{GOOD_RATIO - 1:.0%}"
     size = f"M {worst['m']}, N {worst['n']}, K {worst['k']}"
     return (
         f"The chosen path took at most {percent} longer than the fastest path for {good} of "
-        f"{len(rows)} products. The largest chosen / best was {_ratio(worst):.3f}, for "
+        f"{len(rows)} products. For {torchs} of the other {len(exceptions)}, torch was chosen. "
+        f"The largest chosen / best was {_ratio(worst):.3f}, for "
         f"{kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
         "fastest."
     )
@@ -40,6 +44,11 @@ def summary(rows: list[dict]) -> str:
 def kind(row: dict) -> str:
     """Return the kind of a product: "forward, float32, highest", for example."""
     return ", ".join(filter(None, [row["operation"], row["dtype"], row["precision"]]))
+
+
+def _exceptions(rows: list[dict]) -> list[dict]:
+    """Return the products whose chosen path is not good."""
+    return [row for row in rows if _ratio(row) > GOOD_RATIO]
 
 
 def _fastest(row: dict) -> str:

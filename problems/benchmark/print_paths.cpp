@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "linear/choose_path.h"
+#include "linear/operator/choose_path.h"
 
 int main() {
   using namespace kernels;

@@ -1,4 +1,4 @@
-"""Products on both sides of the limits of kernels/linear/choose_path.h, for `paths`.
+"""Products on both sides of the limits of kernels/linear/operator/choose_path.h, for `paths`.
 
 `path-grid` times other products, those of grid.py.
 

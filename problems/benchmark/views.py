@@ -43,7 +43,7 @@ def view_table(results: list[dict]) -> str:
 
 
 def view_paths(results: list[dict]) -> str:
-    """Show the summary of `paths`, and the products for which another path was faster."""
+    """Show the summary of `paths`, and the worst choices."""
     [only] = results
     table = markdown.table(exceptions_table(only["rows"]))
     return f"{heading_of(only)}\n\n{summary(only['rows'])}\n\n{table}"

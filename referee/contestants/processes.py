@@ -25,10 +25,9 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-# A process that has not stopped after so many seconds may wait for its child, which is then woken:
+# A process that is not at rest after so many seconds may wait for its child, which is then woken:
 # see `_stop_all`.
-SECONDS_BEFORE_WAKING = 0.01
-SECONDS_OF_YIELDS = 0.01  # then the wait for a process sleeps between two looks at it
+SECONDS_TO_REST = 0.01
 SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
 # The letters in /proc/PID/stat for the state of a process.
 GONE = "X"  # it is dead; here also: it is not there
@@ -139,9 +138,10 @@ class Tree:
         deadline = monotonic() + SECONDS_TO_STOP
         pids = self._pids()
         while running := [pid for pid in pids if not _is_at_rest(pid)]:
-            if monotonic() > deadline or not _stop_all(running, deadline):
+            if monotonic() > deadline:
                 self.kill()
                 return False
+            _stop_all(running)
             pids = self._pids()
         self._stopped = pids
         self._runs = {}
@@ -198,22 +198,21 @@ class Tree:
         return pids + _below(pids)
 
 
-def _stop_all(pids: list[int], deadline: float) -> bool:
-    """Stop some processes; return False if one does not stop before the deadline.
+def _stop_all(pids: list[int]) -> None:
+    """Send SIGSTOP to some processes and wait a while until they are at rest.
 
     A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
     started the program. The child cannot do that while it is stopped itself. So the processes below
-    one that does not stop soon are woken; the next search finds them and stops them again.
+    one that does not stop soon are woken for a while; the next search stops them again.
     """
     for pid in pids:
         _send(pid, signal.SIGSTOP)
     for pid in pids:
-        if _comes_to_rest(pid, monotonic() + SECONDS_BEFORE_WAKING):
-            continue
-        for child in _below([pid]):
-            _send(child, signal.SIGCONT)
-        return _comes_to_rest(pid, deadline)
-    return True
+        if not _comes_to_rest(pid):
+            for child in _below([pid]):
+                _send(child, signal.SIGCONT)
+            _comes_to_rest(pid)
+            return
 
 
 def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
@@ -283,22 +282,13 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _comes_to_rest(pid: int, deadline: float) -> bool:
-    """Wait until a process is at rest, see `_is_at_rest`; return False at the deadline.
-
-    Args:
-        pid: the process.
-        deadline: the latest time, by `monotonic`.
-    """
-    start = monotonic()
+def _comes_to_rest(pid: int) -> bool:
+    """Wait at most SECONDS_TO_REST until a process is at rest; return whether it is."""
+    end = monotonic() + SECONDS_TO_REST
     while not _is_at_rest(pid):
-        now = monotonic()
-        if now > deadline:
+        if monotonic() > end:
             return False
-        if now < start + SECONDS_OF_YIELDS:  # a sleep would add to the clock of a contestant
-            os.sched_yield()
-        else:
-            sleep(1e-5)
+        os.sched_yield()  # a sleep would add to the clock of a contestant
     return True
 
 

@@ -32,6 +32,8 @@ class Counter:
 def until(condition: Callable[[], object]) -> bool:
     """Wait at most 10 s until a condition holds; return whether it does."""
     end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
+    while time.monotonic() < end:
+        if condition():
+            return True
         time.sleep(0.001)
-    return bool(condition())
+    return False

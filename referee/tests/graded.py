@@ -68,8 +68,8 @@ def grade(
 def check(table: Table, record_of: dict[str, dict]) -> None:
     """Assert that each record has the verdict and the line of its row.
 
-    The line has the record's notes, accuracy and reason, and "training step" if one was timed. A
-    file that is not correct has no times.
+    The line is the reason, if there is one. That of a correct file has the record's notes and
+    accuracy, and "training step" if one was timed. A file that is not correct has no times.
 
     Args:
         table: the rows by name.
@@ -79,7 +79,7 @@ def check(table: Table, record_of: dict[str, dict]) -> None:
     for name, (_, verdict_pattern, line_pattern) in table.items():
         record = record_of[name]
         verdict = record["verdict"]
-        line = "; ".join([*record["notes"], record["accuracy"], record["reason"]])
+        line = record["reason"] or "; ".join([*record["notes"], record["accuracy"]])
         if any(run["step"] for run in record["runs"]):
             line += "; training step"
         if not (re.fullmatch(verdict_pattern, verdict) and re.search(line_pattern, line)):

@@ -6,7 +6,6 @@ those of TRUSTING rely on what README.md promises to a solution.
 
 import pytest
 
-from referee import grading
 from referee.contestants import reading
 from referee.contestants.reading import UnreadableError
 from referee.tests.graded import grade
@@ -83,7 +82,10 @@ SUSPICIOUS = {
 }
 
 # Has the reference's parameters under other names.
-OTHER_NAMES = "own = nn.Linear(256, 192)\nself.w, self.b = own.weight, own.bias"
+OTHER_NAMES = module(
+    "return torch.relu(x @ self.w.t() + self.b) / 3.0",
+    "own = nn.Linear(256, 192)\nself.w, self.b = own.weight, own.bias",
+)
 # Changes much of its process when it is imported, and prints in each forward.
 BUSY_IMPORT = """
 import atexit, gc, logging, multiprocessing, signal, warnings
@@ -104,9 +106,7 @@ COMPILED = "\nself.compiled = torch.compile(lambda z: torch.relu(z) / 3.0, backe
 # Returns a tensor that stores columns.
 COLUMNS = "return (torch.relu(self.fc(x)) / 3.0).t().contiguous().t()"
 UNUSUAL = {
-    "other names": correct(
-        module("return torch.relu(x @ self.w.t() + self.b) / 3.0", OTHER_NAMES), "training step"
-    ),
+    "other names": correct(OTHER_NAMES, "training step"),
     "many calls at import": correct(BUSY_IMPORT),
     "compiled": correct(module("return self.compiled(self.fc(x))", FC + COMPILED)),
     "columns": correct(module(COLUMNS, FC)),
@@ -150,20 +150,13 @@ def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
         raise UnreadableError("Operation not permitted")
 
     monkeypatch.setattr(reading, "copy_memory", refuse)
-    first_row = "return torch.relu(x[:1].expand(x.shape))"
-    table = {
-        "plain": correct(module("return torch.relu(x)"), "training step"),
-        "first row": wrong(module(first_row), "elements"),
-    }
-    grade(reference("return torch.relu(x)", "[torch.rand(64, 256)]"), table, tmp_path)
-
-
-def test_gradients_of_parameters_are_copied_where_results_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(grading, "can_read", lambda *_: False)
+    first_row = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
     half = own_linear_relu("gradients[1] = gradients[1] / 2")
     half += module("return Own.apply(x, self.fc.weight, self.fc.bias) / 3.0", FC)
     table = {
         "plain": correct(PLAIN, "training step"),
+        "other names": correct(OTHER_NAMES, "training step"),
+        "first row": wrong(first_row, "elements"),
         "half a gradient": wrong(half, "gradient of fc.weight"),
     }
     grade(DIVIDE, table, tmp_path)

@@ -297,7 +297,7 @@ OTHER = OTHER.replace("self.fc = ", f"{BATCH}\n        self.fc = ")
 # MANY with a list and a tuple in each other's place.
 A_LIST = MANY.replace("return y, [", "return [y, (").replace("labels + 1]", "labels + 1)")
 # Changes of MANY. By name: the old text, the new one, the verdict, and a pattern of the line.
-OTHERWISE = {
+CHANGED = {
     "the same": ("", "", "correct", "exact"),
     "one output": ("return y, [", "return y\n        [", "wrong", r"returns \*, expected \[\*, "),
     "an integer": ("labels + 1", "labels + 2", "wrong", "64 of 64 elements"),
@@ -314,10 +314,10 @@ OTHERWISE = {
 
 
 def test_many_inputs_and_outputs_are_judged_one_by_one(tmp_path):
-    table = {name: (MANY.replace(old, new), *end) for name, (old, new, *end) in OTHERWISE.items()}
+    table = {name: (MANY.replace(old, new), *rest) for name, (old, new, *rest) in CHANGED.items()}
     table["a list"] = (A_LIST.replace("y.sum()", "y.sum()]"), "correct", "")
     table["other names"] = (OTHER, "correct", f"^(?!.*{UNKNOWN})")
     table = {
-        name: (text.replace("Model(", "ModelNew("), *end) for name, (text, *end) in table.items()
+        name: (text.replace("Model(", "ModelNew("), *rest) for name, (text, *rest) in table.items()
     }
     grade(MANY, table, tmp_path)

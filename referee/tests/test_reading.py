@@ -137,7 +137,7 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     bench = SimpleNamespace(problem=problem, memory=memory)
     forged = {"returned": [{"results": []}]}
     is_late = {0: False, 2: False}
-    for _ in range(100):
+    for _ in range(100):  # each time, the elements of one result are read, chosen at random
         region.fill_with_nan()
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)

@@ -38,8 +38,8 @@ def draw():
     return x, w
 
 
-def looks(function):
-    """Return a function that yields results with other roundings."""
+def second_look_of(function):
+    """Return the second look at a reference: it yields results with other roundings."""
 
     def second_look():
         for _ in range(16):
@@ -56,7 +56,7 @@ def test_elements_that_rounding_decides_are_excused(name):
     step = STEPS[name]
     eager = step(x @ w)
     output = ReferenceTensor(eager, None, TERMS)
-    second_look = looks(lambda: step(x @ w))
+    second_look = second_look_of(lambda: step(x @ w))
     near_zero = torch.zeros(128, 64)
     near_zero[0, :2] = near_zero[5, :2] = 1e-5
     honest = [step(x @ w + sign * near_zero) for sign in (-1, 1)]
@@ -72,7 +72,7 @@ def test_elements_that_rounding_does_not_decide_stay_wrong(name):
     step = STEPS[name]
     eager = step(x @ w)
     output = ReferenceTensor(eager, None, TERMS)
-    second_look = looks(lambda: step(x @ w))
+    second_look = second_look_of(lambda: step(x @ w))
     one_wrong = eager.clone()
     one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
     for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
@@ -91,9 +91,9 @@ def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
     x = torch.arange(1024.0) % 4
     eager = function(x)
     got = eager.clone()
-    got[6] += 1
+    got[6] -= 1  # another rounding of 2 / 2 gives that, too
     output = ReferenceTensor(eager, None)
-    assert output.compare(got, looks(lambda: function(x))).mistake
+    assert output.compare(got, second_look_of(lambda: function(x))).mistake
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ tables themselves are in the tests that use them.
 from pathlib import Path
 from textwrap import indent
 
-# The text or path of a file, a pattern of the verdict, and a pattern of the line. The line has the
-# notes, the accuracy class, and the reason if the file is not correct.
+# The text or path of a file, a pattern of the verdict, and a pattern of the line. The line is the
+# reason if the file is not correct; otherwise it has the notes and the accuracy class.
 Row = tuple[str | Path, str, str]
 Table = dict[str, Row]  # by the file's name, without .py
 # The reason if a result is computed too late. What the memory of the result held before decides

@@ -232,20 +232,20 @@ struct NonfiniteCase {
 
   // Launches the kernel, and returns the status.
   int run() const {
-    LinearArguments linear{};
-    linear.m = m;
-    linear.n = n;
-    linear.k = k;
-    linear.bias = has_bias ? bias.data() : nullptr;
-    linear.divisor = divisor;
-    linear.has_relu = has_relu;
-    linear.out = out.data;
-    linear.mask = has_mask ? mask.data : nullptr;
+    LinearArguments call{};
+    call.m = m;
+    call.n = n;
+    call.k = k;
+    call.bias = has_bias ? bias.data() : nullptr;
+    call.divisor = divisor;
+    call.has_relu = has_relu;
+    call.out = out.data;
+    call.mask = has_mask ? mask.data : nullptr;
     const int blocks = static_cast<int>(draw(1, 5));
     const unsigned* const has_nonfinite = has_flag ? &flag : nullptr;
     return launch<nonfinite_rows_kernel>(blocks, nonfinite::NonfiniteConfig::kThreads, nullptr,
                                          x.split_matrix(), weight.split_matrix(), k,
-                                         Epilogue<float>(linear), has_nonfinite);
+                                         Epilogue<float>(call), has_nonfinite);
   }
 
   // Checks that only the results of nonfinite rows are written, and that these are right.

@@ -37,14 +37,4 @@ __device__ uint32_t pack(float first, float second) {
   return pair;
 }
 
-// mma: the tensor-core product of one warp, d [16, 8] += a [16, 16] b [8, 16]^T, of fp16 elements
-// with float accumulators d. For GPUs from sm_80 on; Hopper's faster form is in wgmma.cuh. Each
-// lane has the elements of a, b and d that the PTX manual lists for mma.m16n8k16.
-__device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 }  // namespace kernels::ptx

@@ -1,6 +1,6 @@
-// Loads, stores, asynchronous copies, matrix loads and atomics: one wrapper for each PTX
-// instruction. Addresses in shared memory are 32 bits wide, as these instructions take them; a
-// function that takes a pointer instead converts the pointer.
+// Loads, stores, asynchronous copies and atomics: one wrapper for each PTX instruction. Addresses
+// in shared memory are 32 bits wide, as these instructions take them; a function that takes a
+// pointer instead converts the pointer.
 
 #pragma once
 
@@ -73,42 +73,6 @@ __device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
-}
-
-// ------------------------------------------------------------ matrices in shared memory, by a warp
-
-// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements into the registers of a warp, matrix i
-// into r_i. `shared` of lane l is the address of row l % 8 of matrix l / 8. Lane l gets elements
-// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix:
-//
-//            columns   0 1     2 3     4 5     6 7
-//   row 0            lane 0  lane 1  lane 2  lane 3
-//   row 1            lane 4  lane 5  lane 6  lane 7
-//   ...
-//   row 7            lane 28 lane 29 lane 30 lane 31
-__device__ inline void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3,
-                                     uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
-               : "r"(shared)
-               : "memory");
-}
-
-// stmatrix.x4: stores four such matrices from the registers of a warp, matrix i from v[i]. Lanes
-// have the elements and the addresses that they have in load_matrices.
-__device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
-               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-               : "memory");
-}
-
-// stmatrix.x4.trans: stores the transposes of four such matrices. Lanes have the same elements, but
-// `shared` of lane l is the address of column l % 8 of matrix l / 8.
-__device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
-      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-      : "memory");
 }
 
 // ----------------------------------------- asynchronous copies from global memory to shared memory

@@ -56,15 +56,15 @@ __device__ inline void wgmma_wait_group() {
 // Returns a number of bytes in the unit of a descriptor's addresses and distances, 16 bytes.
 __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 16; }
 
-// Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in lines
-// of 128 bytes, as the copy engine writes them with the 128-byte swizzle. (kLineBytes is the length
-// of the caller's lines, which is checked.) `tile` is the address of the first line, a multiple of
-// 1024 bytes.
+// Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in
+// swizzle lines: runs of 128 bytes, as the copy engine writes them with the 128-byte swizzle.
+// (kSwizzleLineBytes is the length of the caller's, which is checked.) `tile` is the address of the
+// first one, a multiple of 1024 bytes.
 //
-//   K-major     A line has adjacent elements of K of one row. The next line has those of the next
-//               row.
-//   MN-major    Only in half types. A line has the same element of K of 64 adjacent rows. The next
-//               line has the next element of K. The lines of the next 64 rows begin kBlockBytes
+//   K-major     A swizzle line has adjacent elements of K of one row. The next one has those of the
+//               next row.
+//   MN-major    Only in half types. A swizzle line has the same element of K of 64 adjacent rows.
+//               The next one has the next element of K. Those of the next 64 rows begin kBlockBytes
 //               later.
 //
 // The address and all distances are in descriptor_units:
@@ -72,12 +72,12 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 //   bits  0..13   address
 //   bits 16..29   from one block of rows to the next. K-major operands with a swizzle do not use
 //                 it, and have 1 there by convention.
-//   bits 32..45   from eight lines to the next eight lines
+//   bits 32..45   from eight swizzle lines to the next eight
 //   bits 62..63   swizzle: 1 means 128 bytes
-template <int kLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
+template <int kSwizzleLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
 __device__ uint64_t matrix_descriptor(uint32_t tile) {
-  static_assert(kLineBytes == 128, "lines are as long as the widest swizzle");
-  constexpr uint64_t kEightLines = descriptor_units(8 * kLineBytes);
+  static_assert(kSwizzleLineBytes == 128, "the widest swizzle has lines of 128 bytes");
+  constexpr uint64_t kEightLines = descriptor_units(8 * kSwizzleLineBytes);
   constexpr uint64_t kSwizzle = 1;
   constexpr uint64_t kBlock = kMajor == Major::kK ? 1 : descriptor_units(kBlockBytes);
   constexpr uint32_t kAddressBits = 0x3ffff;  // 18 bits in bytes, 14 bits in units
@@ -85,8 +85,8 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
 }
 
 // The step from the descriptor of one product's operand to that of the next product, whose elements
-// of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the line of a K-major
-// operand, and 16 lines further in an MN-major one.
+// of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the swizzle line of a
+// K-major operand, and 16 swizzle lines further in an MN-major one.
 constexpr uint64_t kDescriptorStepK = descriptor_units(32);
 constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 

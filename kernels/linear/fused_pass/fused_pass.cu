@@ -1,5 +1,5 @@
 // The fused pass: the elementwise part of Linear -> ReLU -> divide that no GEMM kernel computes.
-// forward.h and backward.h call it through launchers.h.
+// operator/forward.h and operator/backward.h call it through launchers.h.
 //
 //   linear_fused_pass            Forward, after torch's product has written z = x weight^T + bias
 //                                to out: out = relu(out) / divisor in place, and the mask for

@@ -1,6 +1,7 @@
 // The fused pass of Linear -> ReLU -> divide on a CPU: forward after torch's own product, bias
-// included, and backward before torch's own products. launchers.h declares the functions; forward.h
-// and backward.h call them on torch's threads. Each call handles a range of the elements.
+// included, and backward before torch's own products. launchers.h declares the functions.
+// operator/forward.h and operator/backward.h call them on torch's threads; each call handles a
+// range of the elements.
 //
 //     forward    out [m, n], in place: out = relu(out) / divisor, and a mask, a bit for each
 //                element
@@ -8,8 +9,8 @@
 //                grad_bias [n] = the sums of grad_z's columns
 //
 // For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache. The kernels do so for one strip after the
-// other: a strip is up to 512 adjacent elements, which are a part of one row or several whole rows.
+// everything is done with it while it is in the L1 cache. The kernels do so for one span after the
+// other: a span is up to 512 adjacent elements, which are a part of one row or several whole rows.
 //
 // grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
 // sum in float32, in any order of torch's additions. For float64, both sum in float64; here
@@ -30,19 +31,19 @@ namespace kernels::cpu {
 namespace {
 
 // The constants of the backward.
-struct BackwardConfig {
-  // The strips of grad_z are added to their sums four at a time (add_four_strips): each sum is then
+struct CpuBackwardConfig {
+  // The spans of grad_z are added to their sums four at a time (add_four_spans): each sum is then
   // loaded and stored once for four terms.
-  static constexpr int64_t kStripsAdded = 4;
+  static constexpr int64_t kSpansAdded = 4;
   // First the columns of each run of rows are summed, and then the sums of the runs. A run has 64
   // rows, or more if they are short: run_rows, below.
   static constexpr int64_t kRunRows = 64;
 };
-static_assert(BackwardConfig::kStripsAdded == 4, "add_four_strips adds four");
+static_assert(CpuBackwardConfig::kSpansAdded == 4, "add_four_spans adds four");
 
 // ------------------------------------------------------------------------------------- forward
 
-// out = relu(out) / divisor, in place, for a strip of `count` elements. Writes the mask's bits of
+// out = relu(out) / divisor, in place, for a span of `count` elements. Writes the mask's bits of
 // these elements to `packed` unless it is null.
 template <typename E>
 void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute divisor,
@@ -60,39 +61,39 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// A strip of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
+// A span of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
 // several rows, they are whole.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
 // the end of a row. Without a mask, the ranges count the bytes that a mask would have.
-struct ForwardStrip {
+struct ForwardSpan {
   int64_t row;
   int64_t rows;
   int64_t column;
   int64_t columns;
 
-  // The strip that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
-  ForwardStrip(int64_t byte, int64_t end, int64_t n) {
+  // The span that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
+  ForwardSpan(int64_t byte, int64_t end, int64_t n) {
     const int64_t row_bytes = bytes_of_bits(n);
     row = byte / row_bytes;
     column = byte % row_bytes * 8;
-    columns = std::min({n - column, kStrip, (end - byte) * 8});
+    columns = std::min({n - column, kSpan, (end - byte) * 8});
     rows = 1;
-    // At the beginning of a row, the strip has as many whole rows as fit, if any do.
+    // At the beginning of a row, the span has as many whole rows as fit, if any do.
     if (column == 0) {
-      const int64_t whole_rows = std::min(kStrip / n, (end - byte) / row_bytes);
+      const int64_t whole_rows = std::min(kSpan / n, (end - byte) / row_bytes);
       rows = std::max<int64_t>(whole_rows, 1);
     }
   }
 
-  // Returns how many bytes of the mask the strip has.
+  // Returns how many bytes of the mask the span has.
   int64_t bytes() const { return rows * bytes_of_bits(columns); }
 };
 
 // ------------------------------------------------------------------------------------ backward
 
-// grad_z = mask bit ? grad_output / divisor : 0, for a strip of `count` elements whose bits of the
+// grad_z = mask bit ? grad_output / divisor : 0, for a span of `count` elements whose bits of the
 // mask are adjacent, as the elements are. The first element has the lowest bit of mask[0].
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
@@ -108,7 +109,7 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// The same by flags, for a strip of several rows whose bits are not adjacent.
+// The same by flags, for a span of several rows whose bits are not adjacent.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
@@ -121,27 +122,27 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// The rows of backward's strips: as many as fit, or 1 if a row is longer than a strip. If 64 or
-// more fit, the number is a multiple of 64: the strips then have whole blocks for every n, and
+// The rows of backward's spans: as many as fit, or 1 if a row is longer than a span. If 64 or
+// more fit, the number is a multiple of 64: the spans then have whole blocks for every n, and
 // whole blocks are faster.
-int64_t strip_rows(int64_t n) {
-  const int64_t rows = kStrip / n;
+int64_t span_rows(int64_t n) {
+  const int64_t rows = kSpan / n;
   if (rows >= kBlock) return rows / kBlock * kBlock;
   return std::max<int64_t>(rows, 1);
 }
 
-// The rows of a run: 64, or those of four strips if they are more. Runs do not depend on the number
+// The rows of a run: 64, or those of four spans if they are more. Runs do not depend on the number
 // of threads, and so neither does the order of the additions.
 int64_t run_rows(int64_t n) {
-  return std::max(BackwardConfig::kRunRows, BackwardConfig::kStripsAdded * strip_rows(n));
+  return std::max(CpuBackwardConfig::kRunRows, CpuBackwardConfig::kSpansAdded * span_rows(n));
 }
 
-int64_t units_of_run(int64_t n) { return divide_up(n, kStrip); }
+int64_t units_of_run(int64_t n) { return divide_up(n, kSpan); }
 
 // The part of the matrix that one thread handles at a time in backward: the rows of a run, and as
-// many columns as a strip has. Units are numbered along the rows:
+// many columns as a span has. Units are numbered along the rows:
 //
-//     n = 1300: rows are longer than a strip        n = 200: a strip has two whole rows
+//     n = 1300: rows are longer than a span         n = 200: a span has two whole rows
 //
 //        512     512   276 columns                       200 columns
 //      +-------+-------+----+                         +--------------+
@@ -149,22 +150,22 @@ int64_t units_of_run(int64_t n) { return divide_up(n, kStrip); }
 //      +-------+-------+----+                         +--------------+
 //      |  3    |  4    | 5  |                         |      1       |
 //      +-------+-------+----+                         +--------------+
-//      a unit has 64 strips of one row                a unit has 32 strips of two rows
+//      a unit has 64 spans of one row                 a unit has 32 spans of two rows
 struct Unit {
   int64_t run;  // the number of the run
   int64_t first_row;
   int64_t rows;
   int64_t first_column;
   int64_t columns;
-  int64_t rows_of_strip;  // of each strip; the last strip of a unit may have fewer
+  int64_t rows_of_span;  // of each span; the last span of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
     run = index / units_of_run(n);
     first_row = run * run_rows(n);
     rows = std::min(run_rows(n), m - first_row);
-    first_column = index % units_of_run(n) * kStrip;
-    columns = std::min(kStrip, n - first_column);
-    rows_of_strip = std::min(strip_rows(n), rows);
+    first_column = index % units_of_run(n) * kSpan;
+    columns = std::min(kSpan, n - first_column);
+    rows_of_span = std::min(span_rows(n), rows);
   }
 };
 
@@ -179,57 +180,57 @@ struct Backward {
   Bits* grad_z;  // [m, n]
   int64_t n;
 
-  // Writes grad_z of one strip: `columns` columns from `column` on, of `rows` rows from `row` on.
-  void write_strip(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+  // Writes grad_z of one span: `columns` columns from `column` on, of `rows` rows from `row` on.
+  void write_span(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
     const int64_t first = row * n + column;
     const int64_t count = rows * columns;
-    const uint8_t* const strip_mask = mask + row * bytes_of_bits(n) + column / 8;
+    const uint8_t* const span_mask = mask + row * bytes_of_bits(n) + column / 8;
     const bool has_adjacent_bits = rows == 1 || n % 8 == 0;
     if (has_adjacent_bits) {
-      divide_and_select<E>(grad_output + first, strip_mask, divisor, grad_z + first, count);
+      divide_and_select<E>(grad_output + first, span_mask, divisor, grad_z + first, count);
       return;
     }
     Flags flags;
-    flags.read(strip_mask, rows, n);
+    flags.read(span_mask, rows, n);
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
   }
 
   // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.run of `sums`
   // [runs, n], unless it is null.
   void write_unit(const Unit& unit, double* sums) const {
-    // strip_sums[i] is the sum over all strips of their element i. If a strip has several rows, a
-    // column has one sum for each row of the strip. sum_rows adds these sums at the end.
-    double strip_sums[kStrip];
-    if (sums != nullptr) std::fill_n(strip_sums, unit.rows_of_strip * unit.columns, 0.0);
-    // Four strips of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_at_once = BackwardConfig::kStripsAdded * unit.rows_of_strip;
+    // span_sums[i] is the sum over all spans of their element i. If a span has several rows, a
+    // column has one sum for each row of the span. sum_rows adds these sums at the end.
+    double span_sums[kSpan];
+    if (sums != nullptr) std::fill_n(span_sums, unit.rows_of_span * unit.columns, 0.0);
+    // Four spans of grad_z are written, and then added while they are in the L1 cache.
+    const int64_t rows_at_once = CpuBackwardConfig::kSpansAdded * unit.rows_of_span;
     const int64_t unit_end = unit.first_row + unit.rows;
     for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
       const int64_t end = std::min(begin + rows_at_once, unit_end);
-      for (int64_t row = begin; row < end; row += unit.rows_of_strip) {
-        const int64_t rows = std::min(unit.rows_of_strip, end - row);
-        write_strip(row, rows, unit.first_column, unit.columns);
+      for (int64_t row = begin; row < end; row += unit.rows_of_span) {
+        const int64_t rows = std::min(unit.rows_of_span, end - row);
+        write_span(row, rows, unit.first_column, unit.columns);
       }
-      if (sums != nullptr) add_strips(unit, begin, end, strip_sums);
+      if (sums != nullptr) add_spans(unit, begin, end, span_sums);
     }
     if (sums == nullptr) return;
-    sum_rows(strip_sums, unit.rows_of_strip, unit.columns);
-    std::copy_n(strip_sums, unit.columns, sums + unit.run * n + unit.first_column);
+    sum_rows(span_sums, unit.rows_of_span, unit.columns);
+    std::copy_n(span_sums, unit.columns, sums + unit.run * n + unit.first_column);
   }
 
-  // Adds the unit's strips of the rows begin <= row < end, at most four strips, to their sums.
-  void add_strips(const Unit& unit, int64_t begin, int64_t end, double* strip_sums) const {
-    const Bits* strip = grad_z + begin * n + unit.first_column;
-    const int64_t stride = unit.rows_of_strip * n;
-    const bool has_four = end - begin == BackwardConfig::kStripsAdded * unit.rows_of_strip;
+  // Adds the unit's spans of the rows begin <= row < end, at most four spans, to their sums.
+  void add_spans(const Unit& unit, int64_t begin, int64_t end, double* span_sums) const {
+    const Bits* span = grad_z + begin * n + unit.first_column;
+    const int64_t stride = unit.rows_of_span * n;
+    const bool has_four = end - begin == CpuBackwardConfig::kSpansAdded * unit.rows_of_span;
     if (has_four) {
-      add_four_strips<E>(strip, stride, strip_sums, unit.rows_of_strip * unit.columns);
+      add_four_spans<E>(span, stride, span_sums, unit.rows_of_span * unit.columns);
       return;
     }
-    for (int64_t row = begin; row < end; row += unit.rows_of_strip) {
-      const int64_t rows = std::min(unit.rows_of_strip, end - row);
-      add_strip<E>(strip, strip_sums, rows * unit.columns);
-      strip += stride;
+    for (int64_t row = begin; row < end; row += unit.rows_of_span) {
+      const int64_t rows = std::min(unit.rows_of_span, end - row);
+      add_span<E>(span, span_sums, rows * unit.columns);
+      span += stride;
     }
   }
 };
@@ -242,13 +243,13 @@ void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, in
     using E = decltype(element);
     using Bits = typename E::Bits;
     for (int64_t byte = begin; byte < end;) {
-      const ForwardStrip strip(byte, end, n);
+      const ForwardSpan span(byte, end, n);
       PackedMask packed;
-      relu_and_divide<E>(static_cast<Bits*>(out) + strip.row * n + strip.column,
-                         strip.rows * strip.columns, static_cast<typename E::Compute>(divisor),
+      relu_and_divide<E>(static_cast<Bits*>(out) + span.row * n + span.column,
+                         span.rows * span.columns, static_cast<typename E::Compute>(divisor),
                          mask == nullptr ? nullptr : &packed);
-      if (mask != nullptr) write_mask(packed, strip.rows, strip.columns, mask + byte);
-      byte += strip.bytes();
+      if (mask != nullptr) write_mask(packed, span.rows, span.columns, mask + byte);
+      byte += span.bytes();
     }
   });
 }

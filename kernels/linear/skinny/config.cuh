@@ -54,15 +54,15 @@ struct Arguments {
   int weight_tiles;  // of kTileColumns columns
   int batches = 0;   // of K, in each block of a cluster
 
-  explicit Arguments(const LinearArguments& linear, int tile_rows)
-      : x(static_cast<const float*>(linear.x)),
-        weight(static_cast<const float*>(linear.weight)),
-        x_stride(linear.x_stride),
-        weight_stride(linear.weight_stride),
-        epilogue(linear),
-        k(static_cast<int>(linear.k)),
-        x_tiles(blocks_of(linear.m, tile_rows)),
-        weight_tiles(blocks_of(linear.n, Config::kTileColumns)) {}
+  explicit Arguments(const LinearArguments& call, int tile_rows)
+      : x(static_cast<const float*>(call.x)),
+        weight(static_cast<const float*>(call.weight)),
+        x_stride(call.x_stride),
+        weight_stride(call.weight_stride),
+        epilogue(call),
+        k(static_cast<int>(call.k)),
+        x_tiles(blocks_of(call.m, tile_rows)),
+        weight_tiles(blocks_of(call.n, Config::kTileColumns)) {}
 
   // Returns how far apart a cluster's tiles of the weight are. For each tile of x, clusters /
   // x_tiles clusters take the tiles of the weight in turn (skinny_kernel has an example).

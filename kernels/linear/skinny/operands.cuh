@@ -8,6 +8,7 @@
 
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/sizes.h"
 #include "linear/skinny/config.cuh"
 
 namespace kernels::skinny {
@@ -16,29 +17,26 @@ namespace kernels::skinny {
 
 // The layout in shared memory of a row of x in one step: 128 elements, four for each lane. As
 // floats the four are one 16-byte vector. As doubles they are two vectors: the first vectors of all
-// lanes are one line, and the second vectors are the next line, so that the accesses of a warp have
-// no bank conflicts:
+// lanes are adjacent, and the second vectors follow them, so that the accesses of a warp have no
+// bank conflicts:
 //
 //              lane 0       lane 1       lane 2      ...
-//   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...          one line of kLineBytes
+//   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...
 //
-//   double      x0 x1        x4 x5        x8 x9           first line of kLineBytes
-//               x2 x3        x6 x7       x10 x11          second line of kLineBytes
-struct XStep {
-  static constexpr int kLaneBytes = 16;
-  static constexpr int kLineBytes = 32 * kLaneBytes;
-};
+//   double      x0 x1        x4 x5        x8 x9           first vectors
+//               x2 x3        x6 x7       x10 x11          second vectors
+constexpr int kSecondVector = 32 * kVectorBytes;  // bytes from a lane's first vector to its second
 
 // Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
 // begin at `row`.
 template <typename T>
 __device__ void store_step(uint8_t* row, float4 v) {
-  uint8_t* const target = row + threadIdx.x % 32 * XStep::kLaneBytes;
+  uint8_t* const target = row + threadIdx.x % 32 * kVectorBytes;
   if constexpr (std::is_same_v<T, float>) {
     *reinterpret_cast<float4*>(target) = v;
   } else {
     *reinterpret_cast<double2*>(target) = {v.x, v.y};
-    *reinterpret_cast<double2*>(target + XStep::kLineBytes) = {v.z, v.w};
+    *reinterpret_cast<double2*>(target + kSecondVector) = {v.z, v.w};
   }
 }
 
@@ -53,7 +51,7 @@ __device__ inline void load_step(uint32_t address, float (&v)[4]) {
 }
 __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   const double2 low = ptx::load_shared_double2(address);
-  const double2 high = ptx::load_shared_double2(address + XStep::kLineBytes);
+  const double2 high = ptx::load_shared_double2(address + kSecondVector);
   v[0] = low.x;
   v[1] = low.y;
   v[2] = high.x;

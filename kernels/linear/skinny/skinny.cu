@@ -58,6 +58,7 @@
 #include "common/launch.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/sizes.h"
 #include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/skinny/config.cuh"
@@ -106,9 +107,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kTileRows][kWarpColumns], and after add_lanes kTotals totals. If there
-  // are fewer than 32 sums, kLanesPerTotal lanes have the same total. Example: kTileRows = 2 has 8
-  // sums, so four lanes have the same one.
+  // A lane has kCount sums, [kTileRows][kWarpColumns]. add_lanes gives it kTotals of the warp's
+  // kCount totals. If there are fewer totals than lanes, kLanesPerTotal lanes get the same one:
+  //
+  //   kTileRows   kCount   totals of lane l    kTotals   kLanesPerTotal
+  //       2          8     l / 4                  1            4
+  //       8         32     l                      1            1
+  //      16         64     2 l and 2 l + 1        2            1
   constexpr int kCount = kTileRows * Config::kWarpColumns;
   constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
   constexpr int kTotals = kCount * kLanesPerTotal / 32;
@@ -118,7 +123,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
     Sum<kTileRows> lane_sums[kCount] = {};
-    uint32_t x_address = ptx::shared_address(x + lane * XStep::kLaneBytes);
+    uint32_t x_address = ptx::shared_address(x + lane * kVectorBytes);
     for (int batch = 0; batch < arguments.batches; ++batch) {
 #pragma unroll
       for (int step = 0; step < Config::kStepsPerBatch; ++step) {
@@ -141,9 +146,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     if (lane % kLanesPerTotal == 0) {
 #pragma unroll
       for (int i = 0; i < kTotals; ++i) {
-        const int index = lane * kCount / 32 + i;  // in lane_sums [kTileRows][kWarpColumns]
-        const int row = index / Config::kWarpColumns;
-        const int column = warp * Config::kWarpColumns + index % Config::kWarpColumns;
+        const int total = lane * kCount / 32 + i;  // a number of the table above
+        const int row = total / Config::kWarpColumns;
+        const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
         sums[row * Config::kTileColumns + column] = totals[i];
       }
     }
@@ -225,12 +230,12 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
 // Launches the kernel with kTileRows rows in a tile, or with fewer if a block's range of kTileRows
 // rows of x does not fit into shared memory.
 template <int kTileRows>
-void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
-  Arguments arguments(linear, /*tile_rows=*/kTileRows);
+void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
+  Arguments arguments(call, /*tile_rows=*/kTileRows);
   const Clusters clusters =
       choose_clusters<kTileRows>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
   if constexpr (kTileRows > 1) {
-    if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(linear, stream);
+    if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }
   arguments.batches = clusters.batches;
   Grid grid{};
@@ -243,19 +248,19 @@ void launch_tiles(const LinearArguments& linear, cudaStream_t stream) {
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
-inline void launch_for_rows(const LinearArguments& linear, cudaStream_t stream) {
-  if (linear.m > 8) return launch_tiles<16>(linear, stream);
-  if (linear.m > 4) return launch_tiles<8>(linear, stream);
-  if (linear.m > 2) return launch_tiles<4>(linear, stream);
-  if (linear.m > 1) return launch_tiles<2>(linear, stream);
-  launch_tiles<1>(linear, stream);
+inline void launch_for_rows(const LinearArguments& call, cudaStream_t stream) {
+  if (call.m > 8) return launch_tiles<16>(call, stream);
+  if (call.m > 4) return launch_tiles<8>(call, stream);
+  if (call.m > 2) return launch_tiles<4>(call, stream);
+  if (call.m > 1) return launch_tiles<2>(call, stream);
+  launch_tiles<1>(call, stream);
 }
 
 }  // namespace kernels::skinny
 
 namespace kernels::cuda {
 
-bool linear_skinny_supports(const LinearArguments& linear) {
+bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::Config;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
   // the two buffers for sums. The row's elements are double, as the sums are. A batch is
@@ -263,14 +268,13 @@ bool linear_skinny_supports(const LinearArguments& linear) {
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileColumns - Config::kBatchK);
-  return linear.dtype == DType::kFloat32 && linear.k <= kMaxK &&
-         linear.m * linear.n < int64_t{1} << 31 &&
-         has_aligned_rows(linear.x, sizeof(float) * linear.x_stride) &&
-         has_aligned_rows(linear.weight, sizeof(float) * linear.weight_stride);
+  return call.dtype == DType::kFloat32 && call.k <= kMaxK && call.m * call.n < int64_t{1} << 31 &&
+         has_aligned_rows(call.x, sizeof(float) * call.x_stride) &&
+         has_aligned_rows(call.weight, sizeof(float) * call.weight_stride);
 }
 
-int linear_skinny(const LinearArguments& linear, CUstream_st* stream) {
-  return status_of([&] { skinny::launch_for_rows(linear, stream); });
+int linear_skinny(const LinearArguments& call, CUstream_st* stream) {
+  return status_of([&] { skinny::launch_for_rows(call, stream); });
 }
 
 }  // namespace kernels::cuda

@@ -34,8 +34,8 @@
 
 #include <cstdint>
 
-#include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/mma.cuh"
 #include "common/sizes.h"
 #include "linear/epilogue.cuh"
 #include "linear/split/split.cuh"

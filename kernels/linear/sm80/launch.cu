@@ -79,10 +79,10 @@ struct Workspace {
   split::SplitMatrix x;
   size_t bytes;
 
-  explicit Workspace(const LinearArguments& linear) {
-    WorkspaceSlices slices(linear.workspace);
-    weight = add_matrix(&slices, linear.weight, linear.n, linear.weight_stride, linear.k);
-    x = add_matrix(&slices, linear.x, linear.m, linear.x_stride, linear.k);
+  explicit Workspace(const LinearArguments& call) {
+    WorkspaceSlices slices(call.workspace);
+    weight = add_matrix(&slices, call.weight, call.n, call.weight_stride, call.k);
+    x = add_matrix(&slices, call.x, call.m, call.x_stride, call.k);
     bytes = slices.bytes();
   }
 
@@ -102,30 +102,29 @@ struct Workspace {
 };
 
 // Returns the bytes of a workspace for `rows` rows of x.
-size_t workspace_bytes(LinearArguments linear, int64_t rows) {
-  linear.m = rows;
-  linear.workspace = nullptr;  // measures only
-  return Workspace(linear).bytes;
+size_t workspace_bytes(LinearArguments call, int64_t rows) {
+  call.m = rows;
+  call.workspace = nullptr;  // measures only
+  return Workspace(call).bytes;
 }
 
-int64_t rows_of_chunk(const LinearArguments& linear) {
+int64_t rows_of_chunk(const LinearArguments& call) {
   using Config = gemm_fp16x3::Config;
   // Without a device the attribute is 0.
   const int multiprocessors = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
-  const Tiling tiling{Config::kTileRows, divide_up(linear.n, Config::kTileColumns),
-                      multiprocessors};
-  return kernels::rows_of_chunk(linear.m, tiling,
-                                [&](int64_t rows) { return workspace_bytes(linear, rows); });
+  const Tiling tiling{Config::kTileRows, divide_up(call.n, Config::kTileColumns), multiprocessors};
+  return kernels::rows_of_chunk(call.m, tiling,
+                                [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 
 // Launches the three kernels for a chunk. The first chunk splits the weight for all.
 template <typename Matrix>
-void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t stream) {
+void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
   using Config = gemm_fp16x3::Config;
-  const Workspace workspace(linear);
+  const Workspace workspace(call);
   const Matrix& x = workspace.x;
   const Matrix& weight = workspace.weight;
-  const Epilogue<float> epilogue(linear);
+  const Epilogue<float> epilogue(call);
 
   // Split.
   Matrix weight_to_split = weight;
@@ -135,14 +134,14 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
   split_grid.blocks = static_cast<int>(std::min(rows, SplitRowsConfig::kMaxBlocks));
   split_grid.threads = SplitRowsConfig::kThreads;
   split_grid.stream = stream;
-  launch_or_throw(split_grid, split_rows_kernel<Matrix>, x, weight_to_split, linear.k);
+  launch_or_throw(split_grid, split_rows_kernel<Matrix>, x, weight_to_split, call.k);
 
   // Multiply.
   const auto gemm = gemm_fp16x3::gemm_fp16x3_kernel<Matrix>;
   allow_shared_memory(gemm, Config::kSharedBytes);
-  const TileOrder tiles{blocks_of(linear.m, Config::kTileRows),
-                        blocks_of(linear.n, Config::kTileColumns)};
-  const int padded_k = static_cast<int>(split::padded(linear.k));
+  const TileOrder tiles{blocks_of(call.m, Config::kTileRows),
+                        blocks_of(call.n, Config::kTileColumns)};
+  const int padded_k = static_cast<int>(split::padded(call.k));
   Grid gemm_grid{};
   gemm_grid.blocks = tiles.count();
   gemm_grid.threads = Config::kThreads;
@@ -152,7 +151,7 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 
   // Compute the results of rows with infinity or NaN. No flag tells the kernel whether there are
   // any.
-  nonfinite::launch(x, weight, linear.k, epilogue, /*has_nonfinite=*/nullptr, stream,
+  nonfinite::launch(x, weight, call.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
 }
 
@@ -160,29 +159,27 @@ void launch_chunk(const LinearArguments& linear, bool is_first, cudaStream_t str
 
 namespace kernels::cuda {
 
-bool linear_sm80_supports(const LinearArguments& linear) {
+bool linear_sm80_supports(const LinearArguments& call) {
   using Config = sm80::gemm_fp16x3::Config;
   // Indices are ints in the kernels. The last tile and k-tile may end past m, n and k.
   constexpr int64_t kMaxSize = INT32_MAX - 1024;
   const bool has_gpu =
       device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
       device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Config::kSharedBytes;
-  const bool is_highest =
-      linear.dtype == DType::kFloat32 && linear.precision == Precision::kHighest;
+  const bool is_highest = call.dtype == DType::kFloat32 && call.precision == Precision::kHighest;
   const bool has_sizes =
-      linear.m <= kMaxSize && linear.n <= kMaxSize && linear.k <= kMaxSize &&
-      divide_up(linear.m, Config::kTileRows) * divide_up(linear.n, Config::kTileColumns) <=
-          kMaxSize;
+      call.m <= kMaxSize && call.n <= kMaxSize && call.k <= kMaxSize &&
+      divide_up(call.m, Config::kTileRows) * divide_up(call.n, Config::kTileColumns) <= kMaxSize;
   return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
-size_t linear_sm80_workspace_bytes(const LinearArguments& linear) {
-  return sm80::workspace_bytes(linear, sm80::rows_of_chunk(linear));
+size_t linear_sm80_workspace_bytes(const LinearArguments& call) {
+  return sm80::workspace_bytes(call, sm80::rows_of_chunk(call));
 }
 
-int linear_sm80(const LinearArguments& linear, CUstream_st* stream) {
+int linear_sm80(const LinearArguments& call, CUstream_st* stream) {
   return status_of([&] {
-    for_each_chunk(linear, sm80::rows_of_chunk(linear),
+    for_each_chunk(call, sm80::rows_of_chunk(call),
                    [&](const LinearArguments& chunk, bool is_first) {
                      if constexpr (sm80::is_built()) {
                        sm80::launch_chunk<split::SplitMatrix>(chunk, is_first, stream);

@@ -74,6 +74,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/gemm_fp16x3_arguments.cuh"
 #include "linear/sm90/gemm_fp16x3_epilogue.cuh"

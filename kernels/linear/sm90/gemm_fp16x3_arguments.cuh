@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "common/ptx/cluster.cuh"
+#include "common/ptx/registers.cuh"
 #include "common/sizes.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/pipeline.cuh"

@@ -152,7 +152,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
       is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
-      inputs.columns[i] = {exponent, has_bias ? __ldg(args.epilogue.bias + column) : 0.0f};
+      const float bias = has_bias ? __ldg(args.epilogue.bias + column) : 0.0f;
+      inputs.columns[i] = {exponent, bias};
     }
     is_fast = __all_sync(0xffffffff, is_fast);
     if (has_nonfinite) *args.has_nonfinite = 1;
@@ -186,13 +187,13 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
+// Combines the bits of the mask of two row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
 // columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
-// two row blocks, j and j + 1, the four lanes have four rows, which makes four bytes. A lane packs
-// its own bits of all four bytes into a word. Two exchanges combine the words of the four lanes,
-// and each lane stores one byte. A digit below is the bit of the column with this number:
+// two row blocks the four lanes have four rows, which makes four bytes. A lane has its own bits of
+// all four bytes in a word. Two exchanges combine the words of the four lanes, and each lane then
+// stores one byte. A digit below is the bit of the column with this number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
@@ -202,6 +203,13 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
 //   lane c + 12  has     76......    76......      76......      76......
 //   all have then        76543210    76543210      76543210      76543210
 //   stored by lane       c           c + 4         c + 8         c + 12
+__device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
+  bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
+  bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
+  return bits;
+}
+
+// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 template <bool kMask>
 __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
                            const float (&sums)[Config::kSums]) {
@@ -218,7 +226,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
   int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
   float* target = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // the picture's four bytes
+  uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
 #pragma unroll
   for (int j = 0; j < Config::kSums / 4;
        ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
@@ -237,8 +245,9 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          const int byte = j % 2 * 2 + i;
-          bits |= (passes ? 1u : 0u) << (byte * 8 + block_column % 8 + r);
+          const int byte = j % 2 * 2 + i;  // of the picture
+          const int bit = byte * 8 + block_column % 8 + r;
+          bits |= (passes ? 1u : 0u) << bit;
         }
         out[r] = epilogue.finish_fast(z);
       }
@@ -248,13 +257,13 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
       }
     }
     if (kMask && !is_first_of_two) {
-      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfFourColumns);
-      bits |= __shfl_xor_sync(0xffffffff, bits, kLaneBitOfTwoColumns);
-      const int stored_byte = threadIdx.x / 4 % 4;  // of the lane, in the picture
-      const int row_of_byte_0 = row - 8;            // of the row block before this one
+      bits = combine_mask_bytes(bits);
+      const int stored_byte = threadIdx.x / 4 % 4;  // the byte that this lane stores
+      const int row_of_byte_0 = row - 8;            // in the row block before this one
       const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
       const int first_column_of_byte = column / 8 * 8;
-      if (byte_row < inputs.end_row && first_column_of_byte < epilogue.n) {
+      const bool byte_exists = byte_row < inputs.end_row && first_column_of_byte < epilogue.n;
+      if (byte_exists) {
         *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * stored_byte));
       }
       bits = 0;
@@ -267,13 +276,29 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   }
 }
 
-// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
-// Two lanes that differ in kLaneBitOfTwoColumns have two of the columns each, in the same two rows
-// of x. They exchange sums, so that each has all four columns of one row:
+// Exchanges a thread's four sums of a row block with those of another lane. Two lanes that differ
+// in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
+// After the exchange each has all four columns of one row:
 //
 //                             before                                 after
 //   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
+//
+// own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
+// column. Of the row that it has afterwards, `kept` are the thread's own two columns, and
+// `received` the other lane's two. has_second_row is true in the lane with the bit. All lanes of a
+// warp call it.
+__device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_second_row,
+                                                 float (&kept)[2], float (&received)[2]) {
+  kept[0] = has_second_row ? own_sums.y : own_sums.x;
+  kept[1] = has_second_row ? own_sums.w : own_sums.z;
+  const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
+                          has_second_row ? own_sums.z : own_sums.w};
+  received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
+  received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+}
+
+// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
@@ -293,15 +318,9 @@ __device__ __forceinline__ void store_general(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
-      // x and y are the thread's first column of rows 2c and 2c + 1, z and w its second column. The
-      // thread keeps the sums of the row that it stores, and gives those of the other row.
-      const float4 own_sums = slot[j * BlockConfig::kWarpgroupThreads];
-      const float kept[2] = {has_second_row ? own_sums.y : own_sums.x,
-                             has_second_row ? own_sums.w : own_sums.z};
-      const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
-                              has_second_row ? own_sums.z : own_sums.w};
-      const float received[2] = {__shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns),
-                                 __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns)};
+      float kept[2];
+      float received[2];
+      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
       const int row_of_tile = first_row + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll

@@ -89,6 +89,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
 #include "linear/sm90/gemm_one_product_converter.cuh"
@@ -169,9 +170,10 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   for (; index < tile_count; index += clusters) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(accumulators, k_tile);
-      // Stores boxes until the share of the boxes that is stored has reached the share of the
-      // k-tiles that is multiplied.
-      while (packed.stored * k_tiles < packed.kBoxes * (k_tile + 1)) store_next_box();
+      // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
+      // the k-tiles:
+      const int multiplied = k_tile + 1;
+      while (packed.stored * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }
     consumer.complete();
     packed.pack(accumulators);

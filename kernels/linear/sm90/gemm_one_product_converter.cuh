@@ -66,10 +66,6 @@ namespace kernels::sm90::gemm_one_product {
 //   Patch 5000 is number 5000 - 4352 = 648 of wave 1.
 //     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its patch row is 136 + 48 = 184.
 //     These are rows 184 * 32 = 5888 to 5919 of the weight.
-//   When is patch 5000 used?
-//     17 * 4 = 68 tiles of out come before wave 1. A cluster has multiplied 68 / 66 = 1 of them,
-//     which is 128 k-tiles. (The division rounds down, so that no conversion is late.) A cluster
-//     first needs the patch at its k-tile 128 + 20 = 148, which is first_use.
 struct PatchOrder {
   const WeightConversion& conversion;
   int patches_along_k;
@@ -98,13 +94,22 @@ struct PatchOrder {
     // The last wave may have fewer patch rows than the others.
     const int patch_rows_here = min(patch_rows_of_wave, patch_rows - first_patch_row);
     const int patch_column = number_in_wave / patch_rows_here;
-    const int patch_row = first_patch_row + number_in_wave - patch_column * patch_rows_here;
+    const int patch_row_in_wave = number_in_wave - patch_column * patch_rows_here;
+    const int patch_row = first_patch_row + patch_row_in_wave;
     const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
+    return {row, k_tile, first_use(wave, k_tile)};
+  }
+
+  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of this wave's tiles.
+  //
+  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before wave 1. A cluster
+  // has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so that no
+  // conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
+  __device__ __forceinline__ int first_use(int wave, int k_tile) const {
     const int tiles_before = wave * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
-    const int first_use = tiles_of_cluster * conversion.k_tiles + k_tile;
-    return {row, k_tile, first_use};
+    return tiles_of_cluster * conversion.k_tiles + k_tile;
   }
 };
 

@@ -111,31 +111,30 @@ struct RowMajor {
   // The first k, in the k-tile, of the lane's octets in a piece.
   __host__ __device__ static constexpr int first_k(int lane, int /*piece*/) { return lane % 8 * 8; }
 
-  // The float of a buffer that has this row and k of the piece, as in the picture. `read` finds
-  // it by the copy that has loaded it; row_major_reads_as_pictured compares both.
+  // The float of a buffer that has this row and k of the piece, as in the picture.
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
-  // Which copy of which lane has loaded the first four floats of `lane`'s octet: copy
-  // copy_of(lane, octet) of lane copying_lane(lane). The same copy of the next lane has loaded the
-  // other four.
+  // A copy of the warp loads 16 octets, for example copy 2 octet 1 of lanes 0 to 15. Here are the
+  // copy that loads this octet of the lane, and the octet's place among the copy's octets, 0 to 15.
   __host__ __device__ static constexpr int copy_of(int lane, int octet) {
     return 2 * octet + lane / 16;
   }
-  __host__ __device__ static constexpr int copying_lane(int lane) { return lane % 16 * 2; }
+  __host__ __device__ static constexpr int place_in_copy(int lane) { return lane % 16; }
 
   // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
   __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
-    return weight.source + (first_row + lane / 16) * weight.row_stride + k + lane % 16 * 4;
+    const int64_t row = first_row + lane / 16;
+    return weight.source + row * weight.row_stride + k + lane % 16 * 4;
   }
 
   // Loads a piece of the patch. `source` is what first_source has returned.
   __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,
                               int piece, int lane, uint64_t policy) {
     const int piece_k = piece / C::kPiecesPerKTile * C::kKTileDepth;
-    const float* address =
-        source + (piece_k + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows * row_stride);
+    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;
+    const float* address = source + (piece_k + piece_row * row_stride);
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerPiece; ++i) {
       ptx::copy_async_with_policy(&buffer[i][lane], address, policy);
@@ -146,9 +145,9 @@ struct RowMajor {
   // Reads one of the lane's octets of a piece.
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[split::kOctet]) {
-    const float4* const loaded = &buffer[copy_of(lane, octet)][copying_lane(lane)];
-    *reinterpret_cast<float4*>(v) = loaded[0];
-    *reinterpret_cast<float4*>(v + 4) = loaded[1];
+    const float4* const halves = &buffer[copy_of(lane, octet)][2 * place_in_copy(lane)];
+    *reinterpret_cast<float4*>(v) = halves[0];
+    *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
   // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
@@ -162,15 +161,13 @@ struct RowMajor {
 };
 static_assert(RowMajor::row(27, 1) == 7 && RowMajor::first_k(27, 0) == 24,
               "octet 1 of lane 27 is row 7, k = 24 to 31");
-static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::copying_lane(27) == 22,
-              "copy 3 of lanes 22 and 23 loads this octet");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
     for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
-      const int float4_read = RowMajor::copy_of(lane, octet) * 32 + RowMajor::copying_lane(lane);
-      const int first =
-          RowMajor::buffer_float(RowMajor::row(lane, octet), RowMajor::first_k(lane, 0));
-      if (4 * float4_read != first) return false;
+      const int octet_read = RowMajor::copy_of(lane, octet) * 16 + RowMajor::place_in_copy(lane);
+      const int first_read = octet_read * split::kOctet;  // in floats
+      const int row = RowMajor::row(lane, octet);
+      if (first_read != RowMajor::buffer_float(row, RowMajor::first_k(lane, 0))) return false;
     }
   }
   return true;
@@ -211,7 +208,8 @@ struct Transposed {
 
   __device__ static const float* first_source(const split::SplitMatrix& weight, int64_t first_row,
                                               int64_t k, int lane) {
-    return weight.source + (k + lane / 8) * weight.row_stride + first_row + lane % 8 * 4;
+    const int64_t line = k + lane / 8;
+    return weight.source + line * weight.row_stride + first_row + lane % 8 * 4;
   }
 
   __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,

@@ -23,10 +23,12 @@
 //
 //   convert_patch
 //     convert_whole_patch      a patch inside the weight, piece by piece through shared memory
+//       load_scales
 //       convert_piece
 //         round_octet
-//       count_pieces           after the conversion, if pieces have subnormals
-//         count_subnormals
+//       count_found_pieces     after the conversion, if pieces have subnormals
+//         count_pieces
+//           count_subnormals
 //     convert_edge_patch       a patch at the edge of the weight, octet by octet
 //       load_edge_octet
 //       round_octet
@@ -80,6 +82,28 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
+// How many of a lane's elements are not zero, and how many of these are normal. Both counts are
+// fp16 numbers, which are exact up to 2048.
+struct ElementCounts {
+  __half2 nonzeros;  // elements with even index in .x, with odd index in .y
+  __half2 normals;
+};
+
+// Counts the elements of an octet of hi. A comparison of pairs gives a 1 or 0 for each element.
+__device__ inline ElementCounts count_elements(const uint4& octet) {
+  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
+  const __half2 zeros = __float2half2_rn(0);
+  const __half2 least_normals = __float2half2_rn(split::kLeastNormalHi);
+  ElementCounts counts{zeros, zeros};
+#pragma unroll
+  for (const uint32_t bits : pairs) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    counts.nonzeros = __hadd2(counts.nonzeros, __hne2(pair, zeros));
+    counts.normals = __hadd2(counts.normals, __hge2(__habs2(pair), least_normals));
+  }
+  return counts;
+}
+
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet each.
 //
@@ -91,29 +115,22 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
                                         const uint4& octet) {
-  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
-  // The lane's counts, of its elements with even index in .x, and with odd index in .y. They are
-  // fp16 numbers, which are exact up to 2048.
-  __half2 nonzeros = __float2half2_rn(0);
-  __half2 normals = nonzeros;
-#pragma unroll
-  for (const uint32_t bits : pairs) {
-    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
-    nonzeros = __hadd2(nonzeros, __hne2(pair, __float2half2_rn(0)));
-    normals = __hadd2(normals, __hge2(__habs2(pair), __float2half2_rn(split::kLeastNormalHi)));
-  }
-  // Both counts together, nonzeros in .x and normals in .y: first of the lane, then of the row's
-  // eight lanes.
-  __half2 counts = __hadd2(__lows2half2(nonzeros, normals), __highs2half2(nonzeros, normals));
+  const ElementCounts own = count_elements(octet);
+  // Both counts in one pair, nonzeros in .x and normals in .y: those of the lane's elements with
+  // even and with odd index, then of the lane, then of all eight lanes.
+  const __half2 even = __lows2half2(own.nonzeros, own.normals);
+  const __half2 odd = __highs2half2(own.nonzeros, own.normals);
+  __half2 counts = __hadd2(even, odd);
   for (int bit = 1; bit < 8; bit *= 2) {
     counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
   }
-  const unsigned nonzero_count = __half2int_rz(__low2half(counts));
-  const unsigned normal_count = __half2int_rz(__high2half(counts));
-  const unsigned subnormal_count = nonzero_count - normal_count;
-  if (threadIdx.x % 8 == 0 && subnormal_count != 0) {
-    atomicAdd(conversion.subnormals + row,
-              subnormal_count * ConverterConfig::kKTileDepth / nonzero_count);
+  const unsigned nonzeros = __half2int_rz(__low2half(counts));
+  const unsigned normals = __half2int_rz(__high2half(counts));
+  const unsigned subnormals = nonzeros - normals;
+  const bool is_first_lane = threadIdx.x % 8 == 0;
+  if (is_first_lane && subnormals != 0) {
+    const unsigned scaled = subnormals * ConverterConfig::kKTileDepth / nonzeros;
+    atomicAdd(conversion.subnormals + row, scaled);
   }
 }
 
@@ -122,31 +139,54 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
 // further.
 //
+// Eight lanes have a row, so a warp reads four rows at a time:
+//
+//   lanes            0 - 7   8 - 15   16 - 23   24 - 31
+//   rows of a piece  0, 4    1, 5     2, 6      3, 7
+//
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.
 __device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
                                              const __half* hi_k_tile, int64_t k_tile_elements,
                                              uint32_t pieces) {
   using C = ConverterConfig;
-  constexpr int kRowsAtATime = 4;  // of eight lanes each
+  constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
-    const int64_t row = first_row + piece % C::kPiecesPerKTile * C::kRowMajorPieceRows + lane / 8;
-    const __half* const source = hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers +
-                                 lane % 8 * split::kOctet;
+    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
+    const int64_t row = first_row + piece_row + lane / 8;
+    const int k = lane % 8 * split::kOctet;  // of the k-tile
+    const __half* const source =
+        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
     uint4 octets[C::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      octets[i] = *reinterpret_cast<const uint4*>(source + kRowsAtATime * i * split::kKTileNumbers);
+      const int row_offset = kRowsAtATime * i * split::kKTileNumbers;
+      octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
     }
 #pragma unroll
     for (int i = 0; i < C::kOctetsPerPiece; ++i) {
       count_subnormals(conversion, row + kRowsAtATime * i, octets[i]);
     }
   }
+}
+
+// Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
+// those of this lane; the other arguments are those of count_pieces. Returns whether it has counted
+// any. All lanes of a warp call it.
+template <typename Layout>
+__device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
+                                                   int64_t first_row, const __half* hi_k_tile,
+                                                   int64_t k_tile_elements, uint32_t found_pieces) {
+  const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
+  const bool has_found = pieces != 0;
+  // Other lanes may have written what count_pieces reads.
+  if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
+  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, pieces);
+  return has_found;
 }
 
 // Waits until the oldest piece in flight has arrived in shared memory, for all lanes. After that
@@ -183,6 +223,17 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
+// Loads the factors of the lane's rows of a patch: scale[i] is that of row Layout::row(lane, i).
+template <typename Layout>
+__device__ __forceinline__ void load_scales(const split::SplitMatrix& weight, int64_t first_row,
+                                            int lane, float (&scale)[Layout::kRows]) {
+#pragma unroll
+  for (int i = 0; i < Layout::kRows; ++i) {
+    const int64_t row = first_row + Layout::row(lane, i);
+    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
+  }
+}
+
 // Converts a patch that is inside the weight. Returns whether it has counted subnormals. Layout is
 // RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
 //
@@ -193,6 +244,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
   using C = ConverterConfig;
+  constexpr int kInFlight = C::kBuffers - 1;
   const split::SplitMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
@@ -209,43 +261,35 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   };
 
   float scale[Layout::kRows];
-#pragma unroll
-  for (int i = 0; i < Layout::kRows; ++i) {
-    const int64_t row = first_row + Layout::row(lane, i);
-    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
-  }
+  load_scales<Layout>(weight, first_row, lane, scale);
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
-  for (int piece = 0; piece < C::kBuffers - 1; ++piece) {
+  for (int piece = 0; piece < kInFlight; ++piece) {
     load(piece);
     ptx::commit_copies();
   }
-  uint32_t subnormal_pieces = 0;  // a bit for each piece of the row-major shape
+  uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
 #pragma unroll 1
   for (int first = 0; first < C::kPiecesPerPatch; first += C::kPiecesPerKTile) {
 #pragma unroll
     for (int piece_in_k_tile = 0; piece_in_k_tile < C::kPiecesPerKTile; ++piece_in_k_tile) {
       const int piece = first + piece_in_k_tile;
       wait_for_piece(barrier);
-      if (piece + C::kBuffers - 1 < C::kPiecesPerPatch) load(piece + C::kBuffers - 1);
+      const int later_piece = piece + kInFlight;
+      if (later_piece < C::kPiecesPerPatch) load(later_piece);
       ptx::commit_copies();
       const uint32_t least =
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
-      if (least != C::kNoSubnormal) {
-        subnormal_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
+      const bool has_subnormal = least != C::kNoSubnormal;
+      if (has_subnormal) {
+        found_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
       }
     }
     target += k_tile_elements;
   }
-
-  // Count the subnormals of the pieces in which a lane has found one.
-  subnormal_pieces = __reduce_or_sync(0xffffffff, subnormal_pieces);
-  const bool any_counted = subnormal_pieces != 0;
-  // Other lanes may have written what count_pieces reads.
-  if (!Layout::kCountsOwnOctets && any_counted) __syncwarp();
-  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, subnormal_pieces);
-  return any_counted;
+  return count_found_pieces<Layout>(conversion, first_row, hi_k_tile, k_tile_elements,
+                                    found_pieces);
 }
 
 // Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
@@ -277,20 +321,24 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
-    const int64_t own_row = lane_row + i % kRowsPerLane * kRowsAtATime;
-    const int own_k_tile = k_tile + i / kRowsPerLane;
+    const int row_number = i % kRowsPerLane;  // among the lane's rows
+    const int k_tile_number = i / kRowsPerLane;
+    const int64_t own_row = lane_row + row_number * kRowsAtATime;
+    const int own_k_tile = k_tile + k_tile_number;
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     uint32_t least = C::kNoSubnormal;
     uint4 octet = {};
-    if (own_row < weight.rows && own_k < split::padded(k)) {
+    const bool exists = own_row < weight.rows && own_k < split::padded(k);
+    if (exists) {
       float v[split::kOctet];
       load_edge_octet<Layout>(weight, own_row, own_k, k, v);
-      octet = round_octet(v, split::power_of_two(__ldg(weight.exponent + own_row)), &least);
-      __half* const target =
-          weight.hi + (own_k_tile * weight.rows + own_row) * split::kKTileNumbers;
-      *reinterpret_cast<uint4*>(target + own_k % C::kKTileDepth) = octet;
+      const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
+      octet = round_octet(v, scale, &least);
+      __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
+      *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
     }
-    if (__any_sync(0xffffffff, least != C::kNoSubnormal)) {
+    const bool has_subnormal = least != C::kNoSubnormal;
+    if (__any_sync(0xffffffff, has_subnormal)) {
       count_subnormals(conversion, own_row, octet);
       any_counted = true;
     }
@@ -305,9 +353,10 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t row, int k_tile) {
   const split::SplitMatrix& weight = conversion.weight;
-  if (row < weight.rows &&
-      split::has_many_subnormals(ptx::load_acquire(conversion.subnormals + row), k)) {
-    weight.hi[(k_tile * weight.rows + row) * split::kKTileNumbers] = __float2half(INFINITY);
+  if (row >= weight.rows) return;
+  const unsigned subnormals = ptx::load_acquire(conversion.subnormals + row);
+  if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
+    weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
   }
 }
 

@@ -219,6 +219,13 @@ static_assert(StagedAccumulatorsReader::reads_all_banks(0) &&
                   StagedAccumulatorsReader::reads_all_banks(3),
               "reads have no bank conflicts");
 
+// Multiplies an accumulator by the scales of its row of x and its row of the weight. The product of
+// both scales may overflow or underflow. If the smaller one comes first, a multiplication overflows
+// only if the result does.
+__device__ inline float undo_scaling(float accumulator, float x_scale, float weight_scale) {
+  return accumulator * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
+}
+
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup meet at `barrier`.
 template <typename T, int kAccumulators>
@@ -245,9 +252,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
           const float x_scale = scales.x_scale[row_in_tile];
           const float weight_scale =
               split::power_of_two(-scales.weight_exponent[reader.column + i]);
-          // The product of both scales may overflow or underflow. If the smaller one comes first,
-          // a multiplication overflows only if the result does.
-          z[i] = z[i] * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
+          z[i] = undo_scaling(z[i], x_scale, weight_scale);
         }
         z[i] += scales.bias[reader.column + i];
       }
@@ -256,6 +261,22 @@ __device__ void store_general(const Epilogue<T>& epilogue, int first_row, int fi
     // The next subtile overwrites what others still read.
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
   }
+}
+
+// Makes results from four accumulators of a row, v. Returns their bits of the mask, which are 0
+// without kMask.
+template <bool kMask>
+__device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, const float (&v)[4],
+                                               float x_scale, const float (&weight_scale)[4],
+                                               const float (&bias)[4], float (&out)[4]) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float z = fmaf(v[i], x_scale * weight_scale[i], bias[i]);
+    out[i] = epilogue.finish_fast(z);
+    if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
+  }
+  return bits;
 }
 
 // The fast epilogue of float32. The caller has checked that epilogue.is_fast, and that no exponent
@@ -297,22 +318,18 @@ __device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int f
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
+      const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float z = fmaf(v[j][i], own_x_scale * weight_scale[i], bias[i]);
-        out[i] = epilogue.finish_fast(z);
-        if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
-      }
+      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_scale, weight_scale, bias, out);
       // The store is non-temporal, as L2 is for x and the weight.
-      if (rows_left > 0) {
+      if (exists) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
         // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
-        if (rows_left > 0 && column % 8 == 0) *mask = static_cast<uint8_t>(bits);
+        const bool stores_byte = exists && column % 8 == 0;
+        if (stores_byte) *mask = static_cast<uint8_t>(bits);
         mask += epilogue.n;  // eight rows of n / 8 bytes
       }
       target += 8 * static_cast<int64_t>(epilogue.n);

@@ -9,6 +9,7 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_one_product_arguments.cuh"
@@ -37,12 +38,7 @@ namespace kernels::sm90::gemm_one_product {
 //      Each then has the combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 //
-// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept. Four lanes
-// have the same; two of them store a word each:
-//
-//   g              0        1        2            3        4        5        6            7
-//   row block      0                 0                     1                 1
-//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept.
 __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bits)[2],
                                                        bool is_in_second, int g) {
   const uint32_t kept = is_in_second ? mask_bits[1] : mask_bits[0];
@@ -53,6 +49,23 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bit
   words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;
+}
+
+// Stores words that collect_mask_words has returned to the mask in shared memory. The pair of row
+// blocks begins at row first_row of the epilogue subtile. Four lanes with the same c have the same
+// two words. Two of these lanes store a word each:
+//
+//   g              0        1        2            3        4        5        6            7
+//   row block      0                 0                     1                 1
+//   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
+__device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_second,
+                                                int first_row, int warp, int g, int c,
+                                                StagedMask& mask) {
+  const int row_block = is_in_second ? 1 : 0;  // of the pair
+  const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
+  const int row = first_row + row_block * 8 + 2 * c + row_of_two;
+  const bool stores_word = g % 2 == 0;
+  if (stores_word) mask[row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
 // Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
@@ -79,9 +92,24 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
                         fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) {
-      const uint32_t bits = (mask_bit(z[0]) ? 1u : 0u) | (mask_bit(z[1]) ? 1u : 0u) << 16;
-      mask_bits[block_of_pair] |= bits << (column_block * 8);
+      const uint32_t first_bit = mask_bit(z[0]) ? 1u : 0u;
+      const uint32_t second_bit = mask_bit(z[1]) ? 1u : 0u;
+      mask_bits[block_of_pair] |= (first_bit | second_bit << 16) << (column_block * 8);
     }
+  }
+}
+
+// Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
+// row: 64 columns. With a mask, is_fast implies that n is a multiple of 64
+// (launch_half_with_traits, launch_one_product.cuh).
+template <typename T>
+__device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
+                                                int first_column, int thread,
+                                                const StagedMask& mask) {
+  const int row = first_row + thread;
+  if (thread < Config::kHalfTypeSubtileRows && row < epilogue.m && first_column < epilogue.n) {
+    const int64_t byte = (static_cast<int64_t>(row) * epilogue.n + first_column) / 8;
+    *reinterpret_cast<uint2*>(epilogue.mask + byte) = *reinterpret_cast<const uint2*>(mask[thread]);
   }
 }
 
@@ -114,15 +142,19 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
   const float scale = epilogue.divisor.scale;
   const float bias[2] = {scales.bias[warp * 16 + g], scales.bias[warp * 16 + g + 8]};
 
-  // The addresses for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. Matrices 0
-  // and 1 are columns 0 - 7 of the warp in two row blocks, matrices 2 and 3 columns 8 - 15.
+  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
+  // pair of row blocks:
+  //
+  //                       warp's columns 0 - 7      warp's columns 8 - 15
+  //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
+  //   second row block    matrix 1 (lanes 8 - 15)   matrix 3 (lanes 24 - 31)
   const uint32_t base = ptx::shared_address(&staging);
   const int matrix_row = lane % 16;
-  const int matrix_vector = (warp * 2 + lane / 16) ^ lane % 8;
-  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_vector * 16;
+  const int matrix_place = (warp * 2 + lane / 16) ^ lane % 8;
+  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_place * 16;
   // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + kRowsAtATime * i.
-  const int vector_place = thread % 8 ^ thread / 8 % 8;
-  const uint32_t read_address = base + thread / 8 * kRowBytes + vector_place * 16;
+  const int read_place = thread % 8 ^ thread / 8 % 8;
+  const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
   const int column = first_column + thread % 8 * 8;
   int row = first_row + thread / 8;
   T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
@@ -132,44 +164,32 @@ __device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first
     auto& staged = staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
-    for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {  // of row blocks
+    for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {
+      const int first_row_block = (subtile * kSubtileRows + pair * kPairRows) / 8;
+      const int offset = buffer_offset + pair * kPairRows * kRowBytes;
       uint32_t words[4];
       uint32_t mask_bits[2] = {};
-      finish_pair<kMask, T>(accumulators, (subtile * kSubtileRows + pair * kPairRows) / 8, scale,
-                            bias, words, mask_bits);
-      ptx::store_matrices_transposed(write_address + buffer_offset + pair * kPairRows * kRowBytes,
-                                     words);
+      finish_pair<kMask, T>(accumulators, first_row_block, scale, bias, words, mask_bits);
+      ptx::store_matrices_transposed(write_address + offset, words);
       if constexpr (kMask) {
-        // The word that this lane stores: see the table of collect_mask_words.
         const bool is_in_second = g / 4 != 0;
         const uint32_t two_words = collect_mask_words(mask_bits, is_in_second, g);
-        const int row_block = is_in_second ? 1 : 0;  // of the pair
-        const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
-        const int staged_row = pair * kPairRows + row_block * 8 + 2 * c + row_of_two;
-        const bool stores_word = g % 2 == 0;
-        if (stores_word) {
-          staged.mask[staged_row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
-        }
+        stage_mask_word(two_words, is_in_second, pair * kPairRows, warp, g, c, staged.mask);
       }
     }
     // When all threads are here, they have stored this subtile to shared memory, and have read the
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      const int mask_row = first_row + subtile * kSubtileRows + thread;
-      if (thread < kSubtileRows && mask_row < epilogue.m && first_column < epilogue.n) {
-        // 64 columns are 8 bytes. With a mask, is_fast implies that n is a multiple of 64
-        // (launch_half_with_traits, launch_one_product.cuh).
-        const int64_t byte = (static_cast<int64_t>(mask_row) * epilogue.n + first_column) / 8;
-        *reinterpret_cast<uint2*>(epilogue.mask + byte) =
-            *reinterpret_cast<const uint2*>(staged.mask[thread]);
-      }
+      store_mask_rows(epilogue, first_row + subtile * kSubtileRows, first_column, thread,
+                      staged.mask);
     }
 #pragma unroll
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
-      const float4 v =
-          ptx::load_shared_float4(read_address + buffer_offset + i * kRowsAtATime * kRowBytes);
-      if (row < epilogue.m && column < epilogue.n) __stcs(reinterpret_cast<float4*>(target), v);
+      const int offset = buffer_offset + i * kRowsAtATime * kRowBytes;
+      const float4 v = ptx::load_shared_float4(read_address + offset);
+      const bool exists = row < epilogue.m && column < epilogue.n;
+      if (exists) __stcs(reinterpret_cast<float4*>(target), v);
       row += kRowsAtATime;
       target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
     }

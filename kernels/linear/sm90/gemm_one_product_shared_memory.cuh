@@ -16,6 +16,10 @@ namespace kernels::sm90::gemm_one_product {
 // four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
 using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
 
+// The mask of an epilogue subtile of half types in shared memory: [row][warp], a word with a bit
+// for each of the warp's 16 columns.
+using StagedMask = uint16_t[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
+
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
@@ -27,7 +31,7 @@ union alignas(1024) Staging {
   // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
     uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
-    uint16_t mask[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
+    StagedMask mask;
   } subtiles[2];
 };
 

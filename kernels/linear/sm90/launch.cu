@@ -45,47 +45,47 @@ namespace kernels::sm90 {
 // -------------------------------------------------------------------------- one chunk of rows of x
 
 // Launches a chunk of a float32 call at `high`.
-void launch_high(const LinearArguments& linear, cudaStream_t stream) {
-  const OneProductWorkspace workspace(linear);
-  launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
-  launch_one_product_convert(linear, workspace, stream);
-  launch_one_product_redo(linear, workspace, stream);
+void launch_high(const LinearArguments& call, cudaStream_t stream) {
+  const OneProductWorkspace workspace(call);
+  launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
+  launch_one_product_convert(call, workspace, stream);
+  launch_one_product_redo(call, workspace, stream);
 }
 
 // Launches a chunk of a float32 call at `highest`.
-void launch_highest(const LinearArguments& linear, cudaStream_t stream) {
-  const Fp16x3Workspace workspace(linear);
-  launch_split_x(linear, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
+void launch_highest(const LinearArguments& call, cudaStream_t stream) {
+  const Fp16x3Workspace workspace(call);
+  launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
-  const Epilogue<float> epilogue(linear, /*vector_size=*/2);
-  launch_fp16x3_gemm(linear, workspace, epilogue, stream);
+  const Epilogue<float> epilogue(call, /*vector_size=*/2);
+  launch_fp16x3_gemm(call, workspace, epilogue, stream);
   // It is last because the second launch finds which rows of the weight hold infinity or NaN.
-  nonfinite::launch(workspace.x, workspace.weight, linear.k, epilogue, workspace.has_nonfinite,
+  nonfinite::launch(workspace.x, workspace.weight, call.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
 }
 
 // Launches a chunk of any call. Half types have one chunk, the whole call.
-void launch_chunk(const LinearArguments& linear, cudaStream_t stream) {
-  if (linear.dtype == DType::kFloat16) {
-    launch_one_product_half<__half>(linear, stream);
-  } else if (linear.dtype == DType::kBFloat16) {
-    launch_one_product_half<__nv_bfloat16>(linear, stream);
-  } else if (linear.precision == Precision::kHighest) {
-    launch_highest(linear, stream);
+void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
+  if (call.dtype == DType::kFloat16) {
+    launch_one_product_half<__half>(call, stream);
+  } else if (call.dtype == DType::kBFloat16) {
+    launch_one_product_half<__nv_bfloat16>(call, stream);
+  } else if (call.precision == Precision::kHighest) {
+    launch_highest(call, stream);
   } else {
-    launch_high(linear, stream);
+    launch_high(call, stream);
   }
 }
 
 // ------------------------------------------------------------------------------------------ chunks
 
 // Returns the bytes of a workspace for `rows` rows of x. Half types need none.
-size_t workspace_bytes(LinearArguments linear, int64_t rows) {
-  linear.m = rows;
-  linear.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
-  if (linear.dtype != DType::kFloat32) return 0;
-  if (linear.precision == Precision::kHighest) return Fp16x3Workspace(linear).bytes;
-  return OneProductWorkspace(linear).bytes;
+size_t workspace_bytes(LinearArguments call, int64_t rows) {
+  call.m = rows;
+  call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
+  if (call.dtype != DType::kFloat32) return 0;
+  if (call.precision == Precision::kHighest) return Fp16x3Workspace(call).bytes;
+  return OneProductWorkspace(call).bytes;
 }
 
 // Returns how a chunk of a float32 call is divided into tiles and waves. A last wave with few tiles
@@ -96,16 +96,16 @@ size_t workspace_bytes(LinearArguments linear, int64_t rows) {
 // In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). No wave wastes
 // anything, so all sizes of chunks are equally good. To say so, the Tiling makes each tile of x a
 // wave of its own: all sizes of chunks then have the same number of waves.
-Tiling chunk_tiling(const LinearArguments& linear) {
+Tiling chunk_tiling(const LinearArguments& call) {
   Tiling tiling{};
-  if (linear.precision == Precision::kHighest) {
+  if (call.precision == Precision::kHighest) {
     tiling.rows_of_tile = gemm_fp16x3::Config::kWideRows;
     tiling.weight_tiles = 1;
     tiling.tiles_of_wave = 1;
   } else {
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
-    tiling.weight_tiles = one_product_tiles(linear).weight_tiles;
+    tiling.weight_tiles = one_product_tiles(call).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
   return tiling;
@@ -113,11 +113,11 @@ Tiling chunk_tiling(const LinearArguments& linear) {
 
 // Returns the rows of a chunk. The copy of a transposed weight is extra: like the copies of
 // operands that run_gemm.h makes, it is not counted toward the limit of the workspace.
-int64_t rows_of_chunk(const LinearArguments& linear) {
-  if (linear.dtype != DType::kFloat32) return linear.m;
-  LinearArguments uncopied = linear;
+int64_t rows_of_chunk(const LinearArguments& call) {
+  if (call.dtype != DType::kFloat32) return call.m;
+  LinearArguments uncopied = call;
   uncopied.weight_is_transposed = false;
-  return kernels::rows_of_chunk(linear.m, chunk_tiling(linear),
+  return kernels::rows_of_chunk(call.m, chunk_tiling(call),
                                 [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 
@@ -131,18 +131,16 @@ namespace kernels::cuda {
 //
 // Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
 // x at `highest`, which split_x reads without TMA. (At `high`, RedoTraits loads x by TMA.)
-bool linear_sm90_supports(const LinearArguments& linear) {
-  if (linear.dtype == DType::kFloat64) return false;
-  const bool is_float32 = linear.dtype == DType::kFloat32;
-  const bool is_highest = is_float32 && linear.precision == Precision::kHighest;
-  if (is_float32 && linear.x_is_transposed) return false;
-  if (is_highest && linear.weight_is_transposed) return false;
+bool linear_sm90_supports(const LinearArguments& call) {
+  if (call.dtype == DType::kFloat64) return false;
+  const bool is_float32 = call.dtype == DType::kFloat32;
+  const bool is_highest = is_float32 && call.precision == Precision::kHighest;
+  if (is_float32 && call.x_is_transposed) return false;
+  if (is_highest && call.weight_is_transposed) return false;
 
-  const int64_t element_size = bytes_of_element(linear.dtype);
-  const bool has_aligned_x =
-      is_highest || has_aligned_rows(linear.x, element_size * linear.x_stride);
-  const bool has_aligned_weight =
-      has_aligned_rows(linear.weight, element_size * linear.weight_stride);
+  const int64_t element_size = bytes_of_element(call.dtype);
+  const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
+  const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the
   // smaller limit of K in float32, but the proof of the error bound uses it (docs/SPLIT.md). At
@@ -150,17 +148,17 @@ bool linear_sm90_supports(const LinearArguments& linear) {
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;
-  const bool has_sizes = linear.m < kMaxSize && linear.n < kMaxSize && linear.k < max_k;
+  const bool has_sizes = call.m < kMaxSize && call.n < kMaxSize && call.k < max_k;
   return has_aligned_x && has_aligned_weight && has_sizes;
 }
 
-size_t linear_sm90_workspace_bytes(const LinearArguments& linear) {
-  return sm90::workspace_bytes(linear, sm90::rows_of_chunk(linear));
+size_t linear_sm90_workspace_bytes(const LinearArguments& call) {
+  return sm90::workspace_bytes(call, sm90::rows_of_chunk(call));
 }
 
-int linear_sm90(const LinearArguments& linear, CUstream_st* stream) {
+int linear_sm90(const LinearArguments& call, CUstream_st* stream) {
   return status_of([&] {
-    for_each_chunk(linear, sm90::rows_of_chunk(linear),
+    for_each_chunk(call, sm90::rows_of_chunk(call),
                    [&](const LinearArguments& chunk, bool /*is_first*/) {
                      sm90::launch_chunk(chunk, stream);
                    });

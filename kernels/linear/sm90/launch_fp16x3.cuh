@@ -43,24 +43,24 @@ struct Fp16x3Workspace {
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit Fp16x3Workspace(const LinearArguments& linear)
-      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
-        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
+  explicit Fp16x3Workspace(const LinearArguments& call)
+      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
+        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     constexpr int kLaunches = 2;  // of gemm_fp16x3
-    WorkspaceSlices slices(linear.workspace);
+    WorkspaceSlices slices(call.workspace);
     partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(kLaunches * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
 
-    x.hi = slices.add<__half>(2 * linear.m * split::padded(linear.k));
+    x.hi = slices.add<__half>(2 * call.m * split::padded(call.k));
     // A row of a k-tile has its hi first, then its lo.
     x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
-    x.exponent = slices.add<int>(linear.m);
-    x.row_state = slices.add<int>(linear.m);
-    weight.exponent = slices.add<int>(linear.n);
-    weight.row_state = slices.add<int>(linear.n);
+    x.exponent = slices.add<int>(call.m);
+    x.row_state = slices.add<int>(call.m);
+    weight.exponent = slices.add<int>(call.n);
+    weight.row_state = slices.add<int>(call.n);
     partials.sums = slices.add<gemm_fp16x3::PartialSums::Sums>(kMaxClusters);
     bytes = slices.bytes();
   }
@@ -75,14 +75,14 @@ inline auto choose_fp16x3_kernel(int k) {
 }
 
 // Launches the GEMM twice. (gemm_fp16x3::Arguments explains why there are two.)
-inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Workspace& workspace,
+inline void launch_fp16x3_gemm(const LinearArguments& call, const Fp16x3Workspace& workspace,
                                const Epilogue<float>& epilogue, cudaStream_t stream) {
   using Config = gemm_fp16x3::Config;
-  const int k = static_cast<int>(linear.k);
+  const int k = static_cast<int>(call.k);
   const auto kernel = choose_fp16x3_kernel(k);
   const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(gemm_fp16x3::SharedMemory)),
                                     StreamKConfig::kMaxClusters);
-  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(linear.m, linear.n, k, max_clusters);
+  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(call.m, call.n, k, max_clusters);
 
   gemm_fp16x3::Arguments arguments{epilogue};
   arguments.x = workspace.x;
@@ -100,10 +100,10 @@ inline void launch_fp16x3_gemm(const LinearArguments& linear, const Fp16x3Worksp
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
-      make_k_tiled_map(workspace.x, split::padded(linear.k) / Config::kKTileDepth,
+      make_k_tiled_map(workspace.x, split::padded(call.k) / Config::kKTileDepth,
                        tiles.max_rows() / BlockConfig::kClusterSize);
-  const CUtensorMap weight_map = make_map(workspace.weight.source, linear.n, linear.k,
-                                          linear.weight_stride, Config::kBlockColumns);
+  const CUtensorMap weight_map =
+      make_map(workspace.weight.source, call.n, call.k, call.weight_stride, Config::kBlockColumns);
 
   launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
               arguments);

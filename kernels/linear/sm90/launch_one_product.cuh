@@ -33,24 +33,24 @@ namespace kernels::sm90 {
 
 // The tiles of gemm_one_product, for all its traits. The blocks of a cluster share a tile's rows of
 // x, and divide its rows of the weight.
-inline TileOrder one_product_tiles(const LinearArguments& linear) {
+inline TileOrder one_product_tiles(const LinearArguments& call) {
   using Config = gemm_one_product::Config;
-  return {blocks_of(linear.m, Config::kTileRows),
-          blocks_of(linear.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
+  return {blocks_of(call.m, Config::kTileRows),
+          blocks_of(call.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
 // and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
 // of a row at once.
 template <typename Traits>
-gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& linear,
+gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& call,
                                                           int64_t vector_size) {
-  const Epilogue<typename Traits::Out> epilogue(linear, vector_size);
+  const Epilogue<typename Traits::Out> epilogue(call, vector_size);
   gemm_one_product::Arguments<Traits> arguments{epilogue};
-  arguments.k = static_cast<int>(linear.k);
-  arguments.tiles = one_product_tiles(linear);
-  arguments.x_is_transposed = linear.x_is_transposed;
-  arguments.weight_is_transposed = linear.weight_is_transposed;
+  arguments.k = static_cast<int>(call.k);
+  arguments.tiles = one_product_tiles(call);
+  arguments.x_is_transposed = call.x_is_transposed;
+  arguments.weight_is_transposed = call.weight_is_transposed;
   return arguments;
 }
 
@@ -88,18 +88,18 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
 template <typename Traits>
 void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& arguments,
-                                    int clusters, const LinearArguments& linear,
+                                    int clusters, const LinearArguments& call,
                                     cudaStream_t stream) {
   const CUtensorMap x_map =
-      operand_map<Traits>(linear.x, linear.m, linear.k, linear.x_stride, linear.x_is_transposed);
-  const CUtensorMap weight_map = operand_map<Traits>(
-      linear.weight, linear.n, linear.k, linear.weight_stride, linear.weight_is_transposed);
+      operand_map<Traits>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
+  const CUtensorMap weight_map = operand_map<Traits>(call.weight, call.n, call.k,
+                                                     call.weight_stride, call.weight_is_transposed);
   CUtensorMap out_map{};
   if constexpr (Traits::kIsGradient) {
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
     // columns, which are rows of this map.
-    const auto out = static_cast<const typename Traits::Out*>(linear.out);
-    out_map = make_map(out, linear.n, linear.m, linear.m, gemm_one_product::Config::kWarpColumns);
+    const auto out = static_cast<const typename Traits::Out*>(call.out);
+    out_map = make_map(out, call.n, call.m, call.m, gemm_one_product::Config::kWarpColumns);
   }
   launch_one_product_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
 }
@@ -108,25 +108,25 @@ void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& a
 
 // Launches gemm_one_product with HalfTraits or GradientTraits.
 template <typename Traits>
-void launch_half_with_traits(const LinearArguments& linear, cudaStream_t stream) {
+void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
-  const int64_t vector_size = linear.mask != nullptr ? gemm_one_product::Config::kWarpgroupColumns
-                                                     : 16 / sizeof(typename Traits::Out);
-  auto arguments = one_product_arguments<Traits>(linear, vector_size);
+  const int64_t vector_size = call.mask != nullptr ? gemm_one_product::Config::kWarpgroupColumns
+                                                   : 16 / sizeof(typename Traits::Out);
+  auto arguments = one_product_arguments<Traits>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.is_fast = arguments.epilogue.is_fast && linear.has_relu;
+  arguments.epilogue.is_fast = arguments.epilogue.is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
   const int waves = blocks_of(tiles, count_one_product_clusters<Traits>());
   const int clusters = blocks_of(tiles, waves);
-  launch_one_product_on_operands(arguments, clusters, linear, stream);
+  launch_one_product_on_operands(arguments, clusters, call, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
 // same memory: [n, m] in terms of the new m and n.
-inline LinearArguments transposed_problem(const LinearArguments& linear) {
-  LinearArguments transposed = linear;
+inline LinearArguments transposed_problem(const LinearArguments& call) {
+  LinearArguments transposed = call;
   std::swap(transposed.x, transposed.weight);
   std::swap(transposed.x_stride, transposed.weight_stride);
   std::swap(transposed.x_is_transposed, transposed.weight_is_transposed);
@@ -141,14 +141,13 @@ inline LinearArguments transposed_problem(const LinearArguments& linear) {
 // zeros take less power, so that the GPU's clock is higher (docs/EXPERIMENTS.md, "The gradient of
 // the weight in half types"). TMA stores the results, and needs rows of whole 16-byte vectors.
 template <typename T>
-void launch_one_product_half(const LinearArguments& linear, cudaStream_t stream) {
-  const bool has_epilogue = linear.has_relu || linear.bias != nullptr || linear.divisor != 1;
-  const bool has_vectors = linear.n % 8 == 0;
+void launch_one_product_half(const LinearArguments& call, cudaStream_t stream) {
+  const bool has_epilogue = call.has_relu || call.bias != nullptr || call.divisor != 1;
+  const bool has_vectors = call.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_with_traits<gemm_one_product::GradientTraits<T>>(transposed_problem(linear),
-                                                                 stream);
+    launch_half_with_traits<gemm_one_product::GradientTraits<T>>(transposed_problem(call), stream);
   } else {
-    launch_half_with_traits<gemm_one_product::HalfTraits<T>>(linear, stream);
+    launch_half_with_traits<gemm_one_product::HalfTraits<T>>(call, stream);
   }
 }
 
@@ -181,37 +180,37 @@ struct OneProductWorkspace {
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit OneProductWorkspace(const LinearArguments& linear)
-      : x(unsplit_matrix(linear.x, linear.m, linear.x_stride)),
-        weight(unsplit_matrix(linear.weight, linear.n, linear.weight_stride)) {
-    WorkspaceSlices slices(linear.workspace);
-    const int64_t padded_k = split::padded(linear.k);
+  explicit OneProductWorkspace(const LinearArguments& call)
+      : x(unsplit_matrix(call.x, call.m, call.x_stride)),
+        weight(unsplit_matrix(call.weight, call.n, call.weight_stride)) {
+    WorkspaceSlices slices(call.workspace);
+    const int64_t padded_k = split::padded(call.k);
     const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);
-    const TileOrder tiles = one_product_tiles(linear);
+    const TileOrder tiles = one_product_tiles(call);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
     conversion.k_tiles = static_cast<int>(k_tiles);
     conversion.next = slices.add<unsigned>(1);
     conversion.ready = slices.add<unsigned>(panels * k_tiles);
-    conversion.subnormals = slices.add<unsigned>(linear.n);
+    conversion.subnormals = slices.add<unsigned>(call.n);
     redo.count = slices.add<unsigned>(1 + tiles.count());
     redo.is_listed = slices.part(redo.count, 1);
     bytes_to_clear = slices.bytes();
 
-    x.hi = slices.add<__half>(linear.m * padded_k);
-    x.exponent = slices.add<int>(linear.m);
-    weight.exponent = slices.add<int>(linear.n);
-    weight.hi = slices.add<__half>(linear.n * padded_k);
+    x.hi = slices.add<__half>(call.m * padded_k);
+    x.exponent = slices.add<int>(call.m);
+    weight.exponent = slices.add<int>(call.n);
+    weight.hi = slices.add<__half>(call.n * padded_k);
     redo.tiles = slices.add<int>(tiles.count());
     conversion.weight = weight;
 
-    if (linear.weight_is_transposed) {
+    if (call.weight_is_transposed) {
       weight_copy.source = weight.source;
       weight_copy.source_stride = weight.row_stride;
-      weight_copy.target = slices.add<float>(linear.n * padded_k);
+      weight_copy.target = slices.add<float>(call.n * padded_k);
       weight_copy.target_stride = padded_k;
-      weight_copy.rows = linear.n;
-      weight_copy.columns = linear.k;
+      weight_copy.rows = call.n;
+      weight_copy.columns = call.k;
     }
     bytes = slices.bytes();
   }
@@ -219,16 +218,16 @@ struct OneProductWorkspace {
 
 // Returns how many elements of a row gemm_one_product's fast epilogue for float32 stores at once.
 // With a mask they are the 8 that share a byte of the mask, else the 4 of a 16-byte vector.
-inline int64_t float_vector_size(const LinearArguments& linear) {
-  return linear.mask != nullptr ? 8 : 4;
+inline int64_t float_vector_size(const LinearArguments& call) {
+  return call.mask != nullptr ? 8 : 4;
 }
 
 // Launches the fp16 product with ConvertTraits. It lists the tiles for which fp16 is not accurate
 // enough.
-inline void launch_one_product_convert(const LinearArguments& linear,
+inline void launch_one_product_convert(const LinearArguments& call,
                                        const OneProductWorkspace& workspace, cudaStream_t stream) {
   using Traits = gemm_one_product::ConvertTraits;
-  auto arguments = one_product_arguments<Traits>(linear, float_vector_size(linear));
+  auto arguments = one_product_arguments<Traits>(call, float_vector_size(call));
   const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
   arguments.redo = workspace.redo;
   arguments.x_exponent = workspace.x.exponent;
@@ -249,18 +248,18 @@ inline void launch_one_product_convert(const LinearArguments& linear,
 // Launches the TF32 product of the listed tiles, with RedoTraits. wgmma takes no transposed TF32
 // operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
 // end at once.
-inline void launch_one_product_redo(const LinearArguments& linear,
+inline void launch_one_product_redo(const LinearArguments& call,
                                     const OneProductWorkspace& workspace, cudaStream_t stream) {
   using Traits = gemm_one_product::RedoTraits;
-  LinearArguments row_major = linear;
-  if (linear.weight_is_transposed) {
+  LinearArguments row_major = call;
+  if (call.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
     check(static_cast<cudaError_t>(cuda::transpose(copy, workspace.redo.count, stream)));
     row_major.weight = copy.target;
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto arguments = one_product_arguments<Traits>(row_major, float_vector_size(linear));
+  auto arguments = one_product_arguments<Traits>(row_major, float_vector_size(call));
   arguments.redo = workspace.redo;
   const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
   launch_one_product_on_operands(arguments, clusters, row_major, stream);

@@ -152,25 +152,25 @@ inline split::SplitMatrix unsplit_matrix(const void* source, int64_t rows, int64
 
 // Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
 // of the workspace.
-inline void launch_split_x(const LinearArguments& linear, const split::SplitMatrix& x,
+inline void launch_split_x(const LinearArguments& call, const split::SplitMatrix& x,
                            const split::SplitMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
-  const int threads = split::threads_of_row(linear.k);
+  const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;
   // Each warp samples kRows rows of the weight.
-  const int sampling_blocks = blocks_of(linear.n, warps * SampleConfig::kRows);
+  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
   // A warp splits a row of x that fits into its registers, and a block splits a longer row.
-  const bool is_short = linear.k <= split::SplitConfig::kKeptByWarp;
+  const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
   const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
-  const int splitting_blocks = blocks_of(linear.m, is_short ? warps : 1);
-  const auto cleared = static_cast<unsigned*>(linear.workspace);
+  const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
+  const auto cleared = static_cast<unsigned*>(call.workspace);
   const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   Grid grid{};
   grid.blocks = sampling_blocks + splitting_blocks;
   grid.threads = threads;
   grid.stream = stream;
   grid.has_pdl = true;
-  launch_or_throw(grid, split_x_kernel, x, weight, linear.weight_is_transposed, linear.k,
+  launch_or_throw(grid, split_x_kernel, x, weight, call.weight_is_transposed, call.k,
                   sampling_blocks, splitter, cleared, cleared_size);
 }
 

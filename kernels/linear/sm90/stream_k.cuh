@@ -73,6 +73,7 @@
 #include <cstring>
 
 #include "common/ptx/cluster.cuh"
+#include "common/ptx/registers.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90 {

@@ -110,8 +110,8 @@ __device__ __forceinline__ void multiply_tile(const split::SplitMatrix& x,
           has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
-      const int64_t found_element = first + __ffs(found) - 1;
-      found &= found - 1;  // without its lowest bit
+      const int64_t found_element = first + __ffs(found) - 1;  // of the lowest bit
+      found &= found - 1;                                      // clears this bit
       sum = fma(double{x_row[found_element]}, double{weight_row[found_element]}, sum);
     }
   }
@@ -176,13 +176,13 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
     const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
     multiply_tile(x, weight, k, first_row, first_column, warp_sums);
     __syncthreads();
-    // The first warp finishes the tile: lane j has result j.
-    if (threadIdx.x < 32) {
+    const bool is_first_warp = threadIdx.x < 32;
+    if (is_first_warp) {  // finishes the tile: lane j has result j
       const int row = first_row + lane / Config::kTileColumns;
       const int column = first_column + lane % Config::kTileColumns;
+      const bool exists = row < epilogue.m && column < epilogue.n;
       const bool is_replaced =
-          row < epilogue.m && column < epilogue.n &&
-          (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
+          exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
       double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
       for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
       store_results(epilogue, row, column, is_replaced, static_cast<float>(sum));

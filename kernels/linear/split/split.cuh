@@ -124,6 +124,11 @@ struct SplitMatrix {
   int* exponent;
   int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
+
+  // Returns where a row of a k-tile begins in the k-tiled layout: its first hi is hi[the result].
+  __host__ __device__ int64_t k_tiled_index(int64_t k_tile, int64_t row) const {
+    return (k_tile * rows + row) * kKTileNumbers;
+  }
 };
 
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds

@@ -239,7 +239,7 @@ struct RowOfThread {
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
     if (!matrix.is_k_tiled) return row * padded_k + i;
-    return (i / depth * matrix.rows + row) * kKTileNumbers + i % depth;
+    return matrix.k_tiled_index(/*k_tile=*/i / depth, row) + i % depth;
   }
 };
 
@@ -279,8 +279,8 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   const SplitMatrix& matrix = part.matrix;
   const bool has_lo = part.form == Form::kHiAndLo;
   // The thread's octets are whole k-tiles apart, so their places are equally far apart, too.
-  const int64_t place = part.place_of(part.start);
-  const int64_t place_step = part.place_of(part.start + part.step) - place;
+  const int64_t first_place = part.place_of(part.start);
+  const int64_t place_step = part.place_of(part.start + part.step) - first_place;
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
@@ -293,8 +293,9 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
     const bool exists = part.start + g * part.step < part.padded_k;
-    store_octet(matrix.hi + place + g * place_step, hi, is_interleaved, exists);
-    if (has_lo) store_octet(matrix.lo + place + g * place_step, lo, is_interleaved, exists);
+    const int64_t place = first_place + g * place_step;
+    store_octet(matrix.hi + place, hi, is_interleaved, exists);
+    if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
   };
   // The conditions of both loops are the same for all threads, as all must call store_octet.
 #pragma unroll

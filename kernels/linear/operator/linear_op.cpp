@@ -22,8 +22,9 @@
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
-// The headers, from the outside in. They are not .cpp files because torch's own headers are slow to
-// compile: one translation unit compiles them once.
+// No file of linear/ outside of this folder includes torch. The headers here, from the outside in,
+// are not .cpp files because torch's own headers are slow to compile: one translation unit compiles
+// them once.
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
@@ -36,9 +37,9 @@
 
 #include <string>
 
-#include "linear/autograd.h"
-#include "linear/backward.h"
-#include "linear/forward.h"
+#include "linear/operator/autograd.h"
+#include "linear/operator/backward.h"
+#include "linear/operator/forward.h"
 #include "torch_support/operators.h"
 
 namespace kernels {
@@ -82,12 +83,12 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
 
 void set_linear_path(c10::string_view name) {
   if (name == "auto") {
-    demanded_path = std::nullopt;
+    forced_path = std::nullopt;
     return;
   }
   for (const Path path : {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch}) {
     if (name == name_of(path)) {
-      demanded_path = path;
+      forced_path = path;
       return;
     }
   }

@@ -12,16 +12,16 @@
 #include <string>
 
 #include "common/sizes.h"
-#include "linear/choose_path.h"
-#include "linear/float32_precision.h"
-#include "linear/operands.h"
+#include "linear/operator/choose_path.h"
+#include "linear/operator/float32_precision.h"
+#include "linear/operator/operands.h"
 #include "torch_support/tensor.h"
 
 namespace kernels {
 
-// The path that the operator set_linear_path asks for. With it, tests run every kernel on every
-// size. If it is empty, choose_path decides.
-inline std::optional<Path> demanded_path;
+// The path that the operator set_linear_path forces on every product, so that tests can run every
+// kernel on every size. If it is empty, choose_path decides.
+inline std::optional<Path> forced_path;
 
 #ifdef KERNELS_WITH_CUDA
 
@@ -105,14 +105,14 @@ inline OperandRules rules_of(Path path, const Product& product) {
 }
 
 // Returns true if the path's kernel can compute the call on this GPU.
-inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
+inline bool supports(Path path, const Gpu& gpu, const LinearArguments& call) {
   switch (path) {
     case Path::kSkinny:
-      return gpu.capability == 90 && cuda::linear_skinny_supports(linear);
+      return gpu.capability == 90 && cuda::linear_skinny_supports(call);
     case Path::kSm90:
-      return gpu.capability == 90 && cuda::linear_sm90_supports(linear);
+      return gpu.capability == 90 && cuda::linear_sm90_supports(call);
     case Path::kSm80:
-      return gpu.capability >= 80 && cuda::linear_sm80_supports(linear);
+      return gpu.capability >= 80 && cuda::linear_sm80_supports(call);
     case Path::kTorch:
       return false;
   }
@@ -120,12 +120,12 @@ inline bool supports(Path path, const Gpu& gpu, const LinearArguments& linear) {
 }
 
 // Returns the bytes of workspace that the path's kernel needs.
-inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
+inline size_t workspace_bytes(Path path, const LinearArguments& call) {
   switch (path) {
     case Path::kSm90:
-      return cuda::linear_sm90_workspace_bytes(linear);
+      return cuda::linear_sm90_workspace_bytes(call);
     case Path::kSm80:
-      return cuda::linear_sm80_workspace_bytes(linear);
+      return cuda::linear_sm80_workspace_bytes(call);
     case Path::kSkinny:
     case Path::kTorch:
       return 0;
@@ -134,14 +134,14 @@ inline size_t workspace_bytes(Path path, const LinearArguments& linear) {
 }
 
 // Launches the path's kernel, and returns the launch's cudaError_t.
-inline int launch_gemm(Path path, const LinearArguments& linear, CUstream_st* stream) {
+inline int launch_gemm(Path path, const LinearArguments& call, CUstream_st* stream) {
   switch (path) {
     case Path::kSkinny:
-      return cuda::linear_skinny(linear, stream);
+      return cuda::linear_skinny(call, stream);
     case Path::kSm90:
-      return cuda::linear_sm90(linear, stream);
+      return cuda::linear_sm90(call, stream);
     case Path::kSm80:
-      return cuda::linear_sm80(linear, stream);
+      return cuda::linear_sm80(call, stream);
     case Path::kTorch:
       break;
   }
@@ -168,28 +168,28 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
 inline LinearArguments arguments_of(const Product& product, const MatrixView& x,
                                     const MatrixView& weight, const Tensor& bias, double divisor,
                                     const Tensor& mask) {
-  LinearArguments linear{};
-  linear.dtype = product.dtype;
-  linear.precision = product.precision;
-  linear.m = product.m;
-  linear.n = product.n;
-  linear.k = product.k;
-  linear.x = x.tensor.const_data_ptr();
-  linear.x_stride = x.stride;
-  linear.x_is_transposed = x.is_transposed;
-  linear.weight = weight.tensor.const_data_ptr();
-  linear.weight_stride = weight.stride;
-  linear.weight_is_transposed = weight.is_transposed;
-  linear.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
-  linear.divisor = static_cast<float>(divisor);
-  linear.has_relu = product.is_forward;
-  linear.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  return linear;
+  LinearArguments call{};
+  call.dtype = product.dtype;
+  call.precision = product.precision;
+  call.m = product.m;
+  call.n = product.n;
+  call.k = product.k;
+  call.x = x.tensor.const_data_ptr();
+  call.x_stride = x.stride;
+  call.x_is_transposed = x.is_transposed;
+  call.weight = weight.tensor.const_data_ptr();
+  call.weight_stride = weight.stride;
+  call.weight_is_transposed = weight.is_transposed;
+  call.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  call.divisor = static_cast<float>(divisor);
+  call.has_relu = product.is_forward;
+  call.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  return call;
 }
 
-// Raises the error of a call that the path of set_linear_path does not support.
-[[noreturn]] inline void fail_for_demanded_path(Path path, const Gpu& gpu, const Tensor& x,
-                                                const Tensor& weight) {
+// Raises the error of a call that the forced path does not support.
+[[noreturn]] inline void fail_for_forced_path(Path path, const Gpu& gpu, const Tensor& x,
+                                              const Tensor& weight) {
   const std::string capability =
       std::to_string(gpu.capability / 10) + "." + std::to_string(gpu.capability % 10);
   fail(std::string("the path ") + name_of(path) +
@@ -210,7 +210,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   // Choose the path.
   const Product product = product_of(inputs, is_forward);
   const Gpu gpu = gpu_of(inputs.x);
-  const Path path = demanded_path ? *demanded_path : choose_path(product, gpu);
+  const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
   // Make the operands readable, by copies if need be.
@@ -221,19 +221,19 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
 
   // Ask the kernel.
-  LinearArguments linear = arguments_of(product, x, weight, bias, inputs.divisor, mask);
-  if (!supports(path, gpu, linear)) {
-    if (demanded_path) fail_for_demanded_path(path, gpu, x.tensor, weight.tensor);
+  LinearArguments call = arguments_of(product, x, weight, bias, inputs.divisor, mask);
+  if (!supports(path, gpu, call)) {
+    if (forced_path) fail_for_forced_path(path, gpu, x.tensor, weight.tensor);
     return {};
   }
 
   // Allocate and launch.
-  const Tensor out = allocate(inputs.x, {linear.m, linear.n}, inputs.x.scalar_type());
-  linear.out = out.mutable_data_ptr();
-  const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, linear));
+  const Tensor out = allocate(inputs.x, {call.m, call.n}, inputs.x.scalar_type());
+  call.out = out.mutable_data_ptr();
+  const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, call));
   const Tensor workspace = allocate(inputs.x, {bytes}, at::kByte);
-  linear.workspace = workspace.mutable_data_ptr();
-  run_on_gpu_only(inputs.x, [&](CUstream_st* stream) { return launch_gemm(path, linear, stream); });
+  call.workspace = workspace.mutable_data_ptr();
+  run_on_gpu_only(inputs.x, [&](CUstream_st* stream) { return launch_gemm(path, call, stream); });
   return out;
 }
 

@@ -14,15 +14,15 @@
 //
 // docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
 //
-// The origin of the limits. Our path is chosen where it is estimated to take less time than torch's
-// product followed by the fused pass; `..._wins` is short for that. docs/BENCHMARKS.md, "is the
-// fastest path chosen?", shows how good the estimates are, and where they err. The limits of sm80's
-// kernel follow from the arithmetic rates of its GPU. All others were fitted to the times of 3,887
-// products on an H200, with operands in L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's
-// part"). `python -m problems.benchmark path-grid` measures such times anew, and `paths` shows how
-// good the limits are: it times every path for products just beside them
-// (problems/benchmark/products.py). docs/CONTRIBUTING.md, "Retune the choice of a path", says how
-// to move a limit, for another GPU or kernel.
+// A kernel *wins* if it is estimated to take less time than torch's product followed by the fused
+// pass. Each function `..._wins` makes this estimate by a few limits, its constants.
+//
+//   their origin   The limits of sm80's kernel follow from the arithmetic rates of its GPU. All
+//                  others were fitted to the times of 3,887 products on an H200, with operands in
+//                  L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part").
+//   their errors   docs/BENCHMARKS.md, "is the fastest path chosen?". `python -m problems.benchmark
+//                  paths` times every path for products just beside the limits.
+//   to move one    docs/CONTRIBUTING.md, "Retune the choice of a path".
 
 #pragma once
 
@@ -78,11 +78,14 @@ struct Product {
   // The weight is row-major, and its rows can be read by 16-byte vectors. Any other weight is
   // copied first, or read as its transpose.
   bool weight_has_vector_rows;
+
+  bool is_float32() const { return dtype == DType::kFloat32; }
+  bool is_highest() const { return is_float32() && precision == Precision::kHighest; }
 };
 
-// The smallest K whose errors and times were measured: at `highest`, and of gemm_one_product.
-constexpr int64_t kLeastKAtHighest = 16;
-constexpr int64_t kLeastKOfOneProduct = 256;
+// The smallest K for which errors and times were measured.
+constexpr int64_t kLeastKAtHighest = 16;      // of skinny.cu and the fp16x3 kernels
+constexpr int64_t kLeastKOfOneProduct = 256;  // of gemm_one_product
 
 // The smallest M * N of a gradient in half types that gemm_one_product computes.
 constexpr int64_t kLeastHalfGradient = int64_t{3} << 22;
@@ -99,18 +102,20 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   const int64_t clusters = gpu.multiprocessors / 2;
   const int64_t waves = divide_up(tiles, clusters);
   const double elements = static_cast<double>(product.m) * product.n;
-  return elements / (waves * clusters * kTile * kTile);
+  const int64_t room = waves * clusters * kTile * kTile;  // in elements
+  return elements / room;
 }
 
 // Returns whether skinny.cu wins against every other path, for a float32 forward. With few rows,
-// the tiles of the tensor-core kernels would consist mostly of padding. At `high`, a single
-// tensor-core product is faster from 9 rows on.
+// the tiles of the tensor-core kernels would consist mostly of padding.
 //
-//   rows of x     skinny.cu wins with
-//   1 to 8        any K and up to 4 tiles for each multiprocessor; or K >= 512
-//   9 to 16       K >= 256 and up to 2 tiles; or K >= 512
-//   17 and more   K >= 16 and up to 1 tile, or K >= 256 and up to 2 tiles; but with no more than
-//                 2^28 multiplications
+//   rows of x     skinny.cu wins if there are, for each multiprocessor,
+//   1 to 8        up to 4 tiles, or K >= 512
+//   9 to 16       up to 2 tiles and K >= 256, or K >= 512
+//   17 and more   up to 2 tiles and K >= 256, or up to 1 tile and K >= 16; and in either case at
+//                 most 2^28 multiplications
+//
+// At `high` only the first line holds: from 9 rows of x on, one tensor-core product is faster.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   // skinny.cu divides out into tiles of 16 rows by 32 columns.
   constexpr int kTileRows = 16;
@@ -125,68 +130,73 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
   const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
-  if (product.m <= kVeryFewRows) {
-    return tiles_per_multiprocessor <= kManyTiles || product.k >= kLongK;
-  }
-  if (product.precision != Precision::kHighest) return false;
+  const auto has_up_to = [&](int most_tiles) { return tiles_per_multiprocessor <= most_tiles; };
+  const bool has_long_k = product.k >= kLongK;
+  if (product.m <= kVeryFewRows) return has_up_to(kManyTiles) || has_long_k;
+  if (!product.is_highest()) return false;
 
-  const bool has_medium_tiles = tiles_per_multiprocessor <= kMediumTiles && product.k >= kMediumK;
-  const bool has_one_row_of_tiles = product.m <= kTileRows;
-  if (has_one_row_of_tiles) return has_medium_tiles || product.k >= kLongK;
+  const bool is_medium = has_up_to(kMediumTiles) && product.k >= kMediumK;
+  if (product.m <= kTileRows) return is_medium || has_long_k;
 
-  const bool has_few_tiles = tiles_per_multiprocessor <= kFewTiles && product.k >= kLeastKAtHighest;
+  const bool is_small = has_up_to(kFewTiles) && product.k >= kLeastKAtHighest;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  return (has_few_tiles || has_medium_tiles) && multiplications <= kMostMultiplications;
+  return (is_small || is_medium) && multiplications <= kMostMultiplications;
 }
 
 // Returns whether sm90's fp16x3 kernel wins against torch for a gradient at `highest`.
 //
-// The result, M * N elements, has to be larger than three costs, which are counted in its elements:
+// The result, M * N elements, has to be as large as three costs together. They are counted in
+// elements of the result:
 //
-//   kRowCost * M                    of the rows of x
-//   kColumnCost * N                 of the columns of out
-//   kCallCost / (K - kUncountedK)   of the call. With a short K an element takes little time, so
-//                                   the call costs as much as many elements.
+//   the rows of x        kRowCost * M
+//   the columns of out   kColumnCost * N
+//   the call             kCallCost / (K - kUncountedK)
 //
-// Example: for K = 1024 the call costs 2^29 / (1024 - 40), about 546,000 elements.
+// With a short K an element takes little time, so the call costs as much as many elements. Example:
+// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements.
 inline bool fp16x3_gradient_wins(const Product& product) {
-  constexpr int kLeastKOfFp16x3Gradient = 64;  // elements of K
-  constexpr int kLeastWeight = 1 << 17;        // elements of the weight, N * K
-  constexpr int kRowCost = 150;                // elements of out for each row of x
-  constexpr int kColumnCost = 100;             // elements of out for each column
-  constexpr int kCallCost = 1 << 29;           // elements of out times elements of K
-  constexpr int kUncountedK = 40;              // elements of K
+  constexpr int kLeastKOfFp16x3Gradient = 64;
+  constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
+  constexpr int kRowCost = 150;
+  constexpr int kColumnCost = 100;
+  constexpr int kCallCost = 1 << 29;
+  constexpr int kUncountedK = 40;
   static_assert(kUncountedK < kLeastKOfFp16x3Gradient, "K - kUncountedK is positive");
 
   const double m = product.m;
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastKOfFp16x3Gradient || n * k < kLeastWeight) return false;
-  return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
+  const double cost_of_rows = kRowCost * m;
+  const double cost_of_columns = kColumnCost * n;
+  const double cost_of_call = kCallCost / (k - kUncountedK);
+  return m * n >= cost_of_rows + cost_of_columns + cost_of_call;
 }
 
-// Returns whether sm90's fp16x3 kernel wins against torch for a forward at `highest`.
+// Returns whether sm90's fp16x3 kernel wins against torch for a forward at `highest`. Its work has
+// to be large:
 //
-// Its work, M N K multiplications, has to be large. Two corrections make one limit fit all sizes.
-// 112 columns do not count, because much of a tile is padding if columns are few. And 2^17 elements
-// of out are added, because with a long K even a small result is a lot of work.
-// Example: out [512, 1024] with K = 384 has (512 * 912 + 2^17) * 384 = 230 million, which exceeds
-// kLeastWork, 201 million.
+//   weight with vector rows    (M (N - 112) + 2^17) K >= 3 * 2^26
+//   any other weight            M (N - 112) K         >= 2^29        the copy has to pay, too
+//
+// The work is M N K multiplications with two corrections, so that one limit fits all sizes:
+//
+//   112 columns do not count         because much of a tile is padding if columns are few
+//   2^17 elements of out are added   because with a long K even a small result is a lot of work
 inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
   constexpr int kUncountedColumns = 112;
   constexpr int kAddedElements = 1 << 17;
   constexpr int kLeastWork = 3 << 26;
-  // A weight without vector rows is copied first, which pays only for more work.
   constexpr int kLeastWorkForCopy = 1 << 29;
 
   if (product.m <= kTooFewRows || product.n <= kTooFewColumns) return false;
-  const double counted = static_cast<double>(product.m) * (product.n - kUncountedColumns);
-  if (!product.weight_has_vector_rows) return counted * product.k >= kLeastWorkForCopy;
-  return (counted + kAddedElements) * product.k >= kLeastWork;
+  const double counted_elements = static_cast<double>(product.m) * (product.n - kUncountedColumns);
+  if (!product.weight_has_vector_rows) return counted_elements * product.k >= kLeastWorkForCopy;
+  return (counted_elements + kAddedElements) * product.k >= kLeastWork;
 }
 
 // Returns whether sm90's fp16x3 kernel wins against torch, for a forward or a gradient.
@@ -223,10 +233,13 @@ inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
 
 // Returns whether sm90's gemm_one_product wins against torch for a product of half types.
 //
-// In a forward, torch's product is followed by the fused pass. The pass takes as much time as a
-// product with K = 640 and the same result. Our kernel needs no pass, but may leave a part of its
-// last wave empty. So it wins if K / utilization <= K + 640. Example: with K = 4096, from a
-// utilization of 0.87 on.
+// Times of a forward, in units of K. (One unit is the time that a product with the same result and
+// full waves takes for each element of K.)
+//
+//   torch   K + 640             the product, and the fused pass, which takes as long as 640 of K
+//   ours    K / utilization     no pass, but a part of the last wave may be empty
+//
+// Example: with K = 4096 ours is shorter from a utilization of 4096 / 4736 = 0.865 on.
 //
 // In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
 // waves.
@@ -235,15 +248,18 @@ inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
   constexpr double kLeastUtilizationOfGradient = 0.9;
 
   const double utilization = wave_utilization(product, gpu);
-  if (product.is_forward) return product.k <= utilization * (product.k + kPassAsK);
+  if (product.is_forward) {
+    const double torch_time = product.k + kPassAsK;
+    return product.k <= utilization * torch_time;
+  }
   return product.m * product.n >= kLeastHalfGradient && utilization >= kLeastUtilizationOfGradient;
 }
 
 // Returns whether sm90's gemm_one_product wins against torch.
 inline bool one_product_wins(const Product& product, const Gpu& gpu) {
   if (product.k < kLeastKOfOneProduct) return false;
-  const bool is_float32 = product.dtype == DType::kFloat32;
-  return is_float32 ? one_product_wins_float32(product, gpu) : one_product_wins_half(product, gpu);
+  if (product.is_float32()) return one_product_wins_float32(product, gpu);
+  return one_product_wins_half(product, gpu);
 }
 
 // Returns whether sm80's fp16x3 kernel wins against torch. The limits follow from the rates
@@ -254,20 +270,22 @@ inline bool sm80_wins(const Product& product) {
   return product.m * product.n >= kLeastResult && product.k >= kLeastK;
 }
 
+// Returns the path to try on a GPU of compute capability 9.0.
+inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
+  const bool may_be_skinny =
+      product.is_float32() && product.is_forward && product.weight_has_vector_rows;
+  if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
+  const bool sm90_wins =
+      product.is_highest() ? fp16x3_wins(product) : one_product_wins(product, gpu);
+  return sm90_wins ? Path::kSm90 : Path::kTorch;
+}
+
 // Returns the path to try. The caller still asks the kernel whether it supports the operands.
 inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (product.dtype == DType::kFloat64) return Path::kTorch;
-  const bool is_float32 = product.dtype == DType::kFloat32;
-  const bool is_highest = is_float32 && product.precision == Precision::kHighest;
-  if (gpu.capability == 80) {
-    return is_highest && sm80_wins(product) ? Path::kSm80 : Path::kTorch;
-  }
-  if (gpu.capability != 90) return Path::kTorch;
-
-  const bool may_be_skinny = is_float32 && product.is_forward && product.weight_has_vector_rows;
-  if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
-  const bool sm90_wins = is_highest ? fp16x3_wins(product) : one_product_wins(product, gpu);
-  return sm90_wins ? Path::kSm90 : Path::kTorch;
+  if (gpu.capability == 90) return choose_path_on_hopper(product, gpu);
+  if (gpu.capability == 80 && product.is_highest() && sm80_wins(product)) return Path::kSm80;
+  return Path::kTorch;
 }
 
 }  // namespace kernels

@@ -14,9 +14,9 @@
 #include <memory>
 #include <mutex>
 
-#include "linear/backward.h"
-#include "linear/forward.h"
-#include "linear/gate.h"
+#include "linear/operator/backward.h"
+#include "linear/operator/forward.h"
+#include "linear/operator/gate.h"
 #include "torch_support/operators.h"
 
 // Declared here because ATen/autocast_mode.h includes all of ATen, which takes 2 of 7 s to compile.
@@ -150,9 +150,9 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
 // gradient is needed.
 template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
-  const Route route = route_of(inputs);
-  if (route == Route::kReference) return linear_composite(inputs);
-  const bool runs_kernels = route == Route::kKernels;
+  const GateAnswer answer = ask_gate(inputs);
+  if (answer == GateAnswer::kReference) return linear_composite(inputs);
+  const bool runs_kernels = answer == GateAnswer::kKernels;
 
   if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
     // The backward keeps the matrix that as_matrix returns, as eager's does. If that is a copy, a

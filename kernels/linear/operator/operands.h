@@ -41,39 +41,39 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// The lines of a matrix: its rows, or its columns.
-struct Lines {
-  int64_t length;          // elements of a line
-  int64_t element_stride;  // from one element of a line to the next
-  int64_t line_stride;     // from one line to the next
+// The rows of a matrix, or those of its transpose, which are the columns of the matrix.
+struct Rows {
+  int64_t length;          // elements of a row
+  int64_t element_stride;  // from one element of a row to the next
+  int64_t row_stride;      // from one row to the next
 };
 
-// Returns true if a kernel can read the matrix in place, line by line: the elements of a line are
-// adjacent, lines do not overlap, and each begins at a multiple of `alignment` bytes.
-inline bool has_readable_lines(const Tensor& matrix, const Lines& lines, int64_t alignment) {
-  const bool is_adjacent = lines.element_stride == 1;
-  const bool overlaps = lines.line_stride < lines.length;
+// Returns true if a kernel can read the matrix in place, row by row: the elements of a row are
+// adjacent, rows do not overlap, and each begins at a multiple of `alignment` bytes.
+inline bool has_readable_rows(const Tensor& matrix, const Rows& rows, int64_t alignment) {
+  const bool is_adjacent = rows.element_stride == 1;
+  const bool overlaps = rows.row_stride < rows.length;
   const bool is_aligned_everywhere =
-      is_aligned(matrix, alignment) && lines.line_stride * matrix.element_size() % alignment == 0;
+      is_aligned(matrix, alignment) && rows.row_stride * matrix.element_size() % alignment == 0;
   return is_adjacent && !overlaps && is_aligned_everywhere;
 }
 
 // Returns true if the matrix is row-major with aligned rows, so that a kernel can read it in place.
 inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
-  Lines rows{};
+  Rows rows{};
   rows.length = matrix.size(1);
   rows.element_stride = matrix.stride(1);
-  rows.line_stride = matrix.stride(0);
-  return has_readable_lines(matrix, rows, alignment);
+  rows.row_stride = matrix.stride(0);
+  return has_readable_rows(matrix, rows, alignment);
 }
 
 // Returns the same for the transpose: column-major with aligned columns.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
-  Lines columns{};
-  columns.length = matrix.size(0);
-  columns.element_stride = matrix.stride(0);
-  columns.line_stride = matrix.stride(1);
-  return has_readable_lines(matrix, columns, alignment);
+  Rows rows_of_transpose{};
+  rows_of_transpose.length = matrix.size(0);
+  rows_of_transpose.element_stride = matrix.stride(0);
+  rows_of_transpose.row_stride = matrix.stride(1);
+  return has_readable_rows(matrix, rows_of_transpose, alignment);
 }
 
 }  // namespace kernels

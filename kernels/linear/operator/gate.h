@@ -10,12 +10,13 @@
 
 #include <cmath>
 
-#include "linear/operands.h"
+#include "linear/operator/operands.h"
 #include "torch_support/operators.h"
 
 namespace kernels {
 
-enum class Route {
+// The gate's answer to the question who computes a call.
+enum class GateAnswer {
   kKernels,    // our kernels compute the call
   kTracing,    // torch.compile or make_fx records an operator; the tensors are fake or proxies
   kReference,  // the reference's own ops compute the call
@@ -77,13 +78,13 @@ inline bool is_empty(const LinearInputs& inputs) {
   return inputs.x.numel() == 0 || inputs.weight.numel() == 0;
 }
 
-// Decides who computes a call.
-inline Route route_of(const LinearInputs& inputs) {
-  if (!is_supported_except_sizes(inputs)) return Route::kReference;
+// Decides who computes a call with these inputs.
+inline GateAnswer ask_gate(const LinearInputs& inputs) {
+  if (!is_supported_except_sizes(inputs)) return GateAnswer::kReference;
   const c10::DispatchKeySet keys = keys_of(inputs);
   if (is_plain(keys)) {
     const bool is_supported = has_matching_sizes(inputs) && !is_empty(inputs);
-    return is_supported ? Route::kKernels : Route::kReference;
+    return is_supported ? GateAnswer::kKernels : GateAnswer::kReference;
   }
   const c10::DispatchKeySet modes = c10::impl::tls_local_dispatch_key_set().included_;
   // Fake and proxy tensors, and their modes, have the key Python. Within torch.func's transforms
@@ -91,7 +92,7 @@ inline Route route_of(const LinearInputs& inputs) {
   const bool is_python_tensor_or_mode = (keys | modes).has(DispatchKey::Python);
   const bool is_in_functorch_transform = modes.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
   const bool is_tracing = is_python_tensor_or_mode && !is_in_functorch_transform;
-  return is_tracing ? Route::kTracing : Route::kReference;
+  return is_tracing ? GateAnswer::kTracing : GateAnswer::kReference;
 }
 
 }  // namespace kernels

@@ -24,8 +24,8 @@
 #include <tuple>
 
 #include "common/sizes.h"
-#include "linear/forward.h"
-#include "linear/run_gemm.h"
+#include "linear/operator/forward.h"
+#include "linear/operator/run_gemm.h"
 #include "torch_support/operators.h"
 
 namespace kernels {
@@ -116,14 +116,14 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the sm90 kernel computes gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
-    const bool may_choose_sm90 = !demanded_path || demanded_path == Path::kSm90;
+    const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
     return is_highest || may_choose_sm90;
   }
   const bool is_half_type = a.element_size() == 2;
   if (!is_half_type) return false;
   // choose_path would leave small products to torch, too. To ask here takes less time.
   const bool is_large_enough =
-      demanded_path.has_value() || a.size(0) * b.size(1) >= kLeastHalfGradient;
+      forced_path.has_value() || a.size(0) * b.size(1) >= kLeastHalfGradient;
   // run_gemm copies an operand that no kernel reads in place. In half types, torch multiplies such
   // operands instead.
   const auto is_readable = [](const Tensor& t) {

@@ -17,8 +17,8 @@
 #include <tuple>
 
 #include "common/sizes.h"
-#include "linear/gate.h"
-#include "linear/run_gemm.h"
+#include "linear/operator/gate.h"
+#include "linear/operator/run_gemm.h"
 
 namespace kernels {
 
@@ -72,7 +72,7 @@ inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
 
 // linear_relu_divide for a call that skips autograd.
 inline Tensor linear_forward(const LinearInputs& inputs) {
-  if (route_of(inputs) != Route::kKernels) return linear_composite(inputs);
+  if (ask_gate(inputs) != GateAnswer::kKernels) return linear_composite(inputs);
   return compute_linear(inputs, /*mask=*/Tensor());
 }
 
