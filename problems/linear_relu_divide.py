@@ -78,7 +78,7 @@ class LinearReluDivideProblem(Problem):
     yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
     slow_yardsticks = (TRITON,)
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
-    rate = Rate(unit="TFLOP/s", work="flops", yardstick=PRODUCT)
+    rate = Rate(unit="TFLOP/s", work_unit="flops", yardstick=PRODUCT)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ class LinearReluDivideProblem(Problem):
         return 2 * math.prod(self.shape) * n
 
     @property
-    def moved(self) -> int:
+    def moved_bytes(self) -> int:
         """Bytes that a call reads and writes: those of x and out, and of the weight."""
         k, n, _divisor = self.arguments
-        return super().moved + n * k * self.dtype.itemsize
+        return super().moved_bytes + n * k * self.dtype.itemsize
 
     def floor_seconds(self, timings: Timings) -> float:
         """Return the seconds of the fastest product.
@@ -125,7 +125,7 @@ class LinearReluDivideProblem(Problem):
             z, magnitude = exact_sums(module.linear, x)
         exact = torch.relu(z) / module.divisor
         limit = self._limit(module, x, z, magnitude, exact)
-        return [ReferenceTensor(eager, exact, x.shape[-1], limit)]
+        return [ReferenceTensor(eager, exact, terms=x.shape[-1], element_limits=limit)]
 
     def _limit(
         self, module: nn.Module, x: Tensor, z: Tensor, magnitude: Tensor, exact: Tensor
@@ -314,7 +314,7 @@ def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[Case]
     yield from changed_in_part(draw(129, 65), generator)
     for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
         name = f"[{m}, 9] -> {n}, new memory filled"
-        yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill=True)
+        yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill_new_tensors=True)
 
 
 def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[Case]:

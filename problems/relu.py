@@ -89,7 +89,7 @@ class ReluProblem(Problem):
             yield Case(f"shape {shape}, drawn at random", [self._draw(generator, *shape)])
         for length in range(1, LONGEST_FILLED_VECTOR + 1):
             x = self._draw(generator, length)
-            yield Case(f"length {length}, new memory filled", [x], fill=True)
+            yield Case(f"length {length}, new memory filled", [x], fill_new_tensors=True)
         for name, make in small_inputs:
             if not name.startswith(prefix):
                 yield Case(name, [make()], required=False)

@@ -66,7 +66,7 @@ eager: eager's processes, which all solutions of a problem use
 
 request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 
-verdict: `Verdict`; when a ratio is a gain; words for exceptions and crashes
+verdict: `Verdict`; words for exceptions and crashes
 
 reference/: the reference
     file                 a problem as a KernelBench file defines it
@@ -74,7 +74,7 @@ reference/: the reference
     module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
-    training_step        the reference's results and gradients of a training step
+    reference_step       the reference's results and gradients of a training step
     float64, tf32        the reference in float64, also with operands rounded to TF32
     operators            the operators that the reference calls and the length of their sums
     dtypes               the dtypes that the user can choose
@@ -87,15 +87,18 @@ comparison/: whether results are right
     case                 the description of a forward that is compared
     quantity             a result or gradient of training steps, over several draws
     reference_tensor     a result of the reference, with which a solution's is compared
+    reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
-    budget, accuracy     how far off a result may be and how far off it is
+    limits, budget       how far off a result may be
+    accuracy             how far off it is
     compare              bits and distance of two tensors
 
 times/: how fast it is
     two_clocks           the seconds of a call, from the process's clock and the referee's
     timing               times of rounds, and their ratios
+    gain                 whether times are a gain: a word for a solution's times
 
 child/: the code that runs in a contestant's process
 

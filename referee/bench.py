@@ -39,7 +39,7 @@ class Bench:
     Attributes:
         memory: the shared memory that requests use.
         eager: eager's processes.
-        plans: how the problem is timed, by setting; `timed_requests.plan` makes them.
+        plans: how the problem is timed, by setting; `timed_requests.plan_of` makes them.
     """
 
     def __init__(self, problem: Problem, server: Server, reserve: Reserve | None = None) -> None:

@@ -87,7 +87,7 @@ class EagerProcess:
             "import_file",
             text=base64.b64encode(file.text).decode(),
             path=str(file.path.resolve()),
-            names=[file.model.__name__],
+            class_names=[file.model.__name__],
             folders=file.folders,
         )
         self.ask("set_precision", setting=problem.precision)
@@ -208,7 +208,7 @@ class Eager:
             "prepare_yardsticks",
             names=list(yardsticks),
             inputs=self._memory.input_locations(1),
-            copied_bytes=max(1, self._problem.moved // 2),
+            copied_bytes=max(1, self._problem.moved_bytes // 2),
             own_file=own_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]

@@ -28,17 +28,17 @@ from referee.checks import (
     SWEEP_CHECKS_PER_SETTING,
 )
 from referee.contestants import processes
-from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
+from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
 from referee.contestants.server import Server
 from referee.eager import Reserve
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
-from referee.rounds.timed_requests import is_planned, plan
+from referee.rounds.timed_requests import is_planned, plan_of
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
-from referee.words import CORRECT, ERROR, INTERRUPTED, LATE
+from referee.words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent
@@ -116,7 +116,7 @@ class Engine:
             torch.set_float32_matmul_precision(self.problem.precision)
             if not is_planned(self._bench):
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
-            plan(self._bench)
+            plan_of(self._bench)
 
     def why_unprepared(self) -> str:
         """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
@@ -169,9 +169,9 @@ class Engine:
         except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's
             reason = f"no memory to grade it, while {stage.text}: {str(error).partition('. ')[0]}"
             verdict.word, verdict.reason = ERROR, reason
-        except LateError:
+        except TimeLimitError:
             seconds = f"{self._options.timeout:g} s"
-            verdict.word, verdict.reason = LATE, f"{seconds}, while {stage.text}"
+            verdict.word, verdict.reason = TIME_LIMIT, f"{seconds}, while {stage.text}"
         except (EndedError, ForgedError, RaisedError) as error:
             verdict.word, verdict.reason = outcome(error, stage.text)
             verdict.details = _traceback(error)
@@ -219,20 +219,17 @@ class _Stage:
 
 
 def _drop_unfinished_times(verdict: Verdict) -> None:
-    """Drop rounds that an interrupt has cut off, runs without a round, and times of wrong files."""
-    timed_runs = []
-    for run in verdict.runs:
-        if run.training_step:
-            rounds_left = drop_unfinished_round(
-                run.training_step.forward, run.training_step.backward
-            )
-            if rounds_left == 0:
-                run.training_step = None
-        rounds_left = drop_unfinished_round(run.timings)
+    """Drop unfinished rounds, which an interrupt leaves; drop all times of a wrong file."""
+    kept = []
+    for times in verdict.times:
+        step = times.training_step
+        if step and drop_unfinished_round(step.forward, step.backward) == 0:
+            times.training_step = None
+        rounds_left = drop_unfinished_round(times.timings)
         if rounds_left > 0:
-            timed_runs.append(run)
+            kept.append(times)
     may_have_times = verdict.word in (CORRECT, INTERRUPTED)
-    verdict.runs = timed_runs if may_have_times else []
+    verdict.times = kept if may_have_times else []
 
 
 def _traceback(error: Exception) -> str:

@@ -21,8 +21,9 @@ from referee.contestants.reading import can_read
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
+from referee.times.gain import TimesOfSetting
 from referee.times.timing import Rounds
-from referee.verdict import NotCorrectError, Run, Verdict
+from referee.verdict import NotCorrectError, Verdict
 from referee.words import WRONG
 
 TIMEOUT = 300  # default of `Options.timeout`
@@ -73,7 +74,7 @@ class Findings:
             forward. Their values are freed. Their error budgets hold for timed calls.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
             from the reference for other inputs, or could not be tried with them.
-        run: the times under the current precision setting; None before they are taken.
+        times: the times under the current precision setting; None before they are taken.
         quantities: results and gradients of a training step, with their error budgets; empty if the
             file is forward only or gradients were not compared.
     """
@@ -85,7 +86,7 @@ class Findings:
     # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
-    run: Run | None = None
+    times: TimesOfSetting | None = None
     # Set by check_gradients, read by time_training_steps.
     quantities: list[Quantity] = field(default_factory=list)
 

@@ -23,8 +23,9 @@ import torch
 
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
+from referee.times.gain import TimesOfSetting, compare_times
 from referee.times.timing import StepTimings, Timings, speed_up, spread
-from referee.verdict import Run, Verdict, compare_times
+from referee.verdict import Verdict
 
 
 class Subject(NamedTuple):
@@ -117,13 +118,13 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,
-        "runs": [make_run_record(run) for run in verdict.runs],
+        "runs": [make_run_record(times) for times in verdict.times],
     }
 
 
-def make_run_record(run: Run) -> dict:
+def make_run_record(times: TimesOfSetting) -> dict:
     """Return the entry of "runs" for one precision setting."""
-    timings = run.timings
+    timings = times.timings
     limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timing.Rate`
     rows = _summary(timings.seconds, timings)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
@@ -135,8 +136,8 @@ def make_run_record(run: Run) -> dict:
     forward = {
         "unit": limiting_rate.unit,
         "work": timings.work,
-        "work_unit": limiting_rate.work,
-        "moved_bytes": timings.moved,
+        "work_unit": limiting_rate.work_unit,
+        "moved_bytes": timings.moved_bytes,
         "yardstick": limiting_rate.yardstick,
         "floor_seconds": timings.floor,
         "roofline_seconds": None,
@@ -145,8 +146,8 @@ def make_run_record(run: Run) -> dict:
         "wall_seconds": timings.wall_seconds,
         "notes": timings.notes,
     }
-    step = make_step_record(run.training_step) if run.training_step else None
-    return {"setting": run.setting, "time": run.time, "forward": forward, "step": step}
+    step = make_step_record(times.training_step) if times.training_step else None
+    return {"setting": times.setting, "time": times.time, "forward": forward, "step": step}
 
 
 def make_step_record(step: StepTimings) -> dict:

@@ -3,7 +3,6 @@
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from referee.comparison.accuracy import Errors
 from referee.contestants.errors import (
@@ -14,15 +13,8 @@ from referee.contestants.errors import (
     was_killed,
 )
 from referee.messages import first_error_line
-from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, speed_up, spread
-from referee.words import CORRECT, ERROR, FASTER, SLOWER, TIE, TOO_NOISY
-
-# Two processes that run the same code differ by this factor, because they got other addresses. In a
-# short call they differ by so many seconds.
-PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
-PLACEMENT_SECONDS = {"cpu": 0.0, "cuda": 3e-7}
-# If eager differs from itself by a larger factor, the machine is noisy.
-WIDEST_CONTROL = 1.3
+from referee.times.gain import TimesOfSetting
+from referee.words import CORRECT, ERROR
 
 
 class NotCorrectError(Exception):
@@ -42,78 +34,6 @@ class NotCorrectError(Exception):
 
 
 @dataclass
-class Run:
-    """The times under one precision setting.
-
-    Attributes:
-        setting: the precision of float32 products; "" where there is only one.
-        timings: the times of forwards.
-        training_step: the times of training steps, or None.
-    """
-
-    setting: str
-    timings: Timings
-    training_step: StepTimings | None = None
-
-    @property
-    def time(self) -> str:
-        """The solution's time beside eager's, in a word: see `compare_times`."""
-        names, seconds = self.timings.names, self.timings.seconds
-        return compare_times(
-            eager=seconds[names.eager],
-            control=seconds[names.control],
-            solution=seconds[names.solution],
-            device=self.timings.device,
-            lateness=self.timings.lateness,
-        )
-
-
-def compare_times(
-    eager: list[float],
-    control: list[float],
-    solution: list[float],
-    device: str,
-    lateness: float = 1.0,
-) -> str:
-    """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
-
-    The ratio's interval is widened by the noise, a factor by which times of the same code differ.
-    If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
-    if there are few rounds. The noise is the largest of
-
-        - PLACEMENT, by which two processes differ, or PLACEMENT_SECONDS if they are more;
-        - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
-          interval that is farther from 1;
-        - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
-          for launches; and the lateness. On a CPU, what slows a round slows all timed calls in it.
-
-    Args:
-        eager: eager's seconds of a call, for each round.
-        control: the seconds of eager's second turns.
-        solution: the solution's.
-        device: "cpu" or "cuda".
-        lateness: by which factor late launches lengthen eager's calls, see `Sample.lateness`.
-    """
-    if len(eager) < LEAST_JUDGED:
-        return TOO_NOISY
-    shortest = min(median(eager), median(solution))
-    placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
-    control_ratio, low_control, high_control = speed_up(eager, control)
-    noise = max(control_ratio, 1 / control_ratio, placement)
-    widest_control = max(high_control, 1 / low_control)
-    is_noisy = widest_control > WIDEST_CONTROL
-    if is_noisy:
-        noise = max(noise, widest_control)
-    if device == "cuda":
-        fast, slow = spread(eager + control)
-        noise = max(noise, slow / fast, lateness)
-    ratio, low, high = speed_up(eager, solution)
-    if low / noise <= 1 <= high * noise:
-        return TOO_NOISY if is_noisy else TIE
-    return FASTER if ratio > 1 else SLOWER
-
-
-@dataclass
 class Verdict:
     """The findings about a file.
 
@@ -128,7 +48,7 @@ class Verdict:
         refused: the kinds of inputs that it did not take, and need not take.
         notes: sentences for the report's line that do not change the verdict.
         errors: rows of the solution's and eager's errors against float64.
-        runs: the times, one run for each precision setting.
+        times: the times, an entry for each precision setting.
         details: a traceback, and the end of what the file printed.
         has_traceback: whether `details` begins with a traceback; a crash has none.
     """
@@ -143,7 +63,7 @@ class Verdict:
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    times: list[TimesOfSetting] = field(default_factory=list)
     details: str = ""
     has_traceback: bool = False
 

@@ -4,7 +4,7 @@
 CORRECT = "correct"
 WRONG = "wrong"
 ERROR = "error"
-LATE = "time limit"
+TIME_LIMIT = "time limit"
 INTERRUPTED = "interrupted"
 LEFT_OUT = "left out"
 # A solution's time beside eager's.

@@ -23,7 +23,8 @@ from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
 from referee.report import comparison, graded_files, markdown, tables
 from referee.times import timing
-from referee.verdict import NotCorrectError, Run
+from referee.times.gain import TimesOfSetting
+from referee.verdict import NotCorrectError
 from referee.words import CORRECT, ERROR, LEFT_OUT
 from tests.support.made_up_results import DTYPES, document, record, timings
 from tests.support.result_files import check_shape
@@ -169,7 +170,9 @@ def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result()
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second measurement is always a tie. The solution is one if it is as fast as eager."""
-    text = comparison.results(records.make_run_record(Run("", timings(relu, ratio, noise=noise))))
+    text = comparison.results(
+        records.make_run_record(TimesOfSetting("", timings(relu, ratio, noise=noise)))
+    )
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
     names = relu.ReluProblem.names
     assert [rows[n] for n in (names.control, names.solution, names.eager)] == [True, is_tie, False]
@@ -235,7 +238,9 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
 
 def test_noise_is_explained_once():
     noisy = timings(relu, noise=9.0)
-    run_record = records.make_run_record(Run("", noisy, timing.StepTimings(noisy, noisy)))
+    run_record = records.make_run_record(
+        TimesOfSetting("", noisy, timing.StepTimings(noisy, noisy))
+    )
     assert comparison.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
@@ -245,7 +250,9 @@ def test_noise_is_explained_once():
     assert len(words) == 8  # of two forwards and two training steps in each record
     assert tables.explain_noise(words) == [tables.NOISY]
     quiet = timings(relu)
-    graded["runs"] = [records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))]
+    graded["runs"] = [
+        records.make_run_record(TimesOfSetting("", quiet, timing.StepTimings(quiet, quiet)))
+    ]
     last_lines = comparison.last_lines([graded], 1.0, is_full=False, documents="a")
     assert tables.NOISY not in last_lines
     assert tables.explain_noise(tables.words_of_lines([graded])) == []
@@ -254,7 +261,9 @@ def test_noise_is_explained_once():
 def test_noise_is_not_explained_where_only_other_rows_are_noisy():
     """The line of a graded file has no word on yardsticks, forwards and backwards."""
     quiet = timings(relu)
-    run_record = records.make_run_record(Run("", quiet, timing.StepTimings(quiet, quiet)))
+    run_record = records.make_run_record(
+        TimesOfSetting("", quiet, timing.StepTimings(quiet, quiet))
+    )
     for rows in (run_record["forward"]["summary"], run_record["step"]["summary"]["forward"]):
         for row in rows:
             if row["role"] != "solution":
@@ -267,7 +276,7 @@ def test_noise_is_not_explained_where_only_other_rows_are_noisy():
 def test_a_solution_that_is_faster_than_a_copy_is_explained():
     """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
     for ratio, is_faster in ((1.2, False), (2.0, True)):
-        text = comparison.results(records.make_run_record(Run("", timings(relu, ratio))))
+        text = comparison.results(records.make_run_record(TimesOfSetting("", timings(relu, ratio))))
         assert (comparison.NO_LIMIT in text) == is_faster
 
 

@@ -9,11 +9,11 @@ that calls the module comes after `check_values`, which constructs it.
 
 The other files of this folder have the functions that several checks use:
 
-    forward          one forward beside the reference's
-    training_step    gradients for a training step; its results and gradients
-    results          the form, the memory and the values of results
-    intact           whether inputs, parameters and gradients of outputs are what was written
-    diagnosis        what a wrong result is: zeros, a copy, an earlier result
+    forward             one forward beside the reference's
+    training_step       gradients for a training step; its results and gradients
+    returned_results    the form, the memory and the values of results
+    intact              whether inputs, parameters and gradients of outputs are what was written
+    diagnosis           what a wrong result is: zeros, a copy, an earlier result
 """
 
 from referee.checks.gradients import check_gradients, check_own_gradients

@@ -37,26 +37,26 @@ class ComparedResult(NamedTuple):
     comparison: Comparison
 
 
-def diagnose(grading: Grading, name: str, result: ComparedResult) -> str:
+def diagnose(grading: Grading, case_name: str, result: ComparedResult) -> str:
     """Return what is wrong with a result, and what it is instead, where the values tell.
 
     Args:
         grading: the file under grading.
-        name: the case.
+        case_name: the case.
         result: a result with a mistake.
     """
     expected, comparison = result.expected, result.comparison
     if result.got.is_floating_point() and _is_unwritten(expected, result.got):
-        return f"returns memory that it has not written: {name}"
+        return f"returns memory that it has not written: {case_name}"
     # Without memory for the guesses, the message names no resemblance.
     with suppress(torch.OutOfMemoryError, NoRoomError):
         if words := resemblance(grading, result):
-            return f"{words}: {name}"
+            return f"{words}: {case_name}"
     reached = accuracy_class(comparison.errors.relative)
     is_less_accurate = not comparison.is_gross and reached != WORST
     if result.got.dtype == torch.float32 and is_less_accurate:
-        return f"lower precision than eager's ({reached}): {name}: {comparison.mistake}"
-    return f"{name}: {comparison.mistake}"
+        return f"lower precision than eager's ({reached}): {case_name}: {comparison.mistake}"
+    return f"{case_name}: {comparison.mistake}"
 
 
 def _is_unwritten(expected: ReferenceTensor, got: torch.Tensor) -> bool:

@@ -1,12 +1,13 @@
 """One forward of the solution beside the reference's: `check_case`."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
-from referee.checks.results import check_complete, check_results, read_result
+from referee.checks.returned_results import check_complete, check_results, read_result
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
@@ -48,7 +49,7 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _ask(grading, expected, case.fill)
+        reply = _ask(grading, expected, case.fill_new_tensors)
     except RaisedError as raised:
         _note_refusal(grading, case.name, raised, case.required)
         return []
@@ -111,32 +112,38 @@ def _bytes_of(expected: list[ReferenceTensor]) -> int:
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in expected)
 
 
-def _ask(grading: Grading, expected: list[ReferenceTensor], fill: bool) -> dict:
+def _ask(grading: Grading, expected: list[ReferenceTensor], fill_new_tensors: bool) -> dict:
     """Call the solution; if its results cannot be read in place, call it again, with copies.
 
     Args:
         grading: the file under grading.
         expected: the reference's results.
-        fill: whether torch fills new memory with NaN meanwhile.
+        fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
-    bench = grading.bench
-    # `poison`: before the call, the process fills this many free bytes with NaN. The result may get
-    # this memory; a result that is not written is then NaN.
-    arguments = {
-        "name": MODULE,
-        "inputs": bench.memory.input_locations(1),
-        "fill": fill,
-        "poison": _bytes_of(expected),
-    }
-    if not bench.memory.are_results_copied:
-        reply = grading.solution.ask("run_forwards", **arguments)
+    memory = grading.bench.memory
+    ask = partial(
+        grading.solution.ask,
+        "run_forwards",
+        call_name=MODULE,
+        inputs=memory.input_locations(1),
+        fill_new_tensors=fill_new_tensors,
+        # Before the call, the process fills this many free bytes with NaN. The result may get this
+        # memory; a result that is not written is then NaN.
+        nan_bytes=_bytes_of(expected),
+    )
+    if not memory.are_results_copied:
+        reply = ask()
         if _are_readable(reply["returned"][0]["results"]):
             return reply
-        bench.memory.are_results_copied = True
-        note = "results are copied within the clock, eager's too: their memory cannot be shared"
-        grading.verdict.notes.append(note)
-    room = bench.memory.room_for([_blank(tensor) for tensor in expected], 1)
-    return grading.solution.ask("run_forwards", outputs=room, **arguments)
+        _copy_results_from_now_on(grading)
+    return ask(outputs=memory.room_for([_blank(tensor) for tensor in expected], 1))
+
+
+def _copy_results_from_now_on(grading: Grading) -> None:
+    """Have all processes copy their results into shared memory; a note says so."""
+    grading.bench.memory.are_results_copied = True
+    note = "results are copied within the clock, eager's too: their memory cannot be shared"
+    grading.verdict.notes.append(note)
 
 
 def _are_readable(descriptions: list[dict]) -> bool:
@@ -153,12 +160,12 @@ def _blank(tensor: ReferenceTensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
 
 
-def _note_refusal(grading: Grading, name: str, raised: RaisedError, required: bool) -> None:
+def _note_refusal(grading: Grading, case_name: str, raised: RaisedError, required: bool) -> None:
     """Note that the solution refuses inputs, if it may refuse them; else raise the verdict.
 
     Args:
         grading: the file under grading.
-        name: the case in messages; the part before the first comma is the kind of the inputs.
+        case_name: the case in messages; the part before the first comma is the kind of the inputs.
         raised: what the solution raised.
         required: whether it must take the inputs.
     """
@@ -169,9 +176,9 @@ def _note_refusal(grading: Grading, name: str, raised: RaisedError, required: bo
     if is_crash or (required and not has_taken_others):
         raise raised
     if required:
-        _, line = outcome_of_exception(raised, name)
-        raise NotCorrectError(WRONG, f"does not take {name}: {line}")
-    kind = name.partition(",")[0]
+        _, line = outcome_of_exception(raised, case_name)
+        raise NotCorrectError(WRONG, f"does not take {case_name}: {line}")
+    kind = case_name.partition(",")[0]
     if kind not in grading.verdict.refused:
         grading.verdict.refused.append(kind)
 

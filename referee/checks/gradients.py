@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from referee.checks.intact import check_intact
-from referee.checks.results import check_complete
+from referee.checks.returned_results import check_complete
 from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.errors import RaisedError
@@ -21,7 +21,7 @@ from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
-from referee.reference.training_step import StepArguments
+from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
@@ -208,11 +208,11 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     try:
         return grading.solution.ask(
             "run_steps",
-            name=MODULE,
+            call_name=MODULE,
             inputs=bench.memory.input_locations(1),
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
-            poison=_largest_bytes(quantities),
+            nan_bytes=_largest_bytes(quantities),
             outputs=room,
         )
     except RaisedError as raised:

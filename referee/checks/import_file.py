@@ -14,7 +14,7 @@ def import_file(grading: Grading) -> None:
         "import_file",
         text=base64.b64encode(grading.file.text).decode(),
         path=str(grading.file.path.resolve()),
-        names=list(reference_file.solutions),
+        class_names=list(reference_file.solutions),
         folders=[str(reference_file.path.resolve().parent), *reference_file.folders],
     )
     seconds = reply["seconds"]  # the solution may have changed them

@@ -6,23 +6,25 @@ from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 
-def check_intact(grading: Grading, name: str, calls: int = 1, with_gradients: bool = False) -> None:
+def check_intact(
+    grading: Grading, case_name: str, calls: int = 1, with_gradients: bool = False
+) -> None:
     """Check that inputs, parameters and gradients of outputs have every bit that was written.
 
     Args:
         grading: the file under grading.
-        name: the case in messages.
+        case_name: the case in messages.
         calls: how many calls the request had.
         with_gradients: whether gradients of outputs were written.
     """
     bench = grading.bench
     if not _are_unchanged(bench.memory.inputs[:calls]):
-        raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {name}")
+        raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {case_name}")
     if with_gradients and not _are_unchanged(bench.memory.output_gradients[:calls]):
-        reason = f"changes the gradient of its output, which must stay intact: {name}"
+        reason = f"changes the gradient of its output, which must stay intact: {case_name}"
         raise NotCorrectError(WRONG, reason)
     if changed := grading.state.changed_parameters(grading.reference.buffer_names()):
-        reason = f"changes its parameter {changed[0]}, which must stay intact: {name}"
+        reason = f"changes its parameter {changed[0]}, which must stay intact: {case_name}"
         raise NotCorrectError(WRONG, reason)
 
 

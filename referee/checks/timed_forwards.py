@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
-from referee.checks.results import check_results, read_result
+from referee.checks.returned_results import check_results, read_result
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
@@ -28,22 +28,23 @@ from referee.rounds.timed_requests import (
     TimedCall,
     empty_call,
     make_flush,
-    plan,
+    plan_of,
     time_empty,
     time_request,
 )
 from referee.rounds.turns import (
+    fill_with_nan,
     in_random_order,
-    overwrite_memory,
     rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
     timed_rounds,
     write_state_for_all,
 )
+from referee.times.gain import TimesOfSetting
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample
-from referee.verdict import NotCorrectError, Run
+from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.
@@ -53,22 +54,22 @@ SECONDS_TO_SETTLE = 1.0
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; keep them as the run."""
     bench, problem = grading.bench, grading.problem
-    timing_plan = plan(bench)
+    plan = plan_of(bench)
     _prepare_eager(grading)
     timed_calls = timed_calls_of(grading, bench.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, timed_calls, timing_plan.calls)
+    rounds = _ForwardRounds(grading, timed_calls, plan.calls)
     rounds.time_empty_requests()
-    for samples in timed_rounds(grading, rounds.run, "the forward"):
+    for samples in timed_rounds(grading, rounds.run_round, "the forward"):
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for timed_call in timed_calls:
         bench.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples)
-    check_eager_speed(grading, timing_plan, rounds.samples)
+    check_eager_speed(grading, plan, rounds.samples)
 
 
 def _prepare_eager(grading: Grading) -> None:
@@ -93,13 +94,17 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     """Add a run without times to the verdict; return its timings."""
     problem = grading.problem
     timings = Timings(
-        problem.device.type, problem.names, problem.rate, problem.work, moved=problem.moved
+        problem.device.type,
+        problem.names,
+        problem.rate,
+        problem.work,
+        moved_bytes=problem.moved_bytes,
     )
     timings.notes += grading.bench.eager.notes
     timings.start(timed_call.name for timed_call in timed_calls)
-    run = Run(problem.setting, timings)
-    grading.findings.run = run
-    grading.verdict.runs.append(run)
+    times = TimesOfSetting(problem.setting, timings)
+    grading.findings.times = times
+    grading.verdict.times.append(times)
     return timings
 
 
@@ -141,7 +146,7 @@ class _ForwardRounds:
         grading.write_inputs([grading.problem.draw() for _ in range(self._calls)])
         self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
 
-    def run(self) -> dict[str, Sample]:
+    def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
         drawn = _draw_round(self._grading, self._calls)
         samples = {}
@@ -204,7 +209,7 @@ def _compare_calls(
         early: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(returned))
-    overwrite_memory(grading, len(returned))
+    fill_with_nan(grading, len(returned))
     for call_index, of_call in enumerate(returned):
         descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):

@@ -18,7 +18,7 @@ from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.module import ReferenceModule
-from referee.reference.training_step import StepArguments
+from referee.reference.reference_step import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
 from referee.rounds.samples import note_clock
@@ -28,12 +28,12 @@ from referee.rounds.timed_requests import (
     TimedCall,
     empty_call,
     make_flush,
-    plan,
+    plan_of,
 )
 from referee.rounds.turns import (
+    fill_with_nan,
     in_random_order,
     only_compiled,
-    overwrite_memory,
     rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
@@ -84,11 +84,11 @@ def time_training_steps(grading: Grading) -> None:
     try:
         _time_rounds(grading)
     except ChangingShapeError:  # draws before this one had equal shapes by chance
-        grading.findings.run.training_step = None
+        grading.findings.times.training_step = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
     except (NoRoomError, torch.OutOfMemoryError, NotCorrectError, RaisedError) as error:
-        grading.findings.run.training_step = None
+        grading.findings.times.training_step = None
         if not _is_lack_of_memory(error):
             raise
         grading.verdict.notes.append("no memory for the training step")
@@ -102,15 +102,15 @@ def _is_lack_of_memory(error: Exception) -> bool:
 
 
 def _time_rounds(grading: Grading) -> None:
-    """Time training steps; set `grading.findings.run.training_step`."""
+    """Time training steps; set `grading.findings.times.training_step`."""
     bench = grading.bench
     timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With so many steps, a request lasts about as long as one of forwards.
-    calls = math.ceil(plan(bench).calls / FORWARDS_OF_A_STEP)
+    calls = math.ceil(plan_of(bench).calls / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, calls)
     rounds.prepare()
-    for samples in timed_rounds(grading, rounds.run, "the training step"):
+    for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
     note_clock(grading, rounds.samples.whole)
@@ -126,8 +126,8 @@ def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.findings.run.training_step = StepTimings(forward, backward)
-    return grading.findings.run.training_step
+    grading.findings.times.training_step = StepTimings(forward, backward)
+    return grading.findings.times.training_step
 
 
 class _StepRounds:
@@ -164,7 +164,7 @@ class _StepRounds:
             self.samples.whole.empties.append(timed.step_sample.sample)
         self._memory.begin()
 
-    def run(self) -> dict[str, StepSample]:
+    def run_round(self) -> dict[str, StepSample]:
         """Run a round; return the timed calls' samples by name."""
         drawn_steps = _draw_round(self._grading, self._calls)
         samples = {}
@@ -208,7 +208,7 @@ class _StepRounds:
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
         check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
-        overwrite_memory(self._grading, len(returned))
+        fill_with_nan(self._grading, len(returned))
         for call_index, (of_step, drawn) in enumerate(zip(returned, drawn_steps, strict=True)):
             self._compare_step(call_index, of_step["results"], drawn, early)
         for quantity in self.quantities:
@@ -314,7 +314,7 @@ def _time_steps(
     reply = contestant.ask(
         "run_steps",
         early.read,
-        name=timed_call.call,
+        call_name=timed_call.call,
         inputs=bench.memory.input_locations(calls),
         output_gradients=bench.memory.output_gradient_locations(calls),
         parameters=parameters,
@@ -358,4 +358,4 @@ def _note_kept_bytes(grading: Grading) -> None:
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
             if isinstance(reply["bytes"], int):
-                grading.findings.run.training_step.kept[name] = reply["bytes"]
+                grading.findings.times.training_step.kept[name] = reply["bytes"]

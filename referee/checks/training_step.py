@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.results import check_description, check_elements_apart, read_result
+from referee.checks.returned_results import check_description, check_elements_apart, read_result
 from referee.comparison.quantity import Kind, Quantity
 from referee.grading import Grading
-from referee.reference.training_step import draw_gradients
+from referee.reference.reference_step import draw_gradients
 
 OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 

@@ -6,7 +6,7 @@ import torch
 
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
-from referee.checks.results import check_results, read_result
+from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.contestants.memory import free_bytes
@@ -43,6 +43,20 @@ class ComparedForwards(NamedTuple):
     have_eagers_bits: bool
 
 
+class HeldCall(NamedTuple):
+    """A call whose results are held while later calls run.
+
+    Attributes:
+        name: the call in messages: "call 2 of 5".
+        inputs: its inputs.
+        returned: the description of what it has returned.
+    """
+
+    name: str
+    inputs: list
+    returned: dict
+
+
 def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
@@ -69,7 +83,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
         if index > 0:
             grading.reference.redraw_values()
         is_last = index == count - 1
-        case = Case(_forward_name(grading, index), inputs, fill=is_last)
+        case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
         comparisons = check_case(grading, case, for_timed_calls=True)
         last_errors = comparisons[0].errors
         for comparison in comparisons:
@@ -146,15 +160,17 @@ def _check_results_stay(grading: Grading) -> None:
     held_count = _count_of_held_results(grading)
     if held_count == 0:
         return
-    # After the last held result, one more call follows, which may overwrite it.
-    inputs_of_calls = _draw_different_inputs(problem, held_count + 1)
-    returned = [_call(grading, inputs) for inputs in inputs_of_calls]
+    count = held_count + 1  # after the last held result, one more call follows
+    calls = []
+    for index, inputs in enumerate(_draw_different_inputs(problem, count)):
+        name = f"call {index + 1} of {count}"
+        calls.append(HeldCall(name, inputs, returned=_call(grading, inputs)))
     compared_count = held_count
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_count = 1
-    for call_index in range(compared_count):
-        _check_held_result(grading, returned, inputs_of_calls, call_index)
+    for index in range(compared_count):
+        _check_held_result(grading, calls[index], later_calls=calls[index + 1 :])
     bench.free_results(grading.solution)
 
 
@@ -186,35 +202,25 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MOST_HELD_RESULTS, count_in_room))
 
 
-def _check_held_result(
-    grading: Grading, returned: list[dict], inputs_of_calls: list[list], call_index: int
-) -> None:
-    """Check the result of one of several calls, after all of them.
-
-    Args:
-        grading: the file under grading.
-        returned: the description of what each call has returned.
-        inputs_of_calls: the inputs of each call.
-        call_index: the index of the call.
-    """
-    name = f"call {call_index + 1} of {len(returned)}"
-    expected = grading.reference.run(inputs_of_calls[call_index])
-    descriptions = check_results(grading, name, returned[call_index], expected)
+def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
+    """Check the results of a call after later calls, which may have overwritten them."""
+    expected = grading.reference.run(call.inputs)
+    descriptions = check_results(grading, call.name, call.returned, expected)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
-        got = read_result(grading, description, name, (0, result_index)).reshape(-1)
-        second_look = grading.reference.second_look(inputs_of_calls[call_index], result_index)
+        got = read_result(grading, description, call.name, (0, result_index)).reshape(-1)
+        second_look = grading.reference.second_look(call.inputs, result_index)
         mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:
             continue
-        if _is_result_of_a_call(grading, got, result_index, inputs_of_calls[call_index + 1 :]):
+        if _is_result_of_a_call(grading, got, result_index, later_calls):
             reason = "a later call overwrites an earlier call's result; return new memory"
             raise NotCorrectError(WRONG, reason)
-        raise NotCorrectError(WRONG, f"{name}: {mistake}")
+        raise NotCorrectError(WRONG, f"{call.name}: {mistake}")
 
 
 def _is_result_of_a_call(
-    grading: Grading, got: torch.Tensor, result_index: int, inputs_of_calls: list[list]
+    grading: Grading, got: torch.Tensor, result_index: int, calls: list[HeldCall]
 ) -> bool:
     """Return whether values are the right result of one of several calls.
 
@@ -222,11 +228,11 @@ def _is_result_of_a_call(
         grading: the file under grading.
         got: the values, flat.
         result_index: which of a call's results they may be.
-        inputs_of_calls: the inputs of each call.
+        calls: the calls.
     """
     other_draws = grading.findings.reference_tensors[result_index].other_draws
-    for inputs in inputs_of_calls:
-        expected = grading.reference.run(inputs)[result_index]
+    for call in calls:
+        expected = grading.reference.run(call.inputs)[result_index]
         has_its_size = expected.numel() == len(got)
         if has_its_size and other_draws.find_mistake(got, expected) is None:
             return True
@@ -239,6 +245,6 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.write_inputs([inputs])
     grading.write_state()
     locations = grading.bench.memory.input_locations(1)
-    reply = grading.solution.ask("run_forwards", name=MODULE, inputs=locations)
+    reply = grading.solution.ask("run_forwards", call_name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["returned"][0]

@@ -25,7 +25,7 @@ def set_malloc_threshold() -> None:
     torch.empty(FREED_FIRST_BYTES, dtype=torch.uint8)  # freed at once
 
 
-def poison_free_memory(size: int, device: torch.device) -> None:
+def fill_free_memory_with_nan(size: int, device: torch.device) -> None:
     """Fill free memory with NaN; do nothing for the size 0.
 
     The allocator probably uses this memory for a result of `size` bytes next. If the solution does
@@ -56,7 +56,7 @@ def _sizes_of_likely_blocks(size: int) -> list[int]:
 
 
 @contextmanager
-def nan_in_new_tensors() -> Iterator[None]:
+def fill_new_tensors_with_nan() -> Iterator[None]:
     """Make torch.empty fill its tensors with NaN, for the time of a `with` block.
 
     torch does so in its deterministic mode. The debug mode "warn" of it allows nondeterministic

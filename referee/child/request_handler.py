@@ -30,7 +30,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from referee.child import yardsticks
 from referee.child.clock import CpuClock, CudaClock
 from referee.child.kept_results import KeptResults, read_at_once
-from referee.child.nan_memory import nan_in_new_tensors, poison_free_memory, set_malloc_threshold
+from referee.child.nan_memory import (
+    fill_free_memory_with_nan,
+    fill_new_tensors_with_nan,
+    set_malloc_threshold,
+)
 from referee.contestants.autograd import differentiate, recorded, sources_of
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
@@ -68,13 +72,13 @@ class RequestHandler:
         ready_result = torch.zeros(1, device=device)
         self._callables[NOTHING] = lambda *inputs: ready_result
 
-    def import_file(self, text: str, path: str, names: list[str], folders: list[str]) -> dict:
+    def import_file(self, text: str, path: str, class_names: list[str], folders: list[str]) -> dict:
         """Execute a file's text, which the referee has read before any solution ran.
 
         Args:
             text: the file's text, in base64.
             path: the file's path, for messages and for imports from its folder.
-            names: names that the class may have; the first that the file defines is taken.
+            class_names: names that the class may have; the first that the file defines is taken.
             folders: other folders from which the file may import.
 
         Raises:
@@ -87,12 +91,12 @@ class RequestHandler:
         data = base64.b64decode(text)
         start = perf_counter()
         module = execute("solution", path, data)
-        candidates = [getattr(module, name, None) for name in names]
+        candidates = [getattr(module, name, None) for name in class_names]
         classes = [candidate for candidate in candidates if callable(candidate)]
         if not classes:
             own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
             found = ", ".join(own) or "no class or function"
-            raise AttributeError(f"the file defines no {names[-1]}; it defines {found}")
+            raise AttributeError(f"the file defines no {class_names[-1]}; it defines {found}")
         self._class = classes[0]
         return {"seconds": perf_counter() - start}
 
@@ -140,42 +144,42 @@ class RequestHandler:
 
     def run_forwards(
         self,
-        name: str,
+        call_name: str,
         inputs: list[dict],
-        fill: bool = False,
-        poison: int = 0,
+        fill_new_tensors: bool = False,
+        nan_bytes: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
         """Run a forward for each of the inputs; return seconds and descriptions of the results.
 
         Args:
-            name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
+            call_name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: the location of each call's arguments.
-            fill: torch fills every new tensor with NaN.
-            poison: 0 in timed requests. In checks, how many bytes of free memory are filled with
+            fill_new_tensors: torch fills every new tensor with NaN.
+            nan_bytes: 0 in timed requests. In checks, how many bytes of free memory are filled with
                 NaN before the calls. The reply then has some elements of the last call's results,
                 see `kept_results.read_at_once`.
             outputs: a location for each call, to which its results are copied; None if the referee
                 can read results where they are.
         """
         arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
-        call = self._callables[name]
-        self._prepare_calls(poison)
+        call = self._callables[call_name]
+        self._prepare_calls(nan_bytes)
         self._clock.get_ahead()
-        mode = nan_in_new_tensors() if fill else nullcontext()
+        mode = fill_new_tensors_with_nan() if fill_new_tensors else nullcontext()
         with torch.no_grad(), mode:
             returned = [
                 self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
             ]
-        return self._make_reply(returned, poison, outputs)
+        return self._make_reply(returned, nan_bytes, outputs)
 
     def run_steps(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
-        name: str,
+        call_name: str,
         inputs: list[dict],
         output_gradients: list[dict],
         parameters: list[str],
-        poison: int = 0,
+        nan_bytes: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
         """Run a training step for each of the inputs; return seconds and descriptions.
@@ -184,43 +188,43 @@ class RequestHandler:
         the forward, then the gradients of inputs and parameters.
 
         Args:
-            name: the call's name, as in `run_forwards`.
+            call_name: the call's name, as in `run_forwards`.
             inputs: the location of each step's arguments.
             output_gradients: the location of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
-            poison: as in `run_forwards`.
+            nan_bytes: as in `run_forwards`.
             outputs: a location for copies of each step's results, as in `run_forwards`.
         """
         state = self._state()
         returned = []
-        self._prepare_calls(poison)
+        self._prepare_calls(nan_bytes)
         for location, gradients_location in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(location))
             gradients = self._mapping.tensors(gradients_location)
-            if name == NOTHING:
+            if call_name == NOTHING:
                 returned.append(self._time_empty_step(arguments))
             else:
                 sources = sources_of(arguments, state, parameters)
-                returned.append(self._time_step(name, arguments, sources, gradients))
-        reply = self._make_reply(returned, poison, outputs)
+                returned.append(self._time_step(call_name, arguments, sources, gradients))
+        reply = self._make_reply(returned, nan_bytes, outputs)
         seconds = reply["seconds"]  # of a forward, its backward, the next forward, ...
         return reply | {"seconds": {"forward": seconds[::2], "backward": seconds[1::2]}}
 
-    def _prepare_calls(self, poison: int) -> None:
+    def _prepare_calls(self, nan_bytes: int) -> None:
         """Fill free memory with NaN if that is asked for; wake torch's threads."""
-        poison_free_memory(poison, self._device)
+        fill_free_memory_with_nan(nan_bytes, self._device)
         self._thread_waker.fill_(0)
 
-    def _make_reply(self, returned: list, poison: int, outputs: list[dict] | None) -> dict:
+    def _make_reply(self, returned: list, nan_bytes: int, outputs: list[dict] | None) -> dict:
         """Keep what each call has returned; return the seconds and descriptions.
 
         Args:
             returned: the calls' outputs.
-            poison: as in `run_forwards`.
+            nan_bytes: as in `run_forwards`.
             outputs: likewise.
         """
         elements = {}
-        if poison:  # before `wait`, which waits for all streams
+        if nan_bytes:  # before `wait`, which waits for all streams
             elements = read_at_once(returned[-1], self._device, self._random)
         backlog = self._clock.wait()
         seconds = self._clock.seconds()
@@ -240,18 +244,18 @@ class RequestHandler:
             self._clock.time(lambda: None)
         return result
 
-    def _time_step(self, name: str, arguments: list, sources: list, gradients: list) -> list:
+    def _time_step(self, call_name: str, arguments: list, sources: list, gradients: list) -> list:
         """Time a forward and its backward; return the outputs and the computed gradients.
 
         Args:
-            name: the call's name.
+            call_name: the call's name.
             arguments: the forward's arguments.
             sources: the tensors whose gradients the backward computes.
             gradients: the gradients of the outputs.
         """
         with torch.enable_grad():
             self._clock.get_ahead()
-            result = self._clock.time(partial(self._callables[name], *arguments))
+            result = self._clock.time(partial(self._callables[call_name], *arguments))
             _, leaves = flatten(result)
             self._clock.get_ahead()
             computed = self._clock.time(partial(differentiate, leaves, sources, gradients))

@@ -68,13 +68,62 @@ class Budget:
         """
         return replace(self, slack=growth * self.slack, mean_slack=growth_of_mean * self.mean_slack)
 
-    def or_larger(self, other: "Budget") -> "Budget":
-        """Return the larger of two budgets, for each of the attributes."""
-        return Budget(
-            slack=max(self.slack, other.slack),
-            relative_slack=max(self.relative_slack, other.relative_slack),
-            mean_slack=max(self.mean_slack, other.mean_slack),
-        )
+    def of_distance_from_eager(self, eager: Errors, count: int) -> "Budget":
+        """Return the budget of a result's distance from eager's in another draw.
+
+        Eager's result is off itself. If both results are within their limits, their mean distance
+        is at most the sum of the two limits. FREE_ELEMENTS are added, because the mean of few
+        errors varies. The slack of each element stays the same.
+
+        Args:
+            eager: the errors of eager's result in the draw that set the budget.
+            count: the number of elements.
+        """
+        mean_slack = self.mean_slack
+        if eager.are_sparse:
+            mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
+        free = FREE_ELEMENTS * self.slack / max(count, 1)
+        return replace(self, mean_slack=mean_slack + eager.mean + free)
+
+
+@dataclass(frozen=True)
+class _Leniency:
+    """How lenient the budget of a dtype is: the factors in VERDICTS.md's table.
+
+    Attributes:
+        eps: the distance from 1 to the next number; a rounding is half of it.
+        factor: the multiple of eager's own error that is allowed.
+        roundings: how many eps of its own magnitude an element may be off, and the mean likewise,
+            even where eager's result is exact.
+        sum_deviation: the standard deviation of a plain sum, relative to the result; 0 where the
+            budget need not allow a plain sum.
+    """
+
+    eps: float
+    factor: int
+    roundings: int
+    sum_deviation: float
+
+    def slack(self, largest_error: float, root_mean_square: float) -> float:
+        """Return how far each element may be off, regardless of its magnitude.
+
+        Args:
+            largest_error: eager's largest error.
+            root_mean_square: that of the exact result.
+        """
+        from_error = self.factor * largest_error + self.eps * root_mean_square
+        from_plain_sum = DEVIATIONS * self.sum_deviation * root_mean_square
+        return max(from_error, from_plain_sum)
+
+    def relative_slack(self) -> float:
+        """Return how much further each element may be off, relative to its magnitude."""
+        return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
+
+    def mean_slack(self, eager: Errors) -> float:
+        """Return the largest mean error."""
+        from_error = self.factor * eager.mean + self.roundings * self.eps * eager.mean_magnitude
+        from_plain_sum = DEVIATIONS_OF_MEAN * self.sum_deviation * eager.root_mean_square
+        return max(from_error, from_plain_sum)
 
 
 def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
@@ -85,41 +134,19 @@ def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
-    eps = torch.finfo(dtype).eps
-    is_low = eager.relative > CLASSES["float32-grade"]
-    factor = LOW_FACTOR if is_low else FACTOR
-    roundings = LOW_ROUNDINGS if is_low else ROUNDINGS
-    budget = Budget(
-        slack=factor * eager.largest + eps * eager.root_mean_square,
-        relative_slack=roundings * eps,
-        mean_slack=factor * eager.mean + roundings * eps * eager.mean_magnitude,
+    leniency = _leniency(eager, dtype, terms)
+    return Budget(
+        slack=leniency.slack(eager.largest, eager.root_mean_square),
+        relative_slack=leniency.relative_slack(),
+        mean_slack=leniency.mean_slack(eager),
     )
-    if dtype != torch.float32 or is_low:
-        return budget
-    return budget.or_larger(_budget_of_plain_sum(terms, eps, eager.root_mean_square))
-
-
-def mean_slack_in_other_draw(budget: Budget, eager: Errors, count: int) -> float:
-    """Return how large a result's mean distance from eager's result may be.
-
-    This is for results of the same magnitude as in the draw that set the budget.
-
-    Eager's result is off itself. If both are within their limits, their mean distance is at most
-    the sum of the two limits. FREE_ELEMENTS are added, because the mean of few errors varies.
-
-    Args:
-        budget: the error budget in the draw that set it.
-        eager: the errors of eager's result in that draw.
-        count: the number of elements.
-    """
-    mean_slack = budget.mean_slack
-    if eager.are_sparse:
-        mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
-    return mean_slack + eager.mean + FREE_ELEMENTS * budget.slack / max(count, 1)
 
 
 def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int) -> float:
     """Return the largest typical error of a result, relative to its elements' typical size.
+
+    It is the budget's limit for an element of typical size, with eager's typical error in place of
+    its largest one.
 
     Args:
         typical: eager's typical error; see `accuracy.typical_error`.
@@ -127,11 +154,9 @@ def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int)
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
-    # The unit here is the elements' typical size, which is thus 1. Eager's typical error takes the
-    # place of its largest one. The sum is then the budget's limit for an element of that size.
-    typical_errors = replace(eager, largest=typical, root_mean_square=1.0)
-    budget = budget_from_errors(typical_errors, dtype, terms)
-    return budget.slack + budget.relative_slack
+    leniency = _leniency(eager, dtype, terms)
+    # The unit is the typical size, so the size itself is 1.
+    return leniency.slack(typical, root_mean_square=1.0) + leniency.relative_slack()
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:
@@ -140,19 +165,14 @@ def budget_without_float64(dtype: torch.dtype) -> Budget:
     return Budget(slack=tolerance, relative_slack=tolerance)
 
 
-def _budget_of_plain_sum(terms: int, eps: float, root_mean_square: float) -> Budget:
-    """Return how far off a sum may be if its terms are added in order.
-
-    Args:
-        terms: how many terms it has.
-        eps: the distance from 1 to the next number; a rounding is half of it.
-        root_mean_square: that of the result.
-    """
-    deviation = math.sqrt(terms) / 4 * (eps / 2)
-    # However long the sum, the relative slack is at most that of a float32-grade result.
-    deviation = min(deviation, CLASSES["float32-grade"] / DEVIATIONS)
-    return Budget(
-        slack=DEVIATIONS * deviation * root_mean_square,
-        relative_slack=DEVIATIONS * deviation,
-        mean_slack=DEVIATIONS_OF_MEAN * deviation * root_mean_square,
-    )
+def _leniency(eager: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
+    """Return how lenient the budget is; the arguments are those of `budget_from_errors`."""
+    eps = torch.finfo(dtype).eps
+    if eager.relative > CLASSES["float32-grade"]:
+        return _Leniency(eps, LOW_FACTOR, LOW_ROUNDINGS, sum_deviation=0.0)
+    sum_deviation = 0.0
+    if dtype == torch.float32:
+        sum_deviation = math.sqrt(terms) / 4 * (eps / 2)
+        # However long the sum, the relative slack is at most that of a float32-grade result.
+        sum_deviation = min(sum_deviation, CLASSES["float32-grade"] / DEVIATIONS)
+    return _Leniency(eps, FACTOR, ROUNDINGS, sum_deviation)

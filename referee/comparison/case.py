@@ -18,7 +18,7 @@ class Case:
             "other" to draw new ones.
         setting: the precision of float32 products, as in `Problem.settings`.
         required: whether the solution must take the inputs; otherwise it may raise.
-        fill: whether torch fills new memory with NaN during the forward.
+        fill_new_tensors: whether torch fills new tensors with NaN during the forward.
         may_differ: whether the solution may compute another function of these inputs, because it
             relies on how `get_inputs` draws.
     """
@@ -29,5 +29,5 @@ class Case:
     state: list[torch.Tensor] | str | None = None
     setting: str = ""
     required: bool = True
-    fill: bool = False
+    fill_new_tensors: bool = False
     may_differ: bool = False

@@ -5,7 +5,6 @@ first draw. In the others, a solution's result is compared with eager's, and its
 distance from eager's result.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +33,8 @@ class OtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
-        budget: how far off a result may be if eager's is no larger than in the first draw.
+        budget: how far from eager's a result may be if eager's is no larger than in the first
+            draw, as `Budget.of_distance_from_eager` returns it.
         eager_errors: the errors of eager's result in the first draw, and its magnitudes.
         must_equal_eager: whether only eager's values are right.
 
@@ -67,9 +67,10 @@ class OtherDraws:
         if self._must_equal_eager:
             return self._find_difference(got, eager, second_look)
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
-        if self._is_surely_near(flat_got, flat_eager, 0.5 * self.budget.mean_slack):
+        mean = self._mean_distance_if_near(flat_got, flat_eager)
+        if mean is not None and mean <= 0.5 * self.budget.mean_slack:
             return None
-        budget = self._budget_for(flat_eager)
+        budget = self._grown_budget(flat_eager)
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
@@ -83,9 +84,9 @@ class OtherDraws:
         The mean distance is not limited.
         """
         got, eager = flat_reals(got), flat_reals(eager)
-        if self._is_surely_near(got, eager, math.inf):
+        if self._mean_distance_if_near(got, eager) is not None:
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
-        return _measure_distance(got, eager, self._budget_for(eager)).wrong
+        return _measure_distance(got, eager, self._grown_budget(eager)).wrong
 
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
@@ -98,11 +99,16 @@ class OtherDraws:
         if mismatch is None or second_look is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
-        distance = _measure_unexcused_distance(got, eager, self._budget_for(eager), second_look)
+        budget = self._grown_budget(eager)
+        distance = _measure_unexcused_distance(got, eager, budget, second_look)
         return mismatch if distance.wrong.any() else None
 
-    def _budget_for(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for a draw: its slacks grow with the size of eager's result."""
+    def _grown_budget(self, eager: torch.Tensor) -> Budget:
+        """Return the budget for a draw: its slacks grow with the size of eager's result.
+
+        Args:
+            eager: eager's flat result in this draw.
+        """
         first = self._eager_errors
         if not first.root_mean_square:
             return self.budget
@@ -111,31 +117,31 @@ class OtherDraws:
         growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
         return self.budget.grown(growth, growth_of_mean)
 
-    def _is_surely_near(
-        self, got: torch.Tensor, eager: torch.Tensor, most_mean_error: float
-    ) -> bool:
-        """Return whether all errors, computed in float32, are within half of the budget.
+    def _mean_distance_if_near(self, got: torch.Tensor, eager: torch.Tensor) -> float | None:
+        """Return the mean distance if every element is within half of the budget; None if not.
 
-        This quick check is nearly always true. It is false for NaN and infinities.
+        This check is quick, because it computes in float32; the other half of the budget covers
+        the roundings. Nearly always it suffices. It never does for NaN, infinities and float64.
 
         Args:
             got: a flat result.
             eager: eager's flat result for the same inputs.
-            most_mean_error: the largest mean error for which the answer is true.
         """
         if not got.is_floating_point() or got.dtype == torch.float64:
-            return False
+            return None
         sum_of_errors = 0.0
-        half_slack, half_relative = 0.5 * self.budget.slack, 0.5 * self.budget.relative_slack
+        half_slack = 0.5 * self.budget.slack
+        half_relative_slack = 0.5 * self.budget.relative_slack
         for block in blocks(len(got)):
-            got_part, eager_part = got[block].float(), eager[block].float()
-            allowed = eager_part.abs().mul_(half_relative).add_(half_slack)
+            got_part = got[block].float()
+            eager_part = eager[block].float()
+            allowed = eager_part.abs().mul_(half_relative_slack).add_(half_slack)
             error = (got_part - eager_part).abs_()
-            if not bool((error <= allowed).all()):
-                return False
-            if most_mean_error < math.inf:
-                sum_of_errors += error.sum().item()
-        return sum_of_errors <= most_mean_error * max(len(got), 1)
+            # With <=, anything would be near an infinity.
+            if not bool((error < allowed).all()):
+                return None
+            sum_of_errors += error.sum().item()
+        return sum_of_errors / max(len(got), 1)
 
 
 def _measure_unexcused_distance(

@@ -64,8 +64,8 @@ class _WrongInEveryStep:
 
     An example: of 1,000 elements, 3 are wrong in each of two steps, and 2 of them are the same. If
     rounding had chosen them, an element would be wrong in both steps with a probability of
-    0.003 * 0.003, which predicts 0.009 such elements. That is less than 1% of 2 (the share is
-    LEAST_PREDICTED_SHARE): the gradient is wrong.
+    0.003 * 0.003, so chance would choose 0.009 elements twice. That is less than 1% of the 2 that
+    are wrong twice (the share is LEAST_PREDICTED_SHARE): the gradient is wrong.
     """
 
     def __init__(self) -> None:
@@ -75,24 +75,25 @@ class _WrongInEveryStep:
         self._least_wrong_share = math.inf
         # A flat mask of the elements that are wrong in every step; None before a step is wrong.
         self._always_wrong: torch.Tensor | None = None
-        # The probability that rounding alone makes an element wrong in every step.
-        self._chance = 1.0
+        # The probability that an element is wrong in every step, if rounding chooses the wrong
+        # elements of each step independently: the product of the shares of wrong elements.
+        self._chance_of_always_wrong = 1.0
 
-    def add(self, wrong: torch.Tensor, relative_error: float) -> None:
-        """Add a step.
+    def add_right_step(self) -> None:
+        """Add a step without wrong elements, which switches the rule off."""
+        self._had_a_right_step = True
+
+    def add_wrong_step(self, wrong: torch.Tensor, relative_error: float) -> None:
+        """Add a step with wrong elements.
 
         Args:
-            wrong: a flat mask of the elements that are off by too much.
+            wrong: a flat mask of the elements that are off by too much, at least one.
             relative_error: the relative error of the whole tensor.
         """
-        wrong_count = count_true(wrong)
-        if wrong_count == 0:
-            self._had_a_right_step = True
-            return
-        share = wrong_count / len(wrong)
+        wrong_share = count_true(wrong) / len(wrong)
         self._least_relative_error = min(self._least_relative_error, relative_error)
-        self._least_wrong_share = min(self._least_wrong_share, share)
-        self._chance *= share
+        self._least_wrong_share = min(self._least_wrong_share, wrong_share)
+        self._chance_of_always_wrong *= wrong_share
         if self._always_wrong is None:
             self._always_wrong = wrong
         else:
@@ -106,8 +107,9 @@ class _WrongInEveryStep:
         are_too_far_off = self._least_relative_error > GROSS
         if are_too_many or are_too_far_off:
             return True
-        predicted_count = self._chance * len(self._always_wrong)
-        return predicted_count < LEAST_PREDICTED_SHARE * count_true(self._always_wrong)
+        count = count_true(self._always_wrong)
+        count_by_chance = self._chance_of_always_wrong * len(self._always_wrong)
+        return count_by_chance < LEAST_PREDICTED_SHARE * count
 
 
 class Quantity:
@@ -145,10 +147,16 @@ class Quantity:
         comparison = self.expected.compare(got)
         self.comparison = comparison
         one_step_decides = is_strict or self.expected.must_equal_eager
+        has_wrong_elements = bool(comparison.wrong.any())
         if not one_step_decides:
-            self._wrong_in_every_step.add(comparison.wrong, comparison.errors.relative)
-        # The mistake may also be the mean error, which rounding near ReLU's zero can make.
-        if comparison.mistake and comparison.wrong.any():
+            if has_wrong_elements:
+                relative_error = comparison.errors.relative
+                self._wrong_in_every_step.add_wrong_step(comparison.wrong, relative_error)
+            else:
+                self._wrong_in_every_step.add_right_step()
+        # A mistake without wrong elements is the mean error. It does not count here, because
+        # rounding near ReLU's zero can make it.
+        if comparison.mistake and has_wrong_elements:
             self._keep_first(comparison.mistake)
             if one_step_decides:
                 self.is_wrong_in_one_step = True
@@ -192,12 +200,12 @@ class Quantity:
         self._timed_steps += 1
         wrong = self.expected.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, got, eager)
-        if not mistake:
-            self._wrong_in_every_step.add(wrong, relative_error=0.0)
+        if mistake is None:
+            self._wrong_in_every_step.add_right_step()
             return
         self._keep_first(mistake)
         relative_error = relative_difference(got, eager)
-        self._wrong_in_every_step.add(wrong, relative_error)
+        self._wrong_in_every_step.add_wrong_step(wrong, relative_error)
         if relative_error > LARGEST_RELATIVE_ERROR:
             self.is_wrong_in_one_step = True
         if relative_error > self._far_off_limit():

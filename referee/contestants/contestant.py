@@ -23,8 +23,8 @@ from referee.contestants import namespaces, processes
 from referee.contestants.errors import (
     EndedError,
     ForgedError,
-    LateError,
     RaisedError,
+    TimeLimitError,
     UnstoppableError,
 )
 from referee.contestants.memory import free_bytes, give_back_unused
@@ -111,7 +111,7 @@ class Contestant:
             EndedError: the process has ended.
             UnstoppableError: the process does not stop, or it has run since the last request.
             ForgedError: the solution has sent or changed the reply.
-            LateError: the deadline has passed.
+            TimeLimitError: the deadline has passed.
             RaisedError: the method has raised.
         """
         token = secrets.token_hex(8)
@@ -175,7 +175,7 @@ class Contestant:
         """Wait for the reply to the request with this token and return it.
 
         Raises:
-            EndedError, ForgedError, LateError, RaisedError: as `ask` does.
+            EndedError, ForgedError, TimeLimitError, RaisedError: as `ask` does.
         """
         line = self._pipes.read_line(self.deadline)
         if line is None:
@@ -199,7 +199,7 @@ class Contestant:
         read meanwhile because a full pipe would keep it from ending.
 
         Raises:
-            LateError: the deadline has passed.
+            TimeLimitError: the deadline has passed.
         """
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         while not pid:
@@ -208,7 +208,7 @@ class Contestant:
         self._has_ended = True
         # Reads the last output. It does not wait for the end of the pipe, which the process's
         # children may hold open.
-        with suppress(LateError):
+        with suppress(TimeLimitError):
             self._pipes.read(self.deadline, max_seconds=0)
         return os.waitstatus_to_exitcode(status)
 

@@ -17,7 +17,7 @@ import torch
 
 from referee.contestants import processes
 from referee.contestants.contestant import Contestant
-from referee.contestants.errors import EndedError, ForgedError, LateError, RaisedError
+from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
 from referee.contestants.forms import pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError
@@ -52,7 +52,7 @@ def why_none(server: Server, device: torch.device) -> str:
         pool = Pool(device)
         try:
             _reasons[device] = _try(server, pool, device)
-        except (EndedError, ForgedError, LateError, RaisedError) as error:
+        except (EndedError, ForgedError, TimeLimitError, RaisedError) as error:
             _reasons[device] = f"{type(error).__name__}: {error}"
         except (UnreadableError, BadDescriptionError) as error:
             _reasons[device] = f"a result cannot be read: {error}"
@@ -69,8 +69,8 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
 
     Raises:
         BadDescriptionError, UnreadableError: the referee cannot open the result's memory.
-        EndedError, ForgedError, LateError, RaisedError: the module fails, as it does if its process
-            cannot open the referee's memory.
+        EndedError, ForgedError, TimeLimitError, RaisedError: the module fails, as it does if its
+            process cannot open the referee's memory.
     """
     values = torch.arange(16.0, device=device)
     region = Region(pool)
@@ -81,9 +81,11 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         if not contestant.has_walls:
             return "the system allows no namespaces of processes"
         text = base64.b64encode(PROBE_TEXT).decode()
-        contestant.ask("import_file", text=text, path="probe.py", names=["ModelNew"], folders=[])
+        contestant.ask(
+            "import_file", text=text, path="probe.py", class_names=["ModelNew"], folders=[]
+        )
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
-        reply = contestant.ask("run_forwards", name=MODULE, inputs=[region.location])
+        reply = contestant.ask("run_forwards", call_name=MODULE, inputs=[region.location])
         result = contestant.reader.whole(reply["returned"][0]["results"][0])
         return "" if torch.equal(result, values + 1) else "the referee reads another result"
     finally:

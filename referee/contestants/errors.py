@@ -18,7 +18,7 @@ class ForgedError(Exception):
     """The reply cannot be the request handler's: the solution has sent or changed it."""
 
 
-class LateError(Exception):
+class TimeLimitError(Exception):
     """The deadline has passed."""
 
 

@@ -4,7 +4,7 @@ import os
 import selectors
 from time import monotonic
 
-from referee.contestants.errors import ForgedError, LateError
+from referee.contestants.errors import ForgedError, TimeLimitError
 
 MAX_REPLY_BYTES = 1 << 22
 KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
@@ -56,11 +56,11 @@ class Pipes:
         """Write the rest of a long request while the process reads it.
 
         Raises:
-            LateError: the deadline has passed.
+            TimeLimitError: the deadline has passed.
         """
         while data:
             if monotonic() > deadline:
-                raise LateError
+                raise TimeLimitError
             rest = self.write(data)
             if rest == data:
                 # The pipe is full. The process may wait until its own output is read.
@@ -72,7 +72,7 @@ class Pipes:
 
         Raises:
             ForgedError: the line is too long.
-            LateError: the deadline has passed.
+            TimeLimitError: the deadline has passed.
         """
         while b"\n" not in self._unparsed:
             if self._replies not in self._selector.get_map():  # the pipe has ended
@@ -87,11 +87,11 @@ class Pipes:
         """Read the replies and the output that have come; wait up to `max_seconds` for some.
 
         Raises:
-            LateError: the deadline has passed.
+            TimeLimitError: the deadline has passed.
         """
         seconds_left = deadline - monotonic()
         if seconds_left <= 0:
-            raise LateError
+            raise TimeLimitError
         for key, _ in self._selector.select(min(seconds_left, max_seconds)):
             data = os.read(key.fd, MAX_READ_BYTES)
             if not data:

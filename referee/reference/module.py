@@ -17,7 +17,7 @@ from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
 from referee.reference.problem import Problem
 from referee.reference.random_values import changing_names, new_seed, vary
-from referee.reference.training_step import (
+from referee.reference.reference_step import (
     ReferenceStep,
     StepArguments,
     reference_step,

@@ -64,7 +64,7 @@ class Problem:
     # The timed calls' names in reports.
     names = Names(solution="ModelNew", eager="eager")
     # The speed that limits the problem.
-    rate = Rate(unit="GB/s", work="moved_bytes", yardstick=COPY)
+    rate = Rate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
     # out the slow ones, which take seconds to prepare.
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
@@ -248,14 +248,14 @@ class Problem:
         return ""
 
     @property
-    def moved(self) -> int:
+    def moved_bytes(self) -> int:
         """Bytes that a call reads and writes. Here these are inputs and outputs, no parameters."""
         return self.input_bytes + self.output_bytes
 
     @property
     def work(self) -> int:
         """The work of one call, in units of the rate."""
-        return self.moved
+        return self.moved_bytes
 
     def floor_seconds(self, timings: Timings) -> float:
         """Return a lower bound on the seconds of a call; 0 if none is known.
@@ -263,7 +263,7 @@ class Problem:
         Here it is the time to write the outputs at the speed of the fastest copy.
         """
         copies = timings.seconds.get(COPY)
-        return min(copies) * self.output_bytes / self.moved if copies else 0.0
+        return min(copies) * self.output_bytes / self.moved_bytes if copies else 0.0
 
     # ------------------------------------------------------------------------ not to be overridden
 

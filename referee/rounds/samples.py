@@ -4,9 +4,9 @@ from statistics import median
 
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
+from referee.times.gain import compare_times
 from referee.times.timing import Names, spread
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
-from referee.verdict import compare_times
 from referee.words import FASTER
 
 FALSE_CLOCK = "its clock is false: the referee's counts"

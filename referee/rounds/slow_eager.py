@@ -15,7 +15,7 @@ from referee.names import MODULE
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
-from referee.times.two_clocks import LATE
+from referee.times.two_clocks import LATENESS_OF_IDLE_GPU
 from referee.verdict import NotCorrectError
 from referee.words import ERROR
 
@@ -35,7 +35,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         NotCorrectError: the solution has slowed eager, or eager's times on a GPU are too long for
             another reason.
     """
-    names, timings = grading.problem.names, grading.findings.run.timings
+    names, timings = grading.problem.names, grading.findings.times.timings
     beside = timings.seconds[names.eager] + timings.seconds[names.control]
     has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
@@ -48,7 +48,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     if _is_new_process_faster(grading.bench, plan.calls):
         raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
     # If eager waits for launches, the host is slow, and not the GPU.
-    if is_on_gpu and samples.lateness() < LATE:
+    if is_on_gpu and samples.lateness() < LATENESS_OF_IDLE_GPU:
         if _is_faster_alone(grading, beside, plan.calls):
             raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
         reason = "the GPU has become slower since eager was timed alone: grade the file again"

@@ -53,7 +53,7 @@ class TimedRequest(NamedTuple):
     early: EarlyElements
 
 
-def plan(bench: Bench) -> Plan:
+def plan_of(bench: Bench) -> Plan:
     """Return the plan for the problem's setting, which follows from eager's times alone.
 
     The first call makes the plan and has to come before the first solution starts. Later calls
@@ -164,7 +164,7 @@ def time_request(
     reply = contestant.ask(
         "run_forwards",
         early.read,
-        name=timed_call.call,
+        call_name=timed_call.call,
         inputs=bench.memory.input_locations(calls),
         outputs=room,
     )

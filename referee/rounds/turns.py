@@ -2,6 +2,17 @@
 
 In a round, all timed calls take turns: the solution's, eager's (twice), the yardsticks and the
 empty call. The order is random so that nobody profits from who was timed before.
+
+The memory that the referee shares is written and filled in a round as follows. "Again" means that
+the round's values are written once more. The state is parameters and buffers. Outputs' gradients
+are there in training steps alone.
+
+                                                                        state of
+    when                           function              inputs  gradients  solution   eager
+    the round begins               `_draw_round`         new     new        new        new
+    before each turn, if small     rewrite_small_memory  again              again      again
+    the solution has replied       fill_with_nan         NaN                NaN
+    its results have been freed    rewrite_inputs        again   again
 """
 
 import random
@@ -41,17 +52,17 @@ def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     return random.sample(timed_calls, len(timed_calls))
 
 
-def timed_rounds(grading: Grading, run: Callable[[], Round], name: str) -> Iterator[Round]:
+def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
     """Run the warm-up and the timed rounds; yield what each timed round returns.
 
     Args:
         grading: the file under grading.
-        run: runs one round.
+        run_round: runs one round.
         name: what is timed, for the progress line: "the forward".
     """
     setting = grading.problem.setting
     return timing.run_rounds(
-        run,
+        run_round,
         grading.options.rounds,
         grading.device,
         f"{name} at {setting}" if setting else name,
@@ -72,15 +83,15 @@ def write_state_for_all(grading: Grading) -> None:
         eager.state.write(values)
 
 
-def overwrite_memory(grading: Grading, calls: int) -> None:
+def fill_with_nan(grading: Grading, calls: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
-    `rewrite_inputs` restores the inputs for those who take their turns later. The parameters stay
-    NaN until the next round or check writes new ones, for only the solution uses them.
+    `rewrite_inputs` restores the inputs for those who take their turns later. The parameters need
+    not be restored: only the solution uses them, and the next round or check writes new ones.
 
-    A result must not be in their memory. `checks.results` sees that by the result's address, but
-    not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.
-    Nothing is filled if the reference itself returns such memory.
+    A result must not be in their memory. `checks.returned_results` sees that by the result's
+    address, but not if the process has mapped the memory a second time. Such a result is then NaN,
+    and so wrong. Nothing is filled if the reference itself returns such memory.
 
     Args:
         grading: the file under grading.
@@ -96,7 +107,7 @@ def overwrite_memory(grading: Grading, calls: int) -> None:
 def rewrite_inputs(grading: Grading) -> None:
     """Write inputs and outputs' gradients again after the solution's turn.
 
-    `overwrite_memory` has filled the inputs. Outputs' gradients may have changed after the
+    `fill_with_nan` has filled the inputs. Outputs' gradients may have changed after the
     comparison, when the solution's results were freed: their finalizers run its code.
     """
     memory = grading.bench.memory

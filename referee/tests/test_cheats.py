@@ -29,7 +29,7 @@ from referee.tests.texts import (
 
 RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
 # Defines functions that find the request in a frame of the process's own code, which called the
-# solution. Only requests of timed calls have the argument "outputs" and no argument "poison".
+# solution. Only requests of timed calls have the argument "outputs" and no argument "nan_bytes".
 IS_TIMED = """
 import sys
 
@@ -44,7 +44,7 @@ def is_timed():
     if frame is None:
         return False
     arguments = frame.f_locals["request"]["arguments"]
-    return "outputs" in arguments and "poison" not in arguments
+    return "outputs" in arguments and "nan_bytes" not in arguments
 """
 
 # ----------------------------------------------- results that are computed when somebody reads them

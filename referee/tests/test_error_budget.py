@@ -109,6 +109,17 @@ def test_nan_infinities_and_integers_must_be_equal():
     assert integers.compare(torch.arange(1, 10)).mistake.startswith("9 of 9")
 
 
+@pytest.mark.parametrize("exact", [None, torch.tensor([1.0, 2.0]).double()])
+@pytest.mark.parametrize("infinity", [torch.inf, -torch.inf])
+def test_a_finite_value_is_wrong_where_another_draw_of_eager_is_infinite(exact, infinity):
+    output = ReferenceTensor(torch.tensor([1.0, 2.0]), exact)
+    eager = torch.tensor([infinity, 2.0])
+    got = torch.tensor([5.0, 2.0])
+    assert output.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
+    assert output.other_draws.find_wrong(got, eager).tolist() == [True, False]
+    assert output.other_draws.find_mistake(eager, eager) is None
+
+
 def errors(got, exact, dtype=torch.float32):
     """Return the errors of numbers that are computed in a dtype."""
     exact = torch.tensor(exact, dtype=torch.float64)
@@ -128,7 +139,7 @@ def test_a_misplaced_infinity_or_nan_is_an_infinite_error(got, exact):
     right = torch.tensor([exact, 1.0])
     wrong = torch.tensor([got, 1.0])
     for eager in (right, wrong):
-        output = ReferenceTensor(eager, right.double(), limit=limit)
+        output = ReferenceTensor(eager, right.double(), element_limits=limit)
         assert output.compare(eager).mistake is None
         other = wrong if eager is right else right
         assert output.compare(other).mistake.startswith("1 of 2 elements beyond")
@@ -140,13 +151,13 @@ def test_a_result_is_right_within_the_limit_or_if_it_errs_no_more_than_eager():
     limit = torch.full((3,), 0.25)
     for off, is_within_limit in ((0.25, True), (0.5, False)):
         for eager_off in (0.0, 0.4, 0.5):
-            output = ReferenceTensor(exact.float() + eager_off, exact, limit=limit)
+            output = ReferenceTensor(exact.float() + eager_off, exact, element_limits=limit)
             found = output.compare((exact + torch.tensor([0, off, 0])).float())
             assert (found.mistake is None) == (is_within_limit or eager_off == 0.5)
             assert (found.errors.largest, found.errors.mean) == (off, pytest.approx(off / 3))
             assert found.errors.relative == pytest.approx(off / math.sqrt(5))
             assert found.wrong.tolist() == [False, not is_within_limit, False]
-    strict = ReferenceTensor(exact.float(), exact, limit=limit)
+    strict = ReferenceTensor(exact.float(), exact, element_limits=limit)
     problem = "1 of 3 elements beyond the error budget, the first at [1]: got 2.5, expected 2"
     assert strict.compare(torch.tensor([1.0, 2.5, 0.0])).mistake == problem
 

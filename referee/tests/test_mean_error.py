@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from referee.comparison.accuracy import Errors
-from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget, mean_slack_in_other_draw
+from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget
 from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 
@@ -40,8 +40,8 @@ def test_the_mean_slack_in_another_draw_follows_from_eagers_errors(row):
     budget = Budget(slack=4 * largest, mean_slack=mean_slack)
     free = FREE_ELEMENTS * budget.slack
     for count in (1, 10, COUNT):
-        found = mean_slack_in_other_draw(budget, eager, count)
-        assert found == pytest.approx(expected + free / count)
+        found = budget.of_distance_from_eager(eager, count)
+        assert found.mean_slack == pytest.approx(expected + free / count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,7 +117,7 @@ def test_gradients_have_no_mean_slack_but_results_have():
 def test_a_limit_of_each_element_also_limits_the_mean():
     """Eager is exact. The limit of the elements allows a larger mean error than the budget."""
     limit = torch.full((COUNT,), 0.25)
-    output = ReferenceTensor(SIGNS, SIGNS.double(), limit=limit)
+    output = ReferenceTensor(SIGNS, SIGNS.double(), element_limits=limit)
     assert output.budget.mean_slack < 1e-5
     assert output.other_draws.budget.mean_slack == pytest.approx(0.25)
 

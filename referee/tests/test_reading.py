@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.checks.results import check_complete
+from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked

@@ -9,7 +9,7 @@ from referee.program import command
 from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
-from referee.reference.training_step import step_or_none
+from referee.reference.reference_step import step_or_none
 from referee.reference.trivial_results import describe_trivial_results
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, error, module, reference

@@ -16,9 +16,16 @@ from referee.rounds import slow_eager
 from referee.rounds.samples import RoundSamples
 from referee.rounds.slow_eager import check_eager_speed
 from referee.rounds.timed_requests import TimedCall
+from referee.times.gain import TimesOfSetting, compare_times
 from referee.times.timing import Names, Rate, Timings, speed_up, spread
-from referee.times.two_clocks import LATE, SHORTEST, Overhead, Sample, measure_overhead
-from referee.verdict import NotCorrectError, Run, compare_times
+from referee.times.two_clocks import (
+    LATENESS_OF_IDLE_GPU,
+    SHORTEST,
+    Overhead,
+    Sample,
+    measure_overhead,
+)
+from referee.verdict import NotCorrectError
 
 NAMES = Names("ModelNew", "eager")
 # Eager's two turns in each round.
@@ -52,7 +59,7 @@ def test_the_lateness_of_a_request(own, lateness):
     ("own", "backlog", "lateness"),
     [
         # The device was idle when the last call came: even the fastest call may have been late.
-        ([25.0] * 32, 5.0, LATE),
+        ([25.0] * 32, 5.0, LATENESS_OF_IDLE_GPU),
         ([5.0] * 12 + [20.0] * 20, 5.0, 2.875),
         # It had more than a tenth of the time still to compute.
         ([5.0] * 32, 40.0, 1.0),
@@ -211,9 +218,9 @@ def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
-    assert Run("", timings).time == "faster"
+    assert TimesOfSetting("", timings).time == "faster"
     seconds["ModelNew"] = [2.0] * 5
-    assert Run("", timings).time == "slower"
+    assert TimesOfSetting("", timings).time == "slower"
 
 
 def test_the_speed_up_has_an_interval_and_times_have_a_spread():
@@ -234,7 +241,7 @@ def grading_with_slow_eager(device: str) -> SimpleNamespace:
         problem=SimpleNamespace(names=NAMES),
         device=torch.device(device),
         bench=None,
-        findings=SimpleNamespace(run=SimpleNamespace(timings=timings)),
+        findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
 

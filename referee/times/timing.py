@@ -40,12 +40,12 @@ class Rate(NamedTuple):
 
     Attributes:
         unit: the unit of the rate, one of `report.SCALE`.
-        work: the key of a call's work in the JSON file.
+        work_unit: what a call's work counts: "flops" or "moved_bytes".
         yardstick: the timed call that shows which rate the device reaches.
     """
 
     unit: str
-    work: str
+    work_unit: str
     yardstick: str
 
 
@@ -73,7 +73,7 @@ class Timings:
         seconds: the seconds of a call in each round, by the timed call's name.
         wall_seconds: the same by the referee's clock, with the overhead.
         notes: which timed calls were left out, and why.
-        moved: the bytes that a call reads and writes at least; 0 for steps.
+        moved_bytes: the bytes that a call reads and writes at least; 0 for steps.
         floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
         lateness: of eager's requests, see `RoundSamples.lateness`.
     """
@@ -85,7 +85,7 @@ class Timings:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wall_seconds: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    moved: int = 0
+    moved_bytes: int = 0
     floor: float = 0.0
     lateness: float = 1.0
 

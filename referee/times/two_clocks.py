@@ -17,7 +17,7 @@ SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are fini
 LEAST_BACKLOG = 0.1
 # If a GPU waits for the launches, times depend on the host: processes that made the same calls
 # differed by up to this factor.
-LATE = 2.0
+LATENESS_OF_IDLE_GPU = 2.0
 
 
 class Sample(NamedTuple):
@@ -59,9 +59,10 @@ class Sample(NamedTuple):
 
         It is the mean of the calls divided by the fast ones, which were launched in time: if 20 of
         32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU was
-        idle when the last call came, none may have been in time, and the lateness is at least LATE.
+        idle when the last call came, none may have been in time, and the lateness is at least
+        LATENESS_OF_IDLE_GPU.
         """
-        least = LATE if self.waits_for_launches else 1.0
+        least = LATENESS_OF_IDLE_GPU if self.waits_for_launches else 1.0
         if self.fast_call == 0:
             return least
         return max(self.mean_call / self.fast_call, least)
@@ -118,6 +119,8 @@ class Overhead:
             return [max(seconds, self.fastest_call) for seconds in by_referee]
         by_process = [max(sample.mean_call, SHORTEST) for sample in samples]
         by_referee = _seconds_by_referee(samples, self.estimate)
+        # The medians decide, not the larger value of each request: otherwise a single slow reply
+        # would count as time of the calls.
         if median(by_process) >= median(by_referee):
             return by_process
         return [max(pair) for pair in zip(by_process, by_referee, strict=True)]

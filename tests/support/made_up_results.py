@@ -8,7 +8,8 @@ from problems import relu
 from referee import records
 from referee.names import COMPILED
 from referee.times import timing
-from referee.verdict import Run, Verdict
+from referee.times.gain import TimesOfSetting
+from referee.verdict import Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
 DTYPES = ("float32", "float16", "bfloat16")
@@ -36,8 +37,8 @@ def record(module, dtype: str = "float32", ratio: float = 2.0, **about: str) -> 
     `about` has fields of a `Verdict` that is not correct; the record then has no times.
     """
     settings = ["highest", "high"] if (module, dtype) == (linear, "float32") else [""]
-    runs = [Run(setting, timings(module, ratio)) for setting in settings]
-    verdict = Verdict(Path(), count=7, import_seconds=1.5, runs=[] if about else runs, **about)
+    times = [TimesOfSetting(setting, timings(module, ratio)) for setting in settings]
+    verdict = Verdict(Path(), count=7, import_seconds=1.5, times=[] if about else times, **about)
     subject = records.Subject(module.__name__.split(".")[-1], dtype, (4, 8))
     return records.make_record(subject, verdict, None)
 

@@ -22,7 +22,7 @@ MOST_REPORTED = 32  # elements in a reply, see `check_complete`
 
 def check_results(
     grading: Grading,
-    name: str,
+    case_name: str,
     returned: dict,
     expected: list[ReferenceTensor] | list[torch.Tensor],
 ) -> list[dict]:
@@ -30,7 +30,7 @@ def check_results(
 
     Args:
         grading: the file under grading.
-        name: the case in messages.
+        case_name: the case in messages.
         returned: the reply's description of what the call has returned.
         expected: the reference's results.
 
@@ -41,13 +41,13 @@ def check_results(
     expected_nesting = grading.problem.nesting
     if nesting != expected_nesting or len(descriptions) != len(expected):
         reason = f"returns {str(nesting)[:LONGEST_NESTING]}, expected {expected_nesting}"
-        raise NotCorrectError(WRONG, f"{name}: {reason}, where * is a tensor")
+        raise NotCorrectError(WRONG, f"{case_name}: {reason}, where * is a tensor")
     for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
-        prefix = f"{name}, output {result_index}: " if len(expected) > 1 else f"{name}: "
+        prefix = f"{case_name}, output {result_index}: " if len(expected) > 1 else f"{case_name}: "
         check_description(grading, description, tensor, prefix)
         check_elements_apart(description, tensor, prefix)
         if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
-            reason = f"returns its input or a parameter, not new memory; return a copy: {name}"
+            reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
             raise NotCorrectError(WRONG, reason)
     return descriptions
 
@@ -115,14 +115,14 @@ def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
 
 
 def read_result(
-    grading: Grading, description: dict, name: str, indices: tuple[int, int]
+    grading: Grading, description: dict, case_name: str, indices: tuple[int, int]
 ) -> torch.Tensor:
     """Return a result of the solution.
 
     Args:
         grading: the file under grading.
         description: describes the result.
-        name: the case in messages.
+        case_name: the case in messages.
         indices: the index of the call in the request, and of the result in the call.
     """
     if grading.bench.memory.are_results_copied:
@@ -131,13 +131,13 @@ def read_result(
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:
-        reason = f"its result is not in memory when the call has returned ({error}): {name}"
+        reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
         raise NotCorrectError(WRONG, reason[:LONGEST_LINE]) from None
     except BadDescriptionError as error:
-        raise NotCorrectError(WRONG, f"{name}: {error}") from None
+        raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
 
-def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name: str) -> None:
+def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_name: str) -> None:
     """Check that a result was complete as soon as the call had returned.
 
     The process then read some elements itself. They must be the same now. They differ if the call
@@ -149,7 +149,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
         elements: what the process has read, see `kept_results.read_at_once`.
         result_index: the index of the result.
         whole: the result, read later.
-        name: the case in messages.
+        case_name: the case in messages.
     """
     if elements.get("result") != result_index:
         return
@@ -160,7 +160,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, name:
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
     reason = (
-        f"{name}: its result is not complete on the current stream when the call has returned; "
+        "its result is not complete on the current stream when the call has returned; "
         "let this stream wait for the others"
     )
-    raise NotCorrectError(WRONG, reason[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:LONGEST_LINE])
