@@ -20,7 +20,7 @@ if __name__ == "__main__":
     console.program = "run.py"
     console.end_on_interrupt()
     if importlib.util.find_spec("torch") is None:
-        console.say("torch is not installed: pip install torch ninja (README.md, Start)")
+        console.say("torch is not installed: README.md, Start, says what run.py needs")
         sys.exit(1)
 
 # isort: split

@@ -160,7 +160,7 @@ def test_a_missing_torch_gives_the_command_that_installs_it():
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     [message] = messages(done.stderr)
-    assert message.startswith("torch is not installed: pip install torch ninja")
+    assert message.startswith("torch is not installed: README.md, Start")
 
 
 def test_an_old_python_is_named_before_anything_is_imported():

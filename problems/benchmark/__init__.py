@@ -9,7 +9,8 @@ path_calls.py         the calls that they time
 choice.py             asks kernels/linear/operator/choose_path.h for their paths, by print_paths.cpp
 tables.py             the tables of the results; those of `paths` and `path-grid` are in
                       paths_tables.py, grid_rows.py and grid_table.py
-report.py             runs the commands whose results are in docs/benchmarks/
+report.py             runs the commands whose results are in docs/benchmarks/, but for `paths` and
+                      `path-grid`
 pages.py              makes README and docs/BENCHMARKS.md anew from these results
 views.py              the parts of these pages that show results
 bars.py               draws README's picture

@@ -1,6 +1,7 @@
 """`report`: runs the commands whose results are in docs/benchmarks/.
 
-Each command of `COMMANDS` writes its results as JSON, which become a file of docs/benchmarks/.
+It leaves out `paths` and `path-grid`, which write their files themselves. Each command of
+`COMMANDS` writes its results as JSON, which become a file of docs/benchmarks/.
 """
 
 import json
@@ -14,7 +15,7 @@ from problems.benchmark import pages, tree
 from referee.records import as_json
 from referee.report import files
 
-# The command behind each file of docs/benchmarks/, by the kind of device that it measures.
+# The command behind each file that `report` renews, by the kind of device that it measures.
 COMMANDS = {
     "cuda": {
         pages.HEADLINE: "python run.py --full --dtype float32,float16,bfloat16",

@@ -167,8 +167,12 @@ def _are_equal_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Compare two uint8 tensors part by part: `torch.equal` allocates as much as it compares."""
     if a.numel() != b.numel():
         return False
-    for start in range(0, a.numel(), COMPARED_AT_ONCE):
-        end = start + COMPARED_AT_ONCE
+    if all(x.numel() % 8 == 0 and x.storage_offset() % 8 == 0 for x in (a, b)):
+        # torch compares words five times as fast as bytes.
+        a, b = a.view(torch.int64), b.view(torch.int64)
+    at_once = COMPARED_AT_ONCE // a.itemsize
+    for start in range(0, a.numel(), at_once):
+        end = start + at_once
         if not torch.equal(a[start:end], b[start:end]):
             return False
     return True

@@ -39,6 +39,21 @@ def test_values_arrive_in_their_form():
     assert region.is_unchanged()
 
 
+@pytest.mark.parametrize("size", [7, 16, 24])
+def test_a_change_of_any_byte_is_found(size):
+    """Storages of a multiple of eight bytes are compared by words, others by bytes."""
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.make_room([torch.zeros(size, dtype=torch.uint8)])
+    region.write([torch.zeros(size, dtype=torch.uint8)])
+    for index in range(size):
+        region.tensors[0][index] = 1
+        assert not region.is_unchanged()
+        region.rewrite()
+        assert region.is_unchanged()
+    pool.close()
+
+
 def test_memory_that_is_shared_stays_shared():
     pool = Pool(CPU)
     base = torch.arange(10.0)

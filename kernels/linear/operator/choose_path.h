@@ -12,7 +12,7 @@
 //                      tensor-core products are added
 //   gemm_one_product   half types, and float32 at `high`: one tensor-core product
 //
-// docs/DESIGN.md, "Which path a product takes", has a table of the kernels for each GPU.
+// docs/DESIGN.md, "Which path a product takes", says which kernels each GPU has.
 //
 // A kernel *wins* if it is estimated to take less time than torch's product followed by the fused
 // pass. Each function `..._wins` makes this estimate by a few limits, its constants.

@@ -1,4 +1,4 @@
-// One product on a GPU by the GEMM kernels of this folder, with or without an epilogue (bias, ReLU,
+// One product on a GPU by the GEMM kernels of linear/, with or without an epilogue (bias, ReLU,
 // division, mask):
 //
 //   out [M, N] = x [M, K] times weight [N, K] transposed

@@ -92,7 +92,6 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
 
 // The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts vector v
 // of row n at place v ^ (n % 8) of the row.
-constexpr int kVectorBytes = 16;
 __host__ __device__ constexpr int swizzled_place(int row, int vector) { return vector ^ (row % 8); }
 __host__ __device__ constexpr int swizzled_offset(int row, int vector) {
   return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;

@@ -132,6 +132,11 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //      patch's first use, it needs only earlier patches, which are converted. So it proceeds, and
 //      the patch is converted.
 //
+// A warp takes its next patch before it has converted the present one. The present one comes first
+// in the order, so it is the one of which step 1 speaks. A producer also waits for stages that both
+// blocks of its cluster have emptied, so for the other block's producer; that one, too, needs only
+// earlier patches.
+//
 // The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
   if (threadIdx.x % 32 == 0) {

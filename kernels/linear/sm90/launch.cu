@@ -93,9 +93,9 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 // fewest waves.
 //
 // In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
-// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). No wave wastes
-// anything, so all sizes of chunks are equally good. To say so, the Tiling makes each tile of x a
-// wave of its own: all sizes of chunks then have the same number of waves.
+// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). The last wave
+// wastes little, so all sizes of chunks are taken to be equally good. To say so, the Tiling makes
+// each tile of x a wave of its own: all sizes of chunks then have the same number of waves.
 Tiling chunk_tiling(const LinearArguments& call) {
   Tiling tiling{};
   if (call.precision == Precision::kHighest) {
