@@ -120,7 +120,8 @@ def grade_all(
         reference: the problem.
         solutions: the paths of files that define `ModelNew`.
         device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
-        trials: how many rounds are timed; by default as many as fit into some seconds.
+        trials: how many rounds are timed; by default 10 on a GPU, and on a CPU as many as fit into
+            some seconds.
         timeout: seconds that each solution may run, its compilation included.
 
     Returns:

@@ -57,9 +57,8 @@ def referee_at_work(own_builds: bool) -> Iterator[Server]:
     Torch's precision of float32 products is restored afterwards.
 
     Args:
-        own_builds: whether graded files build extensions in a temporary folder. If a build is
-            killed, torch's lock file stays behind, and a later run in the same folder would wait
-            for it for ever.
+        own_builds: whether graded files build extensions in temporary folders, see
+            `Server.builds_folder`.
     """
     precision_before = torch.get_float32_matmul_precision()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:

@@ -130,6 +130,8 @@ class Grading:
         self.progress = progress
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
+        # A lack of memory for the steps of one file is none for the next.
+        bench.problem.why_no_float64_in_steps = ""
         self.solution = Contestant(bench.server, bench.memory.pool, self.device, deadline)
         verdict.walls = self.solution.has_walls
         bench.memory.are_results_copied = not self._can_read_results()

@@ -15,6 +15,7 @@ The referee believes none of these replies: the solution can change all that is 
 
 import base64
 import gc
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -72,7 +73,9 @@ class RequestHandler:
         ready_result = torch.zeros(1, device=device)
         self._callables[NOTHING] = lambda *inputs: ready_result
 
-    def import_file(self, text: str, path: str, class_names: list[str], folders: list[str]) -> dict:
+    def import_file(
+        self, text: str, path: str, class_names: list[str], folders: list[str], builds: str = ""
+    ) -> dict:
         """Execute a file's text, which the referee has read before any solution ran.
 
         Args:
@@ -80,12 +83,15 @@ class RequestHandler:
             path: the file's path, for messages and for imports from its folder.
             class_names: names that the class may have; the first that the file defines is taken.
             folders: other folders from which the file may import.
+            builds: the folder in which the file builds extensions; "" for the usual one.
 
         Raises:
             AttributeError: the file defines none of the names; the message has the last of them,
                 which is the usual one.
         """
         self.file = path
+        if builds:
+            os.environ["TORCH_EXTENSIONS_DIR"] = builds
         sys.path.insert(0, str(Path(path).parent))
         sys.path.extend(folders)
         data = base64.b64decode(text)

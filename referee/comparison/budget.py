@@ -31,7 +31,8 @@ DEVIATIONS_OF_MEAN = 4
 SPARSE_FACTOR = 64
 # So many elements may be off by their slack in another draw, however small eager's mean error was.
 FREE_ELEMENTS = 4
-# Relative and absolute tolerances where there is no result in float64. They are KernelBench's.
+# Relative and absolute tolerances where there is no result in float64. That of float32 is
+# KernelBench's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 HALF_TOLERANCE = 1e-2
 

@@ -3,6 +3,7 @@
 `child.main` is what runs in the server and in the forked processes.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -46,10 +47,24 @@ class Server:
 
     def __init__(self, folder: str = "") -> None:
         self.walls = True
+        self._folder = folder
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
         if folder:
             self._environment["TORCH_EXTENSIONS_DIR"] = folder
         self._process, self._socket = _start_server(self._environment)
+
+    def builds_folder(self, file: Path) -> str:
+        """Return where a graded file builds extensions; "" for the user's usual folder.
+
+        Each file has a folder of its own. In a common one, it could find what another file has
+        built under the same name, or wait for ever for the lock of a build that was killed.
+        """
+        if not self._folder:
+            return ""
+        name = hashlib.sha256(str(file).encode()).hexdigest()
+        folder = Path(self._folder, name[:16])
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.

@@ -34,6 +34,7 @@ def share_server(monkeypatch: pytest.MonkeyPatch, folder_of_builds: Callable[[],
         if server is None:
             server = new_server(folder)
             server.close = lambda: None  # the next test uses it again
+            server.builds_folder = lambda _, folder=folder: folder  # what it has built, too
             SERVERS[environment] = server
         server.count_as_own()
         server.walls = True

@@ -86,8 +86,12 @@ NO_GAIN = {
 
 @pytest.mark.parametrize("walls", [True, False])
 def test_cheats_at_the_clock_are_correct_but_never_faster(device, walls, tmp_path):
+    table = dict(NO_GAIN)
+    if not walls:
+        # Then it does gain on a busy machine: see "Out of reach" in VERDICTS.md.
+        del table["demotes_eager"]
     # On a busy machine, eager may be slower than its copy in three rounds by chance.
-    records = grade(RELU, NO_GAIN, tmp_path, trials=6, device=device, walls=walls)
+    records = grade(RELU, table, tmp_path, trials=6, device=device, walls=walls)
     for run in records["hides_time"]["runs"] + records["thread_with_the_lock"]["runs"]:
         assert min(run["forward"]["seconds"]["ModelNew"]) >= 0.8 * SLEEP
     words = {name: [run["time"] for run in record["runs"]] for name, record in records.items()}

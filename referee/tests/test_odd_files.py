@@ -1,17 +1,21 @@
 """Files whose replies, state or end are odd: each gets a verdict, and grading goes on."""
 
+import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from referee.contestants.errors import EndedError
+from referee.contestants.server import PACKAGE
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.rounds.timed_requests import checked_seconds
 from referee.tests.graded import grade
-from referee.tests.texts import LATE, correct, error, module, reference, wrong
+from referee.tests.texts import IMPORTS, LATE, correct, error, module, reference, wrong
 from referee.verdict import outcome
 from referee.words import ERROR
 
@@ -270,3 +274,28 @@ def test_repeated_inputs_are_altered_in_part(values):
     problem = SimpleNamespace(input_source=source)
     [altered] = unusual_inputs(problem, ALTERED, [values])
     assert 0 < int((altered != values).sum()) <= 1000 // 16
+
+
+# Makes the folder of an extension, as a build does.
+BUILDS = """
+import os
+from pathlib import Path
+
+Path(os.environ["TORCH_EXTENSIONS_DIR"], "extension").mkdir()  # raises if the folder exists
+"""
+
+
+@pytest.mark.slow
+def test_each_file_builds_in_a_folder_of_its_own(tmp_path):
+    """Otherwise a killed build's lock stops the next file, or it gets what another has built."""
+    (tmp_path / "problem.py").write_text(IMPORTS + RELU)
+    names = ["first.py", "second.py"]
+    for name in names:
+        (tmp_path / name).write_text(IMPORTS + BUILDS + PLAIN)
+    command = [sys.executable, "-m", "referee", "problem.py", *names, "--device", "cpu"]
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    command += ["--trials", "1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
