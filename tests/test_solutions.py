@@ -145,7 +145,7 @@ FREE = memory.free_bytes(torch.device("cpu"))
 # By name: a file's text, the verdict, and a pattern of the line. These files do not end by
 # themselves, so each takes as long as `--timeout` allows.
 ENDLESS = {
-    "endless loop": ("while True:\n    pass\n", "time limit", "^; 3 s, while importing"),
+    "endless loop": ("while True:\n    pass\n", "time limit", "^3 s, while importing"),
     "sleeps": (module("import time\ntime.sleep(999)"), "time limit", "3 s, while checking"),
     "closes everything": ("import os\nos.closerange(0, 99)\n", "error|time limit", ""),
     "forks": (FORKS, "time limit", "while importing"),
