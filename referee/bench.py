@@ -1,4 +1,4 @@
-"""What the gradings of one problem share: memory, eager's processes, and the plan for timing."""
+"""The bench: gradings of one problem share memory, eager's processes, and the plan for timing."""
 
 from typing import NamedTuple
 

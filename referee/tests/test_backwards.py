@@ -4,9 +4,12 @@ In the texts, `x` is the first input of a forward and `inputs` are all of them.
 """
 
 import pytest
+import torch
 
+from referee.reference import reference_step
+from referee.reference.float64 import NO_ROOM_FOR_FLOAT64
 from referee.tests.graded import grade
-from referee.tests.texts import Table, module, own_linear_relu, reference
+from referee.tests.texts import Table, correct, module, own_linear_relu, reference
 
 pytestmark = pytest.mark.slow
 FC = "self.fc = nn.Linear(256, 192)\n"
@@ -82,3 +85,24 @@ BACKWARDS["one row"] = (
 def test_backwards_of_their_own_get_their_verdicts(problem, text, files, device, tmp_path):
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
     grade(problem, table, tmp_path, device=device)
+
+
+def test_a_lack_of_memory_for_one_file_is_none_for_the_next(tmp_path, monkeypatch):
+    """The first file's gradients are not compared in float64; those of the second one are."""
+    module_in_float64 = reference_step.module_in_float64
+    calls = []
+
+    def fail_once(wide_module):
+        calls.append(wide_module)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return module_in_float64(wide_module)
+
+    monkeypatch.setattr(reference_step, "module_in_float64", fail_once)
+    plain = correct(module("return torch.relu(self.fc(x))", FC), STEP)
+    problem = reference("return torch.relu(self.fc(x))", "[torch.rand(64, 256)]", FC)
+    records = grade(problem, {"first": plain, "second": plain}, tmp_path)
+    note = f"training step: {NO_ROOM_FOR_FLOAT64}"
+    assert note in records["first"]["notes"]
+    assert note not in records["second"]["notes"]
+    assert len(calls) > 1

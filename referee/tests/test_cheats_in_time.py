@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from referee.tests.graded import grade
-from referee.tests.texts import correct, module, reference
+from referee.tests.texts import LATE_MODE, correct, module, reference
 
 pytestmark = pytest.mark.slow
 
@@ -35,21 +35,7 @@ threading.Thread(target=work).start()
 return out
 """)
 # Computes the result at the next call of a function of torch.
-MODE = """
-from torch.overrides import TorchFunctionMode
-
-class Late(TorchFunctionMode):
-    todo = ()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.todo:
-            (x, out), self.todo = self.todo, ()
-            torch.clamp_min(x, 0, out=out)
-        return func(*args, **(kwargs or {}))
-
-mode = Late()
-mode.__enter__()
-"""
+MODE = LATE_MODE + "\nmode = Late()\nmode.__enter__()\n"
 MODE += module("out = torch.empty_like(x)\nmode.todo = x, out\nreturn out")
 SPINS = """
 import threading, zlib

@@ -19,6 +19,20 @@ Table = dict[str, Row]  # by the file's name, without .py
 # The reason if a result is computed too late. What the memory of the result held before decides
 # which of these reasons it is.
 LATE = "has not written|returns zeros|elements|is not complete"
+# A mode of torch. If its attribute `todo` is a pair of tensors x and out, it computes ReLU of x
+# into out at the next call of a function of torch.
+LATE_MODE = """
+from torch.overrides import TorchFunctionMode
+
+class Late(TorchFunctionMode):
+    todo = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.todo:
+            (x, out), self.todo = self.todo, ()
+            torch.clamp_min(x, 0, out=out)
+        return func(*args, **(kwargs or {}))
+"""
 IMPORTS = "import torch\nfrom torch import nn\n\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Whether a solution's times are a gain over eager's; VERDICTS.md has the rules."""
+"""Tells whether a solution's times are a gain over eager's; VERDICTS.md has the rules."""
 
 from dataclasses import dataclass
 from statistics import median

@@ -15,8 +15,8 @@ SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are fini
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this
 # part of the calls' time still to do.
 LEAST_BACKLOG = 0.1
-# If a GPU waits for the launches, times depend on the host: processes that made the same calls
-# differed by up to this factor.
+# If a GPU waits for the launches, times depend on the host. Processes that made the same calls on a
+# slow host differed by up to 1.8.
 LATENESS_OF_IDLE_GPU = 2.0
 
 
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
     @property
     def waits_for_launches(self) -> bool:
-        """Whether the GPU was idle between calls, because the host launched them too late."""
+        """True if the GPU was idle between calls, because the host launched them too late."""
         return self.backlog_seconds < LEAST_BACKLOG * sum(self.call_seconds)
 
     @property

@@ -6,7 +6,7 @@ all of them, and `test_reference_files.py` some again, against reference files. 
 references are in `referee/tests/test_cheats.py` and `test_cheats_in_time.py`.
 """
 
-from referee.tests.texts import LATE, correct, error, module, wrong
+from referee.tests.texts import LATE, LATE_MODE, correct, error, module, wrong
 from tests.support.honest import PLAIN, linear
 
 # Defines a function that finds the referee's clock among its callers.
@@ -126,18 +126,7 @@ class Lazy(torch.Tensor):
 LAZY += module("return x.as_subclass(Lazy)")
 # Returns a plain tensor, and leaves a mode on that computes its values at the next use of torch. If
 # that is before the reply, the clock still runs.
-MODE = """
-from torch.overrides import TorchFunctionMode
-class Late(TorchFunctionMode):
-    todo = ()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.todo:
-            (x, out), self.todo = self.todo, ()
-            torch.clamp_min(x, 0, out=out)
-        return func(*args, **(kwargs or {}))
-"""
-MODE += when_timed("""
+MODE = LATE_MODE + when_timed("""
 mode, out = Late(), torch.empty_like(x)
 mode.__enter__()
 mode.todo = x, out

@@ -205,7 +205,7 @@ struct Fragments {
 
   // The fragments of x have the indices k-step, fragment, Part, register.
   uint32_t a[2][Config::kXFragments][2][4];
-  // Those of the weight have the indices k-step, Part, fragment, register.
+  // The fragments of the weight have the indices k-step, Part, fragment, register.
   uint32_t b[2][2][Config::kWeightFragments][2];
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:

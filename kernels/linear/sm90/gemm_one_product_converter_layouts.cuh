@@ -33,7 +33,7 @@ namespace kernels::sm90::gemm_one_product {
 //   rows 16 - 23     p2         p6        p10        p14
 //   rows 24 - 31     p3         p7        p11        p15
 //
-// Those of a transposed weight have 32 rows x 16 of K:
+// Patches of a transposed weight have 32 rows x 16 of K:
 //
 //                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
