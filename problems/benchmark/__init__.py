@@ -7,6 +7,7 @@ rounds.py             times calls in turn; the clocks are in clock.py
 products.py, grid.py  the products that `paths` and `path-grid` time
 path_calls.py         the calls that they time
 choice.py             asks kernels/linear/operator/choose_path.h for their paths, by print_paths.cpp
+choose_again.py       writes these paths into the results of `path-grid`
 tables.py             the tables of the results; those of `paths` and `path-grid` are in
                       paths_tables.py, grid_rows.py and grid_table.py
 report.py             runs the commands whose results are in docs/benchmarks/, but for `paths` and

@@ -9,12 +9,15 @@ paths      times of each path that can compute a product, for products near the 
            kernels/linear/operator/choose_path.h; needs an H200 or another GPU of compute capability
            9.0, and has no options but --json
 path-grid  the same for products of many sizes, with a cold and with a warm L2
-report     runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
-           device, and renews these documents
-pages      renews these documents from the results in docs/benchmarks/, without measuring
 
-The first six print a table of their results, and write them to the file that --json names. Its
-keys:
+report        runs the commands behind the figures of README and docs/BENCHMARKS.md for this kind of
+              device, and renews these documents
+pages         renews these documents from the results in docs/benchmarks/, without measuring
+choose-again  after a change of choose_path.h, writes its choices into the results of `path-grid`,
+              docs/benchmarks/path-grid.json, and renews these documents, without measuring
+
+The first group measures. It prints a table of the results, and writes them to the file that --json
+names. Its keys:
 
 benchmark, command, environment, date, commit
                    what was measured, how, where, when (UTC), and the commit of this tree
@@ -37,6 +40,7 @@ from pathlib import Path
 import torch
 
 from problems.benchmark import pages, report, tree
+from problems.benchmark.choose_again import choose_again
 from problems.benchmark.measure_host import measure_host
 from problems.benchmark.measure_import import measure_import
 from problems.benchmark.measure_linear import measure_linear
@@ -65,6 +69,8 @@ WITHOUT_OPTIONS: dict[str, Callable[[], list[dict]]] = {
     "path-grid": measure_path_grid,
 }
 NEEDS_HOPPER = ["paths", "path-grid"]
+# Commands that make the pages; all but the last do something else first.
+MAKES_PAGES = ["report", "choose-again", "pages"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = []
     if args.what == "report":
         failed = report.measure(args.device, args.only)
+    elif args.what == "choose-again":
+        choose_again(pages.RESULTS / pages.PATH_GRID)
     pages.make_pages()
     return 1 if failed else 0
 
@@ -93,7 +101,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=[*WITH_DTYPE, *WITHOUT_OPTIONS, "report", "pages"])
+    parser.add_argument("what", choices=[*WITH_DTYPE, *WITHOUT_OPTIONS, *MAKES_PAGES])
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=default_device)
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")

@@ -22,6 +22,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "BENCHMARKS.md"]
 PICTURE = ROOT / "docs" / "figures.svg"
 HEADLINE = "headline.json"  # the file that the picture shows
+PATH_GRID = "path-grid.json"  # the results of `path-grid`
 
 # A block: its comment, whose groups are the view with its arguments and the names of the files, and
 # the text below the comment.
