@@ -122,7 +122,7 @@ def test_compositions_are_reproducible_finite_and_have_24_bits_of_range():
 
 
 def derived_bound(k, kernel):
-    """Return the sum of the rows of docs/SPLIT.md's table, in units of 2^-24."""
+    """Return the sum of the rows of docs/SPLIT-PROOF.md's table, in units of 2^-24."""
     interval = twin.promotion_interval(k, kernel)
     promotions = 2 if kernel.compensates else math.ceil(k / interval)
     return 8 + 10 * interval / kernel.cores.terms + 0.2 + promotions + 3
