@@ -20,6 +20,7 @@ from tests.support.adversary import hunt
 from tests.support.compare import assert_same_bits
 from tests.support.compositions import operands
 from tests.support.named_operands import CASES, draw_case
+from tests.support.processes import ROOT
 from tests.support.promises import (
     FEW_TERMS_ERROR,
     FP16X3_SLACK,
@@ -119,6 +120,25 @@ def test_compositions_are_reproducible_finite_and_have_24_bits_of_range():
         for rows in (x, weight):
             smallest = torch.where(rows == 0, INF, rows.abs()).amin(1)
             assert (smallest * 2.0**24 >= twin.maxima(rows)).all(), name
+
+
+def test_the_example_of_the_guide_has_the_numbers_of_the_twin():
+    """The guide is docs/SPLIT.md."""
+    x = torch.tensor([[3.7, 0.01]])
+    weight = torch.tensor([[0.3, -2.0]])
+    e_x = twin.exponents(twin.maxima(x), SM90.x_top)
+    e_weight = twin.exponents(twin.maxima(weight), SM90.weight_top)
+    parts = [*twin.split(twin.scale(x, e_x)), *twin.split(twin.scale(weight, e_weight))]
+    total = twin.scaled_sum(x, weight, e_x, e_weight, SM90)
+    numbers = [*torch.cat(parts).flatten().tolist(), total.item()]
+    text = (ROOT / "docs" / "SPLIT.md").read_text()
+    _, _, example = text.partition("### An example\n")
+    assert (e_x.item(), e_weight.item()) == (13, 8)
+    assert [number for number in numbers if f"{number:.16g}" not in example] == []
+    out = linear(x, weight, torch.tensor([0.5]), DIVISOR, SM90).item()
+    assert f"/ 2 = {out:.10f} |" in example
+    exact = ((x.double() @ weight.double().t()).item() + 0.5) / DIVISOR
+    assert f"result of these float32 operands is {exact:.10f}" in example
 
 
 def derived_bound(k, kernel):
