@@ -16,6 +16,7 @@ from problems.benchmark import (
     command,
     measure_host,
     measure_linear,
+    options,
     pages,
     report,
     rounds,
@@ -83,6 +84,11 @@ def test_results_have_positive_times_and_operands_have_errors(
             assert uniform["ours_error"] > 100 * uniform["eager_error"]
         else:
             assert uniform["ours_error"] == uniform["eager_error"]
+
+
+def test_every_measurement_of_the_command_line_has_a_function_and_a_table():
+    functions = [*command.WITH_DTYPE, *command.WITHOUT_OPTIONS]
+    assert options.MEASUREMENTS == functions == list(TABLES)
 
 
 def test_tables_of_linear_have_a_column_for_each_number_of_rows():

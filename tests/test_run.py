@@ -154,6 +154,24 @@ def test_a_failed_build_names_the_compiler(tmp_path):
     assert ": BuildError: " in line and "no-such-compiler" in line
 
 
+def run_without_torch(*words):
+    """Run Python with these words. By -S it sees its own library and PYTHONPATH, but no package."""
+    return subprocess.run(
+        [sys.executable, "-S", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_help_of_the_benchmarks_needs_no_torch():
+    done = run_without_torch("-m", "problems.benchmark", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m problems.benchmark")
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -162,15 +180,7 @@ def test_a_failed_build_names_the_compiler(tmp_path):
     ],
 )
 def test_a_missing_torch_gives_the_command_that_installs_it(program, words):
-    """With -S, Python sees its own library and PYTHONPATH, but no installed package."""
-    done = subprocess.run(
-        [sys.executable, "-S", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_without_torch(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"{program}: torch is not installed: pip install -r require")
     assert done.stderr.count("\n") == 1

@@ -1,6 +1,7 @@
 """Figures beside the headline, and the pages that show all figures: `python -m problems.benchmark`.
 
-command.py            the command line, and the JSON that it writes
+options.py            the command line, and the JSON that it writes
+command.py            runs the command line
 measure_*.py          one measurement each
 modules.py            this project's module and eager's, with equal parameters
 rounds.py             times calls in turn; the clocks are in clock.py

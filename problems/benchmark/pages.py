@@ -1,7 +1,7 @@
 """`pages`: makes README, docs/BENCHMARKS.md and README's picture anew from docs/benchmarks/*.json.
 
 A file of results is what a command wrote by `--json`: either `python -m problems.benchmark`, whose
-keys problems/benchmark/command.py explains, or `python run.py` (referee/RESULTS.md). `report` adds
+keys problems/benchmark/options.py explains, or `python run.py` (referee/RESULTS.md). `report` adds
 the key "commit", which run.py does not write, and removes `--json` from "command".
 
 A block of a page begins with a comment that names a view and one or more files of results,
