@@ -106,7 +106,7 @@ FAULTS = {
     "bias": Fault(
         LINEAR_CPU, "sum_rows(sums, runs", "sum_rows(sums, runs - 1", "wrong", WRONG_BIAS
     ),
-    "gpu_bias": Fault(LINEAR_GPU, "row < count;", "row < count - 1;", "wrong", WRONG_BIAS),
+    "gpu_bias": Fault(LINEAR_GPU, "row < rows;", "row < rows - 1;", "wrong", WRONG_BIAS),
     # A timed call returns before its work is done.
     "gpu_stream": Fault(
         RELU_GPU_LAUNCH,
