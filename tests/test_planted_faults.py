@@ -104,7 +104,11 @@ FAULTS = {
     ),
     # Some rows are missing in the bias's gradient.
     "bias": Fault(
-        LINEAR_CPU, "sum_rows(sums, runs", "sum_rows(sums, runs - 1", "wrong", WRONG_BIAS
+        LINEAR_CPU,
+        "sum_rows(sums, groups_of(call.m, call.n)",
+        "sum_rows(sums, groups_of(call.m, call.n) - 1",
+        "wrong",
+        WRONG_BIAS,
     ),
     "gpu_bias": Fault(LINEAR_GPU, "row < rows;", "row < rows - 1;", "wrong", WRONG_BIAS),
     # A timed call returns before its work is done.

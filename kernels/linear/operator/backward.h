@@ -67,47 +67,49 @@ inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
   return keys;
 }
 
+// Computes grad_z and grad_bias on a CPU, on torch's threads.
+inline void run_fused_pass_backward_on_cpu(const FusedPassBackwardArguments& call) {
+  const int64_t units = cpu::linear_fused_pass_backward_units(call);
+  // A thread gets at least this many units, which have about kGrain elements together.
+  const int64_t least_units = std::max<int64_t>(kGrain * units / (call.m * call.n), 1);
+  at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
+    cpu::linear_fused_pass_backward(call, begin, end);
+  });
+  if (call.grad_bias != nullptr) cpu::linear_fused_pass_backward_sum(call);
+}
+
 // Computes grad_z and grad_bias by the fused pass.
 inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const Tensor grad_output = inputs.grad_output.contiguous();
   const at::ScalarType type = grad_output.scalar_type();
-  const DType dtype = *kernel_dtype(type);
-  const int64_t m = rows_of(grad_output);
-  const int64_t n = grad_output.size(-1);
-  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
-  const Tensor grad_bias = inputs.needs_grad_bias ? allocate(grad_output, {n}, type) : Tensor();
+  GradZAndBias grad;
+  grad.z = allocate(grad_output, grad_output.sizes(), type);
+  if (inputs.needs_grad_bias) grad.bias = allocate(grad_output, {grad_output.size(-1)}, type);
 
-  const void* const grad_output_data = grad_output.const_data_ptr();
-  const uint8_t* const mask_data = inputs.mask.const_data_ptr<uint8_t>();
-  void* const grad_z_data = grad_z.mutable_data_ptr();
-  void* const grad_bias_data = inputs.needs_grad_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  FusedPassBackwardArguments call{};
+  call.dtype = *kernel_dtype(type);
+  call.divisor = inputs.divisor;
+  call.m = rows_of(grad_output);
+  call.n = grad_output.size(-1);
+  call.grad_output = grad_output.const_data_ptr();
+  call.mask = inputs.mask.const_data_ptr<uint8_t>();
+  call.grad_z = grad.z.mutable_data_ptr();
+  call.grad_bias = inputs.needs_grad_bias ? grad.bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
-    int64_t bytes = 0;
-    if (inputs.needs_grad_bias)
-      bytes = cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n);
+    const int64_t bytes = cuda::linear_fused_pass_backward_workspace_bytes(call);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
-    return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
-                                            grad_z_data, grad_bias_data,
-                                            workspace.mutable_data_ptr(), m, n, stream);
+    call.workspace = workspace.mutable_data_ptr();
+    return cuda::linear_fused_pass_backward(call, stream);
   };
   const auto run_on_cpu = [&] {
-    const int64_t units = cpu::linear_fused_pass_backward_units(m, n);
-    const int64_t runs = inputs.needs_grad_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
-    const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
-    double* const run_sums = inputs.needs_grad_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    // A thread gets at least this many units, which have about kGrain elements together.
-    const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
-    at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
-                                      grad_z_data, run_sums, m, n, begin, end);
-    });
-    if (inputs.needs_grad_bias) {
-      cpu::linear_fused_pass_backward_sum(dtype, run_sums, grad_bias_data, m, n);
-    }
+    const int64_t bytes = cpu::linear_fused_pass_backward_workspace_bytes(call);
+    const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
+    call.workspace = workspace.mutable_data_ptr();
+    run_fused_pass_backward_on_cpu(call);
   };
   run_on_device(grad_output, run_on_gpu, run_on_cpu);
-  return {grad_z, grad_bias};
+  return grad;
 }
 
 // Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
