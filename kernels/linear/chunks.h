@@ -12,7 +12,7 @@
 // Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight
 // needs much of it (see kMinWorkspaceForRows), or if a single tile of x needs more.
 //
-// Host code without CUDA, used by the launches of sm80 and sm90.
+// Host code without CUDA, used by the launches of sm80/ and sm90/.
 
 #pragma once
 

@@ -116,7 +116,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
 inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) {
-    // At `high`, only the sm90 kernel computes gradients.
+    // At `high`, only the path sm90 has a kernel for gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
     const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
     return is_highest || may_choose_sm90;
