@@ -107,8 +107,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / room;
 }
 
-// Returns whether the path skinny takes less time than every other path, for a float32 forward. With
-// few rows, the tiles of the tensor-core kernels would consist mostly of padding.
+// Returns whether the path skinny takes less time than every other path, for a float32 forward.
+// With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
 //   rows of x     skinny wins if there are, for each multiprocessor,
 //   1 to 8        up to 4 tiles, or K >= 512
@@ -206,8 +206,8 @@ inline bool fp16x3_wins(const Product& product) {
   return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
-// Returns whether the path sm90 wins by gemm_one_product, for a float32 product at `high`. The times
-// are compared in fp16 multiplications of tensor cores:
+// Returns whether the path sm90 wins by gemm_one_product, for a float32 product at `high`. The
+// times are compared in fp16 multiplications of tensor cores:
 //
 //   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
 //           + 512 M N                 the fused pass, in a forward
