@@ -336,9 +336,10 @@ def _names(text: str) -> set[str]:
 
 
 def _lines(text: str, node: ast.stmt) -> str:
-    """Return the comment directly above a statement, and the statement's lines."""
+    """Return the comment directly above a statement, its decorators and its lines."""
     lines = text.splitlines()
-    first = node.lineno - 1
+    decorators = getattr(node, "decorator_list", [])
+    first = min(part.lineno for part in [node, *decorators]) - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
     return "\n".join(lines[first : node.end_lineno])
