@@ -74,9 +74,8 @@ int choose_config(int64_t n, const Body& body) {
 // ----------------------------------------------------------------------- the elements of a thread
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions that load
-// and store a vector take `first` and u * kStride as two arguments. The second is a compile-time
-// constant, so that all accesses of a thread share one base register. kSize is the number of
-// elements of a vector.
+// and store a vector take u * kStride, as `offset`. It is a compile-time constant, so that all
+// accesses of a thread share one base register. kSize is the number of elements of a vector.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;
