@@ -54,6 +54,27 @@ struct GradientLayout {
   bool is_constant() const { return dimensions == 1 && strides[0] == 0; }
 };
 
+// One call of ReLU: out[i] = relu(x[i]) for i < n. x and out are in one memory order, and begin at
+// multiples of 16 bytes.
+struct ReluArguments {
+  DType dtype;
+  int64_t n;
+  const void* x;
+  void* out;
+  uint8_t* mask;  // [(n + 7) / 8]; null where no gradient is needed
+};
+
+// One call of its backward: grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the
+// output's memory order, and begins at a multiple of 16 bytes.
+struct ReluBackwardArguments {
+  DType dtype;
+  int64_t n;  // below 2^31, unless grad_output is constant, or dense and aligned to 16 bytes
+  const void* grad_output;
+  GradientLayout layout;  // of grad_output
+  const uint8_t* mask;    // [(n + 7) / 8]
+  void* grad_input;
+};
+
 // The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
 // which have one precision, are always kHigh.
 enum class Precision {
@@ -149,17 +170,9 @@ struct FusedPassBackwardArguments {
 
 namespace cuda {
 
-// relu/relu.cu. x and out hold n elements in one memory order, begin at multiples of 16 bytes, and
-// are of any DType.
-
-// out[i] = relu(x[i]). mask [(n + 7) / 8] bytes; null where no gradient is needed.
-int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
-
-// grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
-// begins at a multiple of 16 bytes. n is below 2^31, unless grad_output is constant, or dense and
-// aligned to 16 bytes.
-int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
-                  const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
+// relu/relu.cu, for any DType.
+int relu(const ReluArguments& call, CUstream_st* stream);
+int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream);
 
 // The GEMM kernels. linear/operator/run_gemm.h sets all fields but out and workspace, and asks
 // *_supports. It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
@@ -205,10 +218,9 @@ namespace cpu {
 //
 // If bypasses_caches, results are written by stores that bypass the caches. Callers ask for that
 // where the whole output is larger than a cache.
-void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
-          bool bypasses_caches);
-void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                   void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
+void relu(const ReluArguments& call, int64_t begin, int64_t end, bool bypasses_caches);
+void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end,
+                   bool bypasses_caches);
 
 // As cuda::linear_fused_pass, for the elements whose bits are in the bytes begin <= i < end of the
 // mask. A byte has the bits of up to eight neighbours in a row. If mask is null, begin and end
