@@ -197,37 +197,49 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   return finish_gradients(inputs, grad, multiply_by_torch);
 }
 
+// Returns whether x and weight fit grad_output, where they are present.
+inline bool operands_fit(const BackwardInputs& inputs) {
+  const Tensor& grad = inputs.grad_output;
+  const auto is_like_grad = [&](const Tensor& t) {
+    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
+  };
+  if (!kernel_dtype(grad.scalar_type()).has_value() || grad.dim() == 0) return false;
+  if (inputs.x) {
+    const Tensor& x = *inputs.x;
+    if (!is_like_grad(x) || x.dim() == 0 || rows_of(x) != rows_of(grad)) return false;
+  }
+  if (inputs.weight) {
+    const Tensor& weight = *inputs.weight;
+    if (!is_like_grad(weight) || weight.dim() != 2 || weight.size(0) != grad.size(-1)) return false;
+  }
+  return true;
+}
+
+// Returns whether the kernels can read the mask as that of an output like grad_output.
+inline bool mask_fits(const Tensor& mask, const Tensor& grad_output) {
+  const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
+                           mask.dim() > 0 && mask.device() == grad_output.device();
+  return is_readable && rows_of(mask) == rows_of(grad_output) &&
+         mask.size(-1) == bytes_of_bits(grad_output.size(-1));
+}
+
 // Raises an error unless the operands fit together. Any traced graph may call the operator, and a
 // hook for saved tensors may have returned any tensor.
 inline void check_backward_inputs(const BackwardInputs& inputs) {
   const Tensor& grad = inputs.grad_output;
   const Tensor& mask = inputs.mask;
-  const auto is_like_grad = [&](const Tensor& t) {
-    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
-  };
-  bool fits = kernel_dtype(grad.scalar_type()).has_value() && grad.dim() > 0;
-  if (fits && inputs.x) {
-    fits = is_like_grad(*inputs.x) && inputs.x->dim() > 0 && rows_of(*inputs.x) == rows_of(grad);
-  }
-  if (fits && inputs.weight) {
-    fits = is_like_grad(*inputs.weight) && inputs.weight->dim() == 2 &&
-           inputs.weight->size(0) == grad.size(-1);
-  }
-  if (!fits) {
+  if (!operands_fit(inputs)) {
     fail(
         "linear_relu_divide_gradients: expected floating tensors that fit together, got "
         "grad_output " +
         describe(grad) + ", input " + describe(inputs.x) + ", weight " + describe(inputs.weight));
   }
-
-  const int64_t rows = rows_of(grad);
-  const int64_t row_bytes = bytes_of_bits(grad.size(-1));
-  const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
-                           mask.dim() > 0 && mask.device() == grad.device();
-  if (!is_readable || rows_of(mask) != rows || mask.size(-1) != row_bytes) {
-    fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " +
-         std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes on " +
-         grad.device().str() + ", got " + (mask.is_contiguous() ? "" : "non-contiguous ") +
+  if (!mask_fits(mask, grad)) {
+    const std::string rows = std::to_string(rows_of(grad));
+    const std::string row_bytes = std::to_string(bytes_of_bits(grad.size(-1)));
+    const std::string layout = mask.is_contiguous() ? "" : "non-contiguous ";
+    fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " + rows +
+         " rows of " + row_bytes + " bytes on " + grad.device().str() + ", got " + layout +
          describe(mask) + ": a hook for saved tensors must return it unchanged");
   }
 }

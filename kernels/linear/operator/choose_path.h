@@ -131,19 +131,21 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
   const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
-  const auto has_up_to = [&](int most_tiles) { return tiles_per_multiprocessor <= most_tiles; };
+  const bool fits_few_tiles = tiles_per_multiprocessor <= kFewTiles;
+  const bool fits_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
+  const bool fits_many_tiles = tiles_per_multiprocessor <= kManyTiles;
   const bool has_long_k = product.k >= kLongK;
-  if (product.m <= kVeryFewRows) return has_up_to(kManyTiles) || has_long_k;
+  const bool has_medium_k = product.k >= kMediumK;
+  const bool has_measured_k = product.k >= kLeastKAtHighest;
+
+  if (product.m <= kVeryFewRows) return fits_many_tiles || has_long_k;
   if (!product.is_highest()) return false;
-
-  const bool is_medium = has_up_to(kMediumTiles) && product.k >= kMediumK;
-  if (product.m <= kTileRows) return is_medium || has_long_k;
-
-  const bool is_small = has_up_to(kFewTiles) && product.k >= kLeastKAtHighest;
+  if (product.m <= kTileRows) return (fits_medium_tiles && has_medium_k) || has_long_k;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  return (is_small || is_medium) && multiplications <= kMostMultiplications;
+  if (multiplications > kMostMultiplications) return false;
+  return (fits_medium_tiles && has_medium_k) || (fits_few_tiles && has_measured_k);
 }
 
 // Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`.

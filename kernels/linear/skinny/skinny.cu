@@ -204,21 +204,24 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   Clusters best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
-    const int k_tiles = blocks_of(all_k_tiles, 1 << log_size);
-    if (shared_bytes<kTileRows>(k_tiles) > Config::kMaxBytes) continue;
+    const int cluster_size = 1 << log_size;
+    const int k_tiles = blocks_of(all_k_tiles, cluster_size);
+    const bool x_fits = shared_bytes<kTileRows>(k_tiles) <= Config::kMaxBytes;
     // Sums in float that are too long are accepted only in the largest cluster.
+    const bool is_largest = log_size == Config::kLogMaxClusterSize;
     const bool is_too_long = kSumsInFloat && k_tiles > Config::kMaxFloatKTiles;
-    if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
-    const int clusters = known_active_clusters<kTileRows>(log_size);
-    const int64_t tiles_each = divide_up(weight_tiles, std::max(clusters / x_tiles, 1));
-    const int64_t waves = divide_up(x_tiles, clusters);
+    if (!x_fits || (is_too_long && !is_largest)) continue;
+
+    const int active_clusters = known_active_clusters<kTileRows>(log_size);
+    const int64_t tiles_each = divide_up(weight_tiles, std::max(active_clusters / x_tiles, 1));
+    const int64_t waves = divide_up(x_tiles, active_clusters);
     const int64_t time = waves * tiles_each * (k_tiles + Config::kTileEndTime);
     if (time >= least_time) continue;
     least_time = time;
-    best.cluster_size = 1 << log_size;
+    best.cluster_size = cluster_size;
     best.k_tiles = k_tiles;
     // As few clusters as are needed if each computes tiles_each tiles of the weight.
-    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
+    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * cluster_size;
   }
   return best;
 }
