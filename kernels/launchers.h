@@ -54,6 +54,27 @@ struct GradientLayout {
   bool is_constant() const { return dimensions == 1 && strides[0] == 0; }
 };
 
+// One call of ReLU: out[i] = relu(x[i]) for i < n. x and out are in one memory order, and begin at
+// multiples of 16 bytes.
+struct ReluArguments {
+  DType dtype;
+  int64_t n;
+  const void* x;
+  void* out;
+  uint8_t* mask;  // [(n + 7) / 8]; null where no gradient is needed
+};
+
+// One call of its backward: grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the
+// output's memory order, and begins at a multiple of 16 bytes.
+struct ReluBackwardArguments {
+  DType dtype;
+  int64_t n;  // below 2^31, unless grad_output is constant, or dense and aligned to 16 bytes
+  const void* grad_output;
+  GradientLayout layout;  // of grad_output
+  const uint8_t* mask;    // [(n + 7) / 8]
+  void* grad_input;
+};
+
 // The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
 // which have one precision, are always kHigh.
 enum class Precision {
@@ -114,6 +135,34 @@ struct Transposition {
   int64_t rows, columns;
 };
 
+// The fused pass: the elementwise work before and after torch's own products, in any DType. float64
+// divides in double, all other types in float as LinearArguments says. Matrices are contiguous.
+
+// One call of its forward, in place: out = relu(out) / divisor. Before the call, out is the product
+// plus bias.
+struct FusedPassArguments {
+  DType dtype;
+  double divisor;
+  int64_t m, n;
+  void* out;      // [m, n]
+  uint8_t* mask;  // [m, (n + 7) / 8] as in LinearArguments; null for no mask
+};
+
+// One call of its backward. grad_z is the gradient of z = x weight^T + bias:
+//
+//   grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0
+//   grad_bias[j] = the sum over i of grad_z[i][j]
+struct FusedPassBackwardArguments {
+  DType dtype;
+  double divisor;
+  int64_t m, n;
+  const void* grad_output;  // [m, n]
+  const uint8_t* mask;      // [m, (n + 7) / 8]
+  void* grad_z;             // [m, n]
+  void* grad_bias;          // [n]; null if it is not needed
+  void* workspace;          // as large as *_workspace_bytes says, aligned to 8 bytes
+};
+
 // --------------------------------------------------------------------------------------------- GPU
 //
 // Each function that takes a stream launches kernels on it, on the current device. It returns the
@@ -121,17 +170,9 @@ struct Transposition {
 
 namespace cuda {
 
-// relu/relu.cu. x and out hold n elements in one memory order, begin at multiples of 16 bytes, and
-// are of any DType.
-
-// out[i] = relu(x[i]). mask [(n + 7) / 8] bytes; null where no gradient is needed.
-int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream);
-
-// grad_input[i] = mask bit i ? grad_output[i] : 0. grad_input is in the output's memory order and
-// begins at a multiple of 16 bytes. n is below 2^31, unless grad_output is constant, or dense and
-// aligned to 16 bytes.
-int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
-                  const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream);
+// relu/relu.cu, for any DType.
+int relu(const ReluArguments& call, CUstream_st* stream);
+int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream);
 
 // The GEMM kernels. linear/operator/run_gemm.h sets all fields but out and workspace, and asks
 // *_supports. It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
@@ -156,25 +197,11 @@ int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 // that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass/fused_pass.cu: the elementwise passes before and after torch's own products, in
-// any DType. float64 divides in double, all other types in float as LinearArguments says. Matrices
-// are contiguous.
-
-// In place: out = relu(out) / divisor. Before the call, out [m, n] is the product plus bias.
-// mask [m, (n + 7) / 8] as in LinearArguments, or null. If the mask has no unused bits, or is null,
-// the call is fastest if it gets the matrix as one row: m = 1.
-int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                      CUstream_st* stream);
-
-// grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0, the gradient of z = x weight^T + bias.
-// grad_output, grad_z [m, n]. grad_bias [n] gets the column sums of grad_z. If it is null, no
-// workspace is needed.
-int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                               double divisor, void* grad_z, void* grad_bias, void* workspace,
-                               int64_t m, int64_t n, CUstream_st* stream);
-
-// Returns the bytes of the workspace that linear_fused_pass_backward needs.
-size_t linear_fused_pass_backward_workspace_bytes(DType dtype, int64_t m, int64_t n);
+// linear/fused_pass/fused_pass.cu. If the mask of a forward has no unused bits, or is null, the
+// call is fastest if it gets the matrix as one row: m = 1.
+int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream);
+size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);
+int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_st* stream);
 
 }  // namespace cuda
 
@@ -191,43 +218,27 @@ namespace cpu {
 //
 // If bypasses_caches, results are written by stores that bypass the caches. Callers ask for that
 // where the whole output is larger than a cache.
-void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
-          bool bypasses_caches);
-void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                   void* grad_input, int64_t begin, int64_t end, bool bypasses_caches);
+void relu(const ReluArguments& call, int64_t begin, int64_t end, bool bypasses_caches);
+void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end,
+                   bool bypasses_caches);
 
 // As cuda::linear_fused_pass, for the elements whose bits are in the bytes begin <= i < end of the
 // mask. A byte has the bits of up to eight neighbours in a row. If mask is null, begin and end
 // count the bytes that a mask would have, of which there are m * ((n + 7) / 8).
-void linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t n,
-                       int64_t begin, int64_t end);
+void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, in two steps. The rows are divided into runs of adjacent
-// rows, and a run into units of adjacent columns (fused_pass_cpu.cpp has a picture). A thread
-// handles one unit at a time.
+// As cuda::linear_fused_pass_backward, in two steps. A thread handles one unit of the matrix at a
+// time (fused_pass_cpu.cpp has a picture of the units).
 //
-//   1. Threads call linear_fused_pass_backward for ranges of units. Together the ranges cover all
-//      units, 0 to linear_fused_pass_backward_units(m, n) - 1.
-//   2. If grad_bias is needed, one thread then calls linear_fused_pass_backward_sum.
-//
-// The caller allocates `sums`, which takes the column sums from step 1 to step 2:
-// [linear_fused_pass_backward_runs(m, n), n], or null if grad_bias is not needed.
-
-// Returns the number of units of the whole matrix.
-int64_t linear_fused_pass_backward_units(int64_t m, int64_t n);
-
-// Returns the number of runs.
-int64_t linear_fused_pass_backward_runs(int64_t m, int64_t n);
-
-// Step 1, for the units begin <= i < end: writes grad_z and, unless sums is null, the sums of each
-// run's columns of grad_z to the run's row of sums.
-void linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                                double divisor, void* grad_z, double* sums, int64_t m, int64_t n,
-                                int64_t begin, int64_t end);
-
-// Step 2: grad_bias[j] = the sum over all runs of sums[run][j]. It overwrites `sums`.
-void linear_fused_pass_backward_sum(DType dtype, double* sums, void* grad_bias, int64_t m,
-                                    int64_t n);
+//   1. Threads call linear_fused_pass_backward for ranges of units, begin <= i < end. Together the
+//      ranges cover all linear_fused_pass_backward_units units. This writes grad_z, and sums of its
+//      columns to the workspace.
+//   2. If grad_bias is needed, one thread then calls linear_fused_pass_backward_sum, which writes
+//      it.
+size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);
+int64_t linear_fused_pass_backward_units(const FusedPassBackwardArguments& call);
+void linear_fused_pass_backward(const FusedPassBackwardArguments& call, int64_t begin, int64_t end);
+void linear_fused_pass_backward_sum(const FusedPassBackwardArguments& call);
 
 }  // namespace cpu
 

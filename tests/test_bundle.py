@@ -83,9 +83,9 @@ def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
         lines = {x for x in content.splitlines() if not x.startswith(("#include", "#pragma once"))}
         for name, count in counts.items():
             assert count == 0 or lines <= set(sources[name].splitlines())
-    classes = {n.name: ast.unparse(n.bases[0]) for n in tree.body if isinstance(n, ast.ClassDef)}
-    assert classes.pop("ModelNew") == "nn.Module"
-    assert set(classes.values()) <= {"torch.autograd.Function"}  # for DTensors
+    classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
+    modules = [name for name in classes if "nn.Module" in map(ast.unparse, classes[name].bases)]
+    assert modules == ["ModelNew"]
 
 
 def test_a_bundle_of_other_sources_has_another_name(monkeypatch):

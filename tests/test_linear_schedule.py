@@ -14,8 +14,8 @@ import pytest
 from tests.support.processes import compiled
 
 # The rows of x in a tile.
-WIDE = 176
-NARROW = 160
+LARGEST = 176
+LARGE = 160
 
 # Prints how many clusters have work, the whole waves, and where each cluster's range begins.
 # Without arguments it prints the constants of the schedule.
@@ -46,8 +46,8 @@ int main(int count, char** arguments) {
 
 
 def rows_of(tile):
-    """Return the number of rows of x of a tile: every third tile is narrow."""
-    return WIDE if tile % 3 < 2 else NARROW
+    """Return the number of rows of x of a tile: every third tile has 160."""
+    return LARGEST if tile % 3 < 2 else LARGE
 
 
 @dataclass
@@ -119,7 +119,7 @@ def constants(program):
 
 @pytest.fixture(scope="module")
 def plan(program):
-    def call(tiles, k_groups, clusters, rows_of_third=NARROW):
+    def call(tiles, k_groups, clusters, rows_of_third=LARGE):
         used, waves, *begins = map(int, program(tiles, k_groups, clusters, rows_of_third))
         return Plan(tiles, k_groups, clusters, used, waves, begins)
 
@@ -127,13 +127,13 @@ def plan(program):
 
 
 def test_the_example_in_the_headers_comment_is_right(plan):
-    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
+    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
     assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 6, 12, 18])
 
 
 def test_no_tile_is_shared_if_the_environment_forbids_it(plan, monkeypatch):
     monkeypatch.setenv("KERNELS_STREAM_K", "0")
-    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=WIDE)
+    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
     assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 9, 18, 18])
 
 
@@ -163,7 +163,7 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
 
     # Few clusters share a tile, as one of them adds the partial sums of the others. `min_range` is
     # that of StreamKConfig.
-    adding_in_k_groups = constants.adding_per_row * WIDE / (WIDE + constants.k_group_overhead)
+    adding_in_k_groups = constants.adding_per_row * LARGEST / (LARGEST + constants.k_group_overhead)
     min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_k_groups)))
     for tile in range(tiles_of_last_wave):
         assert planned.sharers(tile) <= k_groups / min_range + 2
@@ -180,16 +180,16 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     uncut = planned.longest_load(tiles)
     whole_waves = planned.longest_load(planned.first_of_last_wave)
     if planned.cuts:
-        most_of_whole_waves = whole_waves + min_range * WIDE
+        most_of_whole_waves = whole_waves + min_range * LARGEST
         assert (
             max(loads)
-            <= max(fair, most_of_whole_waves) + (constants.min_part + constants.min_range) * WIDE
+            <= max(fair, most_of_whole_waves) + (constants.min_part + constants.min_range) * LARGEST
         )
     else:
         assert max(loads) <= uncut
 
     # Tiles are cut where that pays.
-    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= constants.min_saving * WIDE:
+    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= constants.min_saving * LARGEST:
         assert planned.cuts
 
 
@@ -209,7 +209,7 @@ int main(int, char** arguments) {
   const int k = atoi(arguments[3]);
   const int clusters = 66;
   const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide_x_tiles > 0 ? gemm_fp16x3::Config::kWideRows : tiles.other_rows;
+  const int rows = tiles.largest_x_tiles > 0 ? gemm_fp16x3::Config::kLargestRows : tiles.other_rows;
   Schedule schedule;
   const int used = schedule.plan(tiles.count(), gemm_fp16x3::Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
@@ -260,15 +260,15 @@ int main() {
 """
 
 
-def test_wide_and_narrow_tiles_cover_all_rows_in_turn(tmp_path):
-    """1024 rows are four wide tiles and two narrow ones: 4 * 176 + 2 * 160."""
+def test_tiles_of_176_and_160_rows_cover_all_rows_in_turn(tmp_path):
+    """1024 rows are four tiles of 176 and two of 160: 4 * 176 + 2 * 160."""
     numbers = list(map(int, compiled(tmp_path, ROWS, "nvcc")()))
     tiles = list(zip(numbers[::2], numbers[1::2], strict=True))
     x_tiles = [tiles[:6], tiles[6:12], tiles[12:]]  # for weight tiles 0, 1 and 2
-    # The pattern of wide and narrow tiles moves on from one tile of weight to the next.
-    assert [size for _, size in x_tiles[0]] == [WIDE] * 4 + [NARROW] * 2
-    assert [size for _, size in x_tiles[1]] == [NARROW] * 2 + [WIDE] * 4
-    assert [size for _, size in x_tiles[2]] == [WIDE] * 2 + [NARROW] * 2 + [WIDE] * 2
+    # The pattern of both sizes moves on from one tile of weight to the next.
+    assert [size for _, size in x_tiles[0]] == [LARGEST] * 4 + [LARGE] * 2
+    assert [size for _, size in x_tiles[1]] == [LARGE] * 2 + [LARGEST] * 4
+    assert [size for _, size in x_tiles[2]] == [LARGEST] * 2 + [LARGE] * 2 + [LARGEST] * 2
     for row_tiles in x_tiles:
         assert row_tiles[0][0] == 0
         assert all(begin + size == after for (begin, size), (after, _) in pairwise(row_tiles))

@@ -104,9 +104,13 @@ FAULTS = {
     ),
     # Some rows are missing in the bias's gradient.
     "bias": Fault(
-        LINEAR_CPU, "sum_rows(sums, runs", "sum_rows(sums, runs - 1", "wrong", WRONG_BIAS
+        LINEAR_CPU,
+        "sum_rows(sums, groups_of(call.m, call.n)",
+        "sum_rows(sums, groups_of(call.m, call.n) - 1",
+        "wrong",
+        WRONG_BIAS,
     ),
-    "gpu_bias": Fault(LINEAR_GPU, "row < count;", "row < count - 1;", "wrong", WRONG_BIAS),
+    "gpu_bias": Fault(LINEAR_GPU, "row < rows;", "row < rows - 1;", "wrong", WRONG_BIAS),
     # A timed call returns before its work is done.
     "gpu_stream": Fault(
         RELU_GPU_LAUNCH,

@@ -9,8 +9,8 @@ bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
 `model_new.py` calls `load_extensions` of extension.py, which uses the three files below it:
 
     load_extensions     toolchain: which compilers and GPUs are here?  ->  the key of each extension
-      _load_or_build    cache: is there a finished build?  ->  load it
-        _build_all      otherwise compile, load and publish it in the cache
+      _Builder          cache: is there a finished build?  ->  load it
+                        otherwise compile, load and publish it in the cache
       explain           if that fails: search the compilers' output for the cause (errors.py)
 
 bundle.py uses none of these, except the compilers' flags.

@@ -118,15 +118,14 @@ def bundle(problem: str) -> str:
     recipe = _RECIPES[problem]
     sources = read_sources(problem)
     class_text = _replacement_class(recipe)
-    files = [_read(f"kernels/{path}") for path in recipe.python_files] + [_read("model_new.py")]
-    imports, definitions = _imports_and_definitions(
-        class_text, files, defined_by_template={recipe.operators, "ModelNew"}
-    )
+    paths = [f"kernels/{path}" for path in recipe.python_files] + ["model_new.py"]
+    files = [_read_python(path) for path in paths]
+    needed = _needed_names(class_text, files, defined_by_template={recipe.operators, "ModelNew"})
     texts = {
         "cpp_source": _join(sources, ".cpp"),
         "cuda_source": _join(sources, ".cu"),
-        "imports": imports,
-        "definitions": definitions,
+        "imports": _needed_imports(files, needed),
+        "definitions": _needed_definitions(files, needed),
         "class_text": class_text,
     }
     # A process can load several bundles, because those with different texts have different names.
@@ -193,7 +192,7 @@ def _replacement_class(recipe: _Recipe) -> str:
     The class inherits from the reference, which the bundle does not have. So a class without a
     constructor gets a copy of the reference's constructor, before `forward`.
     """
-    text = _definitions(_read("model_new.py"))[recipe.replacement]
+    text = _read_python("model_new.py").definitions[recipe.replacement]
     text = text.replace(f"(reference.{recipe.reference})", "(nn.Module)")
     text = re.sub(rf"\b{recipe.replacement}\b", "ModelNew", text)
     reference = _read("model.py")
@@ -213,42 +212,44 @@ def _method(text: str, class_name: str, name: str) -> str:
     return ""
 
 
-def _imports_and_definitions(
-    class_text: str, files: list[str], defined_by_template: set[str]
-) -> tuple[str, str]:
-    """Return the import lines and the definitions that a class needs.
+@dataclass(frozen=True)
+class _PythonFile:
+    """The statements at the top level of a Python file.
 
-    A definition that the class needs may need others in turn; they are included.
+    Attributes:
+        definitions: the text of each function, class and variable, by its name.
+        imports: an import statement for each name that is imported from outside this project.
+    """
+
+    definitions: dict[str, str]
+    imports: dict[str, str]
+
+
+def _read_python(path: str) -> _PythonFile:
+    """Read a Python file of the project."""
+    text = _read(path)
+    return _PythonFile(_definitions(text), _imports(text))
+
+
+def _needed_names(
+    class_text: str, files: list[_PythonFile], defined_by_template: set[str]
+) -> set[str]:
+    """Return the names used by the template, by a class, and by the definitions that these need.
+
+    Names that no file defines or imports are left out: they are Python's own.
 
     Args:
         class_text: the text of the class.
-        files: the texts of Python files. The definitions come in the order of these files.
+        files: the files that may define or import the names.
         defined_by_template: names that `_TEMPLATE` defines, so that no copy is needed.
     """
     definitions: dict[str, str] = {}
-    imports: dict[str, str] = {"load_inline": "from torch.utils.cpp_extension import load_inline"}
-    for text in files:
-        definitions |= _definitions(text)
-        imports |= _imports(text)
-    available = (definitions.keys() | imports.keys()) - defined_by_template
-    needed = _needed_names(class_text, definitions, available)
-    import_lines = sorted({imports[name] for name in needed & imports.keys()}, key=_import_order)
-    bodies = [_needed_definitions(text, needed) for text in files]
-    body = "\n\n\n".join(body for body in bodies if body)
-    # The bundle does not import the package `kernels`.
-    body = body.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
-    return "\n".join(import_lines), body
-
-
-def _needed_names(class_text: str, definitions: dict[str, str], available: set[str]) -> set[str]:
-    """Return the names used by the template, by a class, and by the definitions that these need.
-
-    Args:
-        class_text: the text of the class.
-        definitions: the text of each definition, by its name.
-        available: the names that the bundle can define or import. Others are Python's own.
-    """
-    needed = {"load_inline", "torch"}  # the template uses these
+    available: set[str] = set()
+    for file in files:
+        definitions |= file.definitions
+        available |= file.definitions.keys() | file.imports.keys()
+    available -= defined_by_template
+    needed = {"torch"}  # the template uses it
     unread_texts = [class_text]
     while unread_texts:
         new_names = (_names(unread_texts.pop()) & available) - needed
@@ -257,22 +258,32 @@ def _needed_names(class_text: str, definitions: dict[str, str], available: set[s
     return needed
 
 
-def _needed_definitions(text: str, needed: set[str]) -> str:
-    """Return the needed definitions of a file, in their order.
+def _needed_imports(files: list[_PythonFile], needed: set[str]) -> str:
+    """Return the statements that import the needed names, and the template's `load_inline`."""
+    lines = {"from torch.utils.cpp_extension import load_inline"}
+    for file in files:
+        lines |= {line for name, line in file.imports.items() if name in needed}
+    return "\n".join(sorted(lines, key=_import_order))
 
-    Two blank lines separate definitions. Between two variables there are none.
+
+def _needed_definitions(files: list[_PythonFile], needed: set[str]) -> str:
+    """Return the needed definitions of all files, in their order.
+
+    Two blank lines separate definitions. Between two variables of a file there are none.
     """
-    body = ""
-    previous = ""
-    for name, definition in _definitions(text).items():
-        if name not in needed:
-            continue
-        if body:
-            both_are_variables = _is_variable(previous) and _is_variable(definition)
-            body += "\n" if both_are_variables else "\n\n\n"
-        body += definition
-        previous = definition
-    return body
+    text = ""
+    for file in files:
+        follows_variable = False
+        for name, definition in file.definitions.items():
+            if name not in needed:
+                continue
+            if text:
+                both_are_variables = follows_variable and _is_variable(definition)
+                text += "\n" if both_are_variables else "\n\n\n"
+            text += definition
+            follows_variable = _is_variable(definition)
+    # The bundle does not import the package `kernels`.
+    return text.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
 
 
 def _is_variable(definition: str) -> bool:
@@ -325,9 +336,10 @@ def _names(text: str) -> set[str]:
 
 
 def _lines(text: str, node: ast.stmt) -> str:
-    """Return the comment directly above a statement, and the statement's lines."""
+    """Return the comment directly above a statement, its decorators and its lines."""
     lines = text.splitlines()
-    first = node.lineno - 1
+    decorators = getattr(node, "decorator_list", [])
+    first = min(part.lineno for part in [node, *decorators]) - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
     return "\n".join(lines[first : node.end_lineno])

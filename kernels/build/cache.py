@@ -203,18 +203,12 @@ def remove_leftovers(folder: Path) -> None:
     """
     if not HOST:
         return
-    for build_folder in folder.glob("unfinished-*"):
-        host, process_id, start = _split_name(build_folder.name)
-        builder = f"{host}-{process_id}-{start}"
-        # If the builder is dead, a new process may have its id, but not its start time.
-        if host == HOST and process_name(process_id) != builder:
+    for build_folder in folder.glob(f"unfinished-{HOST}-*"):
+        # unfinished-<process name>-<time>, where a process name is <host>-<process id>-<start time>
+        match = re.match(r"unfinished-(?P<builder>\w+-(?P<id>\d+)-\d+)-", build_folder.name)
+        # If the builder is dead, a new process may have its id, but not its name.
+        if match and process_name(match["id"]) != match["builder"]:
             shutil.rmtree(build_folder, ignore_errors=True)
-
-
-def _split_name(name: str) -> tuple[str, str, str]:
-    """Return host, process id and start time from the name of an unfinished build's folder."""
-    match = re.match(r"unfinished-(\w+)-(\d+)-(\d+)-", name)
-    return match.groups() if match else ("", "", "")
 
 
 def _host() -> str:

@@ -83,7 +83,7 @@ def load_extensions(
         folder = cache.choose_folder()
         cache.remove_leftovers(folder)
         try:
-            _load_or_build(not_loaded, folder, tools, load_inline)
+            _Builder(folder, tools, load_inline).load_or_build(not_loaded)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             raise explain(error, folder) from None
     return {extension.problem: extension.namespace for extension in extensions}
@@ -112,32 +112,6 @@ def _is_loaded(extension: Extension) -> bool:
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
 
-def _load_or_build(
-    extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
-) -> None:
-    """Load several extensions from the cache, and build those that are not there."""
-    not_in_cache = []
-    for extension in extensions:
-        if not _load_from_cache(extension, folder, tools):
-            not_in_cache.append(extension)
-    if not_in_cache:
-        _build_all(not_in_cache, folder, tools, load_inline)
-
-
-def _load_from_cache(extension: Extension, folder: Path, tools: Toolchain) -> bool:
-    """Load a finished build that fits this machine. Return whether there is one."""
-    for build in cache.finished_builds(folder, extension.name):
-        if not _fits(build, tools):
-            continue
-        try:
-            torch.ops.load_library(str(build.library))
-        except OSError:
-            # A host that shares the folder may have linked the library to a newer glibc.
-            continue
-        return True
-    return False
-
-
 def _fits(build: cache.Build, tools: Toolchain) -> bool:
     """Return whether a build has code for all GPUs, and comes from the compilers found here.
 
@@ -152,77 +126,103 @@ def _fits(build: cache.Build, tools: Toolchain) -> bool:
     return True
 
 
-def _build_all(
-    extensions: list[Extension], folder: Path, tools: Toolchain, load_inline: LoadInline
-) -> None:
-    """Build several extensions at the same time, each in a thread of its own."""
-    cache.check_executable(folder)
-    toolchain.check_tools(tools)
-    toolchain.warn_of_ignored_targets()
+@dataclass(frozen=True)
+class _Builder:
+    """Loads extensions from the cache, and builds those that are not there.
 
-    def build_one(extension: Extension) -> None:
-        with cache.build_lock(folder, extension.name):
-            cache.remove_leftovers(folder)
-            # Another process may have built it while this one waited for its turn.
-            if not _load_from_cache(extension, folder, tools):
-                _compile_and_publish(extension, folder, tools, load_inline)
-
-    # While torch loads a library it changes these flags of the process, and then restores them. If
-    # two threads load, the second may find the changed flags of the first, and restore those.
-    dlopen_flags = sys.getdlopenflags()
-    try:
-        with (
-            _announce_slow_build(extensions, folder),
-            _silence_torch(),
-            toolchain.build_environment(tools),
-            ThreadPoolExecutor() as pool,
-        ):
-            # `list` waits for all threads, and raises the first exception of a thread.
-            list(pool.map(build_one, extensions))
-    finally:
-        sys.setdlopenflags(dlopen_flags)
-
-
-def _compile_and_publish(
-    extension: Extension, folder: Path, tools: Toolchain, load_inline: LoadInline
-) -> None:
-    """Compile and load an extension, and publish the build in the cache."""
-    with cache.unfinished_folder(folder) as build_folder:
-        _compile(extension, build_folder, tools, load_inline)
-        library = build_folder / f"{extension.name}.so"
-        cache.publish(build_folder, cache.Build(library, tools.targets, tools.compilers))
-
-
-def _compile(
-    extension: Extension, build_folder: Path, tools: Toolchain, load_inline: LoadInline
-) -> None:
-    """Compile and load an extension in the folder of its build.
-
-    The sources are written to files. `load_inline` gets texts that only include these files, so
-    that a compiler's error names the real file and line.
+    Attributes:
+        folder: the cache folder.
+        tools: the compilers and GPUs of this machine.
+        load_inline: as in `load_extensions`.
     """
-    for path, text in extension.sources.items():
-        file = build_folder / "kernels" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    toolchain.link_cuda_runtime(tools, build_folder)
-    namespace = f"-DKERNELS_NAMESPACE={extension.namespace}"
-    speed_flags = toolchain.GCC_SPEED_FLAGS if tools.is_gcc else []
-    # torch adds `_v1` to the name of an extension that this process builds a second time. Removing
-    # torch's record of the first time prevents that.
-    toolchain.cpp_extension().JIT_EXTENSION_VERSIONER.entries.pop(extension.name, None)
-    load_inline(
-        name=extension.name,
-        cpp_sources=_include_all(extension, ".cpp"),
-        cuda_sources=_include_all(extension, ".cu") if tools.targets else None,
-        # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there.
-        extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
-        extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(tools.targets)],
-        extra_ldflags=["-fopenmp", "-L."],
-        build_directory=str(build_folder),
-        no_implicit_headers=True,
-        is_python_module=False,
-    )
+
+    folder: Path
+    tools: Toolchain
+    load_inline: LoadInline
+
+    def load_or_build(self, extensions: list[Extension]) -> None:
+        """Load extensions from the cache, and build the others at the same time."""
+        not_in_cache = []
+        for extension in extensions:
+            if not self._load_from_cache(extension):
+                not_in_cache.append(extension)
+        if not_in_cache:
+            self._build_all(not_in_cache)
+
+    def _load_from_cache(self, extension: Extension) -> bool:
+        """Load a finished build that fits this machine. Return whether there is one."""
+        for build in cache.finished_builds(self.folder, extension.name):
+            if not _fits(build, self.tools):
+                continue
+            try:
+                torch.ops.load_library(str(build.library))
+            except OSError:
+                # A host that shares the folder may have linked the library to a newer glibc.
+                continue
+            return True
+        return False
+
+    def _build_all(self, extensions: list[Extension]) -> None:
+        """Build several extensions at the same time, each in a thread of its own."""
+        cache.check_executable(self.folder)
+        toolchain.check_tools(self.tools)
+        toolchain.warn_of_ignored_targets()
+        # While torch loads a library it changes these flags of the process, and then restores them.
+        # If two threads load, the second may find the first one's flags, and restore those.
+        dlopen_flags = sys.getdlopenflags()
+        try:
+            with (
+                _announce_slow_build(extensions, self.folder),
+                _silence_torch(),
+                toolchain.build_environment(self.tools),
+                ThreadPoolExecutor() as pool,
+            ):
+                # `list` waits for all threads, and raises the first exception of a thread.
+                list(pool.map(self._build, extensions))
+        finally:
+            sys.setdlopenflags(dlopen_flags)
+
+    def _build(self, extension: Extension) -> None:
+        """Compile and load an extension, and publish the build in the cache."""
+        with cache.build_lock(self.folder, extension.name):
+            cache.remove_leftovers(self.folder)
+            # Another process may have built it while this one waited for its turn.
+            if self._load_from_cache(extension):
+                return
+            with cache.unfinished_folder(self.folder) as build_folder:
+                self._compile(extension, build_folder)
+                library = build_folder / f"{extension.name}.so"
+                build = cache.Build(library, self.tools.targets, self.tools.compilers)
+                cache.publish(build_folder, build)
+
+    def _compile(self, extension: Extension, build_folder: Path) -> None:
+        """Compile and load an extension in the folder of its build.
+
+        The sources are written to files. `load_inline` gets texts that only include these files, so
+        that a compiler's error names the real file and line.
+        """
+        for path, text in extension.sources.items():
+            file = build_folder / "kernels" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        toolchain.link_cuda_runtime(self.tools, build_folder)
+        namespace = f"-DKERNELS_NAMESPACE={extension.namespace}"
+        speed_flags = toolchain.GCC_SPEED_FLAGS if self.tools.is_gcc else []
+        # torch adds `_v1` to the name of an extension that this process builds a second time.
+        # Removing torch's record of the first time prevents that.
+        toolchain.cpp_extension().JIT_EXTENSION_VERSIONER.entries.pop(extension.name, None)
+        self.load_inline(
+            name=extension.name,
+            cpp_sources=_include_all(extension, ".cpp"),
+            cuda_sources=_include_all(extension, ".cu") if self.tools.targets else None,
+            # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there.
+            extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
+            extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(self.tools.targets)],
+            extra_ldflags=["-fopenmp", "-L."],
+            build_directory=str(build_folder),
+            no_implicit_headers=True,
+            is_python_module=False,
+        )
 
 
 def _include_all(extension: Extension, suffix: str) -> str:

@@ -12,14 +12,13 @@
 // Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight
 // needs much of it (see kMinWorkspaceForRows), or if a single tile of x needs more.
 //
-// Host code without CUDA, used by the launches of sm80 and sm90.
+// Host code without CUDA, used by the launches of sm80/ and sm90/.
 
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -77,9 +76,42 @@ class WorkspaceSlices {
   size_t bytes_ = 0;
 };
 
+// Returns the most tiles along M for which a chunk's workspace keeps to the limit, but at least 1.
+// workspace_of(rows) returns the bytes of a workspace for `rows` rows of x.
+template <typename WorkspaceOf>
+int64_t max_tiles_of_chunk(const Tiling& tiling, const WorkspaceOf& workspace_of) {
+  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to
+  // kSliceBytes; over kMeasuredRows rows that adds next to nothing to bytes_per_row.
+  constexpr int64_t kMeasuredRows = 1024;
+  const int64_t fixed_bytes = workspace_of(0);
+  const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
+  const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed_bytes, kMinWorkspaceForRows);
+  const int64_t max_tiles = bytes_for_rows / (bytes_per_row * tiling.rows_of_tile);
+  return std::max(max_tiles, int64_t{1});
+}
+
+// Chunks of `tiles` tiles along M each; the last may have fewer.
+struct Chunks {
+  int64_t tiles;
+  int64_t count;
+  int64_t waves;  // of all chunks
+
+  Chunks(int64_t all_tiles, int64_t tiles, const Tiling& tiling)
+      : tiles(tiles), count(divide_up(all_tiles, tiles)) {
+    const auto waves_of = [&](int64_t tiles_along_m) {
+      return divide_up(tiles_along_m * tiling.weight_tiles, tiling.tiles_of_wave);
+    };
+    waves = all_tiles / tiles * waves_of(tiles) + waves_of(all_tiles % tiles);
+  }
+
+  bool is_better_than(const Chunks& other) const {
+    if (waves != other.waves) return waves < other.waves;
+    return count < other.count;
+  }
+};
+
 // Returns the rows of each chunk but the last, which may have fewer: a multiple of
-// tiling.rows_of_tile, or m if one chunk is enough. workspace_of(rows) returns the bytes of a
-// workspace for `rows` rows of x.
+// tiling.rows_of_tile, or m if one chunk is enough. workspace_of is that of max_tiles_of_chunk.
 //
 // It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
 // size.
@@ -102,37 +134,19 @@ class WorkspaceSlices {
 template <typename WorkspaceOf>
 int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
+  const int64_t max_tiles = max_tiles_of_chunk(tiling, workspace_of);
+  const int64_t all_tiles = divide_up(m, tiling.rows_of_tile);
+  if (all_tiles <= max_tiles) return m;
 
-  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to
-  // kSliceBytes; over kMeasuredRows rows that adds next to nothing to bytes_per_row.
-  constexpr int64_t kMeasuredRows = 1024;
-  const int64_t fixed_bytes = workspace_of(0);
-  const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
-
-  // Below, tiles are counted along M.
-  const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed_bytes, kMinWorkspaceForRows);
-  const int64_t max_tiles =
-      std::max(bytes_for_rows / (bytes_per_row * tiling.rows_of_tile), int64_t{1});
-  const int64_t tiles = divide_up(m, tiling.rows_of_tile);
-  if (tiles <= max_tiles) return m;
-
-  const auto waves_of = [&](int64_t count) {
-    return divide_up(count * tiling.weight_tiles, tiling.tiles_of_wave);
-  };
-  // The waves of all chunks, the number of chunks, and the tiles of a chunk. The least tuple is the
-  // best. So among sizes with equally many waves and chunks, the smallest is taken. It leaves the
-  // most tiles for the last chunk, so the chunks are as equal as possible.
-  using Choice = std::tuple<int64_t, int64_t, int64_t>;
-  Choice best{INT64_MAX, 0, 0};
-  // Chunks of less than half of max_tiles would be about twice as many.
-  for (int64_t chunk_tiles = max_tiles / 2 + 1; chunk_tiles <= max_tiles; ++chunk_tiles) {
-    const int64_t whole_chunks = tiles / chunk_tiles;
-    const int64_t waves = whole_chunks * waves_of(chunk_tiles) + waves_of(tiles % chunk_tiles);
-    const int64_t chunks = divide_up(tiles, chunk_tiles);
-    best = std::min(best, Choice{waves, chunks, chunk_tiles});
+  // Chunks of less than half of max_tiles would be about twice as many. Among sizes with equally
+  // many waves and chunks, the smallest is taken. It leaves the most tiles for the last chunk, so
+  // the chunks are as equal as possible.
+  Chunks best(all_tiles, max_tiles / 2 + 1, tiling);
+  for (int64_t tiles = best.tiles + 1; tiles <= max_tiles; ++tiles) {
+    const Chunks chunks(all_tiles, tiles, tiling);
+    if (chunks.is_better_than(best)) best = chunks;
   }
-  const int64_t best_chunk_tiles = std::get<2>(best);
-  return best_chunk_tiles * tiling.rows_of_tile;
+  return best.tiles * tiling.rows_of_tile;
 }
 
 // Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `call` with

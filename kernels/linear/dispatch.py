@@ -1,6 +1,7 @@
 """Choose what the forward of Linear -> ReLU -> divide calls: our operator or torch's ops."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from kernels.interception import (
 )
 
 Operands = tuple[Tensor, Tensor | None, float]
-Placements = list  # of a DTensor: one placement for each dimension of the device mesh
 
 
 def operands_unless_intercepted(
@@ -152,7 +152,7 @@ def linear_slow_path(
     if all(is_dtensor(operand) for operand in operands):
         placements = _placements_if_local(x, weight, bias)
         if placements is not None:
-            return _linear_of_dtensors(x, weight, bias, module.divisor, placements, operator)
+            return _linear_of_dtensors(x, linear, module.divisor, placements, operator)
     return _reference_forward(module, x)
 
 
@@ -199,9 +199,24 @@ def _reference_forward(module: nn.Module, x: object) -> object:
     return torch.relu(module.linear(x)) / module.divisor
 
 
-def _placements_if_local(
-    x: object, weight: object, bias: object | None
-) -> tuple[Placements, Placements, Placements] | None:
+@dataclass(frozen=True)
+class _Placements:
+    """The placements of the DTensors that a call makes.
+
+    Each list has one placement for each dimension of the device mesh.
+
+    Attributes:
+        grad_x: of the gradient of x.
+        grad_weight: of the gradients of weight and bias.
+        out: of the result.
+    """
+
+    grad_x: list
+    grad_weight: list
+    out: list
+
+
+def _placements_if_local(x: object, weight: object, bias: object | None) -> _Placements | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
     Each process can in these cases, where M is any dimension of x but the last. Each dimension of
@@ -218,8 +233,7 @@ def _placements_if_local(
         bias: a DTensor `[N]`, or None.
 
     Returns:
-        The placements of the gradient of x, of the gradients of weight and bias, and of the result.
-        None in all other cases.
+        The placements; None in all other cases.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -228,26 +242,26 @@ def _placements_if_local(
     replicated = Replicate()
     sharded_over_n = Shard(0)  # dimension 0 of weight and of bias
     last_dimension = x.ndim - 1  # dimension K of x, and dimension N of the result
-    grad_x_placements = []
-    grad_weight_placements = []
-    out_placements = []
+    grad_x = []
+    grad_weight = []
+    out = []
     for x_placement, weight_placement in zip(x.placements, weight.placements, strict=True):
         is_sharded_over_m = type(x_placement) is Shard and x_placement.dim < last_dimension
         if x_placement == replicated and weight_placement == replicated:
-            grad_x_placements.append(replicated)
-            grad_weight_placements.append(replicated)
-            out_placements.append(replicated)
+            grad_x.append(replicated)
+            grad_weight.append(replicated)
+            out.append(replicated)
         elif x_placement == replicated and weight_placement == sharded_over_n:
-            grad_x_placements.append(Partial())
-            grad_weight_placements.append(sharded_over_n)
-            out_placements.append(Shard(last_dimension))
+            grad_x.append(Partial())
+            grad_weight.append(sharded_over_n)
+            out.append(Shard(last_dimension))
         elif is_sharded_over_m and weight_placement == replicated:
-            grad_x_placements.append(x_placement)
-            grad_weight_placements.append(Partial())
-            out_placements.append(x_placement)
+            grad_x.append(x_placement)
+            grad_weight.append(Partial())
+            out.append(x_placement)
         else:
             return None
-    return grad_x_placements, grad_weight_placements, out_placements
+    return _Placements(grad_x, grad_weight, out)
 
 
 class _LocalTensor(torch.autograd.Function):
@@ -257,7 +271,7 @@ class _LocalTensor(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: object, x: object, grad_placements: Placements) -> Tensor:
+    def forward(ctx: object, x: object, grad_placements: list) -> Tensor:
         """Return the local tensor of x, a DTensor whose gradient will have `grad_placements`."""
         ctx.mesh = x.device_mesh
         ctx.grad_placements = grad_placements
@@ -282,42 +296,32 @@ class _LocalTensor(torch.autograd.Function):
         return grad_x, None
 
 
-def _linear_of_dtensors(  # noqa: PLR0913, PLR0917 - the operator's own arguments and two more
-    x: object,
-    weight: object,
-    bias: object | None,
-    divisor: float,
-    placements: tuple[Placements, Placements, Placements],
-    operator: Callable,
+def _linear_of_dtensors(
+    x: object, linear: Linear, divisor: float, placements: _Placements, operator: Callable
 ) -> object:
     """Compute the result of DTensors: each process computes its part from its local tensors.
 
     Args:
         x: a DTensor `[..., K]`.
-        weight: a DTensor `[N, K]`.
-        bias: a DTensor `[N]`, or None.
+        linear: the `nn.Linear`, whose weight `[N, K]` and bias `[N]` are DTensors.
         divisor: the divisor.
         placements: the result of `_placements_if_local` for x, weight and bias.
         operator: our operator.
     """
     from torch.distributed.tensor import DTensor
 
-    grad_x_placements, grad_weight_placements, out_placements = placements
+    local_x = _LocalTensor.apply(x, placements.grad_x)
+    local_weight = _LocalTensor.apply(linear.weight, placements.grad_weight)
     local_bias = None
-    if bias is not None:
-        local_bias = _LocalTensor.apply(bias, grad_weight_placements)
-    local_out = operator(
-        _LocalTensor.apply(x, grad_x_placements),
-        _LocalTensor.apply(weight, grad_weight_placements),
-        local_bias,
-        divisor,
-    )
-    shape = (*x.shape[:-1], weight.shape[0])
+    if linear.bias is not None:
+        local_bias = _LocalTensor.apply(linear.bias, placements.grad_weight)
+    local_out = operator(local_x, local_weight, local_bias, divisor)
+    shape = (*x.shape[:-1], linear.weight.shape[0])
     dense_stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
         local_out,
         x.device_mesh,
-        out_placements,
+        placements.out,
         run_check=False,
         shape=torch.Size(shape),
         stride=dense_stride,

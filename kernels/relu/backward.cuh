@@ -10,96 +10,99 @@
 
 namespace kernels::relu {
 
-// Loads the byte of the mask that has the bit of element i.
-template <typename Config>
-__device__ uint32_t load_mask_byte(const uint8_t* mask, typename Config::Index i, uint64_t policy) {
-  if constexpr (Config::kIsLarge) return load_mask(mask + i / 8, policy);
-  return mask[i / 8];
-}
-
-// Loads v from grad_output + first + offset (ThreadElements says why the index is two arguments).
-// For a constant gradient, fills v with the single element of grad_output.
+// The work of one thread of relu_backward_kernel. Its vector u begins at element first + offset,
+// where offset = u * kStride (ThreadElements).
 template <typename Config, typename Bits>
-__device__ void load_gradient(Vector<Bits>& v, const Bits* grad_output, bool is_constant,
-                              typename Config::Index first, int offset, uint64_t policy) {
-  if (is_constant) {
-    for (Bits& value : v.value) value = *grad_output;
-  } else {
-    const Bits* const source = grad_output + first + offset;
-    v = Config::kIsLarge ? load_vector(source, policy) : load_vector(source);
-  }
-}
-
-// Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
-// `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
-// elements, the byte also has bits of elements before or after them.
-template <typename Index, typename Bits>
-__device__ void store_masked(Bits* grad_input, Index first, int offset, Vector<Bits>& v,
-                             uint32_t byte) {
-  const uint32_t bits = byte >> ((first + offset) % 8);  // bit j belongs to v.value[j]
-#pragma unroll
-  for (int j = 0; j < Vector<Bits>::kSize; ++j) {
-    const bool passes = (bits >> j) & 1;
-    v.value[j] = passes ? v.value[j] : Bits{0};
-  }
-  store_vector(grad_input + first + offset, v);
-}
-
-// Computes a block whose vectors all exist.
-template <typename Config, typename Bits>
-__device__ void select_full_block(const Bits* grad_output, bool is_constant, const uint8_t* mask,
-                                  Bits* grad_input, typename Config::Index first, uint64_t policy) {
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStride = ThreadElements<Config, Vector<Bits>::kSize>::kStride;
-  Vector<Bits> v[kVectors];
-  uint32_t byte[kVectors];
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * kStride;
-    load_gradient<Config>(v[u], grad_output, is_constant, first, offset, policy);
-    byte[u] = load_mask_byte<Config>(mask, first + offset, policy);
-  }
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) store_masked(grad_input, first, u * kStride, v[u], byte[u]);
-}
-
-// Computes the last block: whole vectors, and then a thread for each of the elements that are left.
-template <typename Config, typename Bits>
-__device__ void select_last_block(const Bits* grad_output, bool is_constant, const uint8_t* mask,
-                                  Bits* grad_input, typename Config::Index n,
-                                  typename Config::Index first, uint64_t policy) {
+struct BackwardOfThread {
   using Index = typename Config::Index;
-  constexpr int kSize = Vector<Bits>::kSize;
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStride = ThreadElements<Config, kSize>::kStride;
-  const Index vectors_end = n - n % kSize;
-  const Index rest_index = vectors_end + threadIdx.x;
-  Vector<Bits> v[kVectors];
-  uint32_t byte[kVectors];
-  Bits rest_value;
-  uint32_t rest_byte;
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * kStride;
-    if (first + offset < vectors_end) {
-      load_gradient<Config>(v[u], grad_output, is_constant, first, offset, policy);
-      byte[u] = load_mask_byte<Config>(mask, first + offset, policy);
+  static constexpr int kSize = Vector<Bits>::kSize;
+  static constexpr int kVectors = Config::kVectors;
+  static constexpr int kStride = ThreadElements<Config, kSize>::kStride;
+
+  const Bits* grad_output;
+  bool is_constant;
+  const uint8_t* mask;
+  Bits* grad_input;
+  Index n;
+  Index first;
+  uint64_t policy;
+
+  // Loads the byte of the mask that has the bit of element i.
+  __device__ uint32_t load_mask_byte(Index i) const {
+    if constexpr (Config::kIsLarge) return load_mask(mask + i / 8, policy);
+    return mask[i / 8];
+  }
+
+  // Loads v from grad_output + first + offset. For a constant gradient, fills v with the single
+  // element of grad_output.
+  __device__ void load_gradient(Vector<Bits>& v, int offset) const {
+    if (is_constant) {
+      for (Bits& value : v.value) value = *grad_output;
+    } else {
+      const Bits* const source = grad_output + first + offset;
+      v = Config::kIsLarge ? load_vector(source, policy) : load_vector(source);
     }
   }
-  if (rest_index < n) {
-    rest_value = grad_output[is_constant ? 0 : rest_index];
-    rest_byte = load_mask_byte<Config>(mask, rest_index, policy);
-  }
+
+  // Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
+  // `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
+  // elements, the byte also has bits of elements before or after them.
+  __device__ void store_masked(Vector<Bits>& v, int offset, uint32_t byte) const {
+    const uint32_t bits = byte >> ((first + offset) % 8);  // bit j belongs to v.value[j]
 #pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * kStride;
-    if (first + offset < vectors_end) store_masked(grad_input, first, offset, v[u], byte[u]);
+    for (int j = 0; j < kSize; ++j) {
+      const bool passes = (bits >> j) & 1;
+      v.value[j] = passes ? v.value[j] : Bits{0};
+    }
+    store_vector(grad_input + first + offset, v);
   }
-  if (rest_index < n) {
-    const bool passes = (rest_byte >> (rest_index % 8)) & 1;
-    grad_input[rest_index] = passes ? rest_value : Bits{0};
+
+  // Computes the thread's elements in a block whose vectors all exist.
+  __device__ void select_in_full_block() const {
+    Vector<Bits> v[kVectors];
+    uint32_t byte[kVectors];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * kStride;
+      load_gradient(v[u], offset);
+      byte[u] = load_mask_byte(first + offset);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) store_masked(v[u], u * kStride, byte[u]);
   }
-}
+
+  // The same in the last block: whole vectors, and then a thread for each of the elements that are
+  // left.
+  __device__ void select_in_last_block() const {
+    const Index vectors_end = n - n % kSize;
+    const Index rest_index = vectors_end + threadIdx.x;
+    Vector<Bits> v[kVectors];
+    uint32_t byte[kVectors];
+    Bits rest_value;
+    uint32_t rest_byte;
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * kStride;
+      if (first + offset < vectors_end) {
+        load_gradient(v[u], offset);
+        byte[u] = load_mask_byte(first + offset);
+      }
+    }
+    if (rest_index < n) {
+      rest_value = grad_output[is_constant ? 0 : rest_index];
+      rest_byte = load_mask_byte(rest_index);
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * kStride;
+      if (first + offset < vectors_end) store_masked(v[u], offset, byte[u]);
+    }
+    if (rest_index < n) {
+      const bool passes = (rest_byte >> (rest_index % 8)) & 1;
+      grad_input[rest_index] = passes ? rest_value : Bits{0};
+    }
+  }
+};
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
 // element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
@@ -111,11 +114,13 @@ __global__ void __launch_bounds__(Config::kThreads)
                          Bits* grad_input, typename Config::Index n) {
   const ThreadElements<Config, Vector<Bits>::kSize> elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  const BackwardOfThread<Config, Bits> work{grad_output, is_constant,    mask,  grad_input,
+                                            n,           elements.first, policy};
   if (elements.block_is_full(n)) {
-    select_full_block<Config>(grad_output, is_constant, mask, grad_input, elements.first, policy);
-    return;
+    work.select_in_full_block();
+  } else {
+    work.select_in_last_block();
   }
-  select_last_block<Config>(grad_output, is_constant, mask, grad_input, n, elements.first, policy);
 }
 
 }  // namespace kernels::relu

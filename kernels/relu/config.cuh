@@ -41,9 +41,9 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 // The sizes of x, in bytes, by which choose_config chooses among these.
 struct SizeLimits {
   // From these sizes on, x is large, and L2 evicts its lines last. That is faster, probably because
-  // the lines of results then go to memory in longer runs. For a smaller x the hint does harm: if a
-  // program uses the same x again and again, it finds less of it in L2. For example, 64 MiB without
-  // a mask take 48.0 us with the hint and 45.1 us without (H100).
+  // more neighbouring lines of results then go to memory together. For a smaller x the hint does
+  // harm: if a program uses the same x again and again, it finds less of it in L2. For example, 64
+  // MiB without a mask take 48.0 us with the hint and 45.1 us without (H100).
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
@@ -74,9 +74,8 @@ int choose_config(int64_t n, const Body& body) {
 // ----------------------------------------------------------------------- the elements of a thread
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions that load
-// and store a vector take `first` and u * kStride as two arguments. The second is a compile-time
-// constant, so that all accesses of a thread share one base register. kSize is the number of
-// elements of a vector.
+// and store a vector take u * kStride, as `offset`. It is a compile-time constant, so that all
+// accesses of a thread share one base register. kSize is the number of elements of a vector.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;

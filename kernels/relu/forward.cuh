@@ -46,112 +46,109 @@ __device__ inline uint32_t combine_bits<1>(uint32_t bits) {
   return __ballot_sync(0xffffffff, bits) >> (threadIdx.x % 32);
 }
 
-// Stores the mask bits of the kSize elements of a thread, of which element i is the first. Bit j of
-// `bits` belongs to element i + j. All threads of a warp must call this function, because they
-// exchange bits; a thread whose elements do not exist passes exists = false and stores nothing.
-template <typename Config, int kSize>
-__device__ void store_bits(uint8_t* mask, int64_t i, uint32_t bits, bool exists, uint64_t policy) {
-  bits = combine_bits<kSize>(bits);
-  const bool is_first_of_byte = threadIdx.x % (8 / kSize) == 0;
-  if (!is_first_of_byte || !exists) return;
-  if constexpr (Config::kIsLarge) {
-    store_mask(mask + i / 8, bits, policy);
-  } else {
-    mask[i / 8] = static_cast<uint8_t>(bits);
-  }
-}
-
 // -------------------------------------------------------------------------------------- the kernel
 
-// Loads a vector of x as four 32-bit words. nvcc would take a vector of 16-bit elements apart
-// between the load and the use, which costs instructions.
-template <typename Config, typename T>
-__device__ Vector<uint32_t> load_words(const T* source, uint64_t policy) {
-  const auto* const words = reinterpret_cast<const uint32_t*>(source);
-  if constexpr (Config::kIsLarge) return load_vector(words, policy);
-  return load_vector(words);
-}
-
-// Applies ReLU to the vector of x whose first element is first + offset (ThreadElements says why
-// the index is two arguments). Stores the results and, if kMask, the mask bits. If kMask, all
-// threads of a warp must call it, as store_bits demands; a thread whose vector does not exist
-// passes exists = false.
+// The work of one thread of relu_kernel. Its vector u begins at element first + offset, where
+// offset = u * kStride (ThreadElements).
 template <typename Config, bool kMask, typename T>
-__device__ void finish_vector(const Vector<uint32_t>& words, T* out, uint8_t* mask,
-                              typename Config::Index first, int offset, bool exists,
-                              uint64_t policy) {
-  constexpr int kSize = Vector<T>::kSize;
-  if (!kMask && !exists) return;
-  Vector<T> v;
-  memcpy(&v, &words, sizeof(v));
-  uint32_t bits = 0;
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) {
-    // These are comparisons of numbers, not of their bits: the GPU then compares two elements of a
-    // half type in one instruction.
-    const uint32_t bit = mask_bit(v.value[j]) ? 1 : 0;
-    bits |= bit << j;
-    v.value[j] = relu_of(v.value[j]);
-  }
-  if constexpr (kMask) store_bits<Config, kSize>(mask, first + offset, bits, exists, policy);
-  if (exists) store_vector(out + first + offset, v);
-}
-
-// Computes a block whose vectors all exist.
-template <typename Config, bool kMask, typename T>
-__device__ void compute_full_block(const T* x, T* out, uint8_t* mask, typename Config::Index first,
-                                   uint64_t policy) {
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStride = ThreadElements<Config, Vector<T>::kSize>::kStride;
-  Vector<uint32_t> words[kVectors];
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    words[u] = load_words<Config>(x + first + u * kStride, policy);
-  }
-#pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    finish_vector<Config, kMask>(words[u], out, mask, first, u * kStride, /*exists=*/true, policy);
-  }
-}
-
-// Computes the last block. The elements before vectors_end are handled as vectors. Each of the
-// rest, fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
-// 8, so that the rest shares no byte of the mask with a vector. Threads without elements take part
-// in the exchange of bits, with zeros.
-template <typename Config, bool kMask, typename T>
-__device__ void compute_last_block(const T* x, T* out, uint8_t* mask, typename Config::Index n,
-                                   typename Config::Index first, uint64_t policy) {
+struct ForwardOfThread {
   using Index = typename Config::Index;
-  constexpr int kSize = Vector<T>::kSize;
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStride = ThreadElements<Config, kSize>::kStride;
-  constexpr int kElementsTogether = kMask ? 8 : kSize;
-  const Index vectors_end = n - n % kElementsTogether;
-  const Index rest_index = vectors_end + threadIdx.x;
-  Vector<uint32_t> words[kVectors];
-  T rest_value;
-  if constexpr (kMask) {
-    memset(words, 0, sizeof(words));
-    rest_value = T{};
+  static constexpr int kSize = Vector<T>::kSize;
+  static constexpr int kVectors = Config::kVectors;
+  static constexpr int kStride = ThreadElements<Config, kSize>::kStride;
+
+  const T* x;
+  T* out;
+  uint8_t* mask;
+  Index n;
+  Index first;
+  uint64_t policy;
+
+  // Stores the mask bits of kCount elements, of which element i is the first. Bit j of `bits`
+  // belongs to element i + j. All threads of a warp must call this function, because they exchange
+  // bits; a thread whose elements do not exist passes exists = false and stores nothing.
+  template <int kCount>
+  __device__ void store_bits(int64_t i, uint32_t bits, bool exists) const {
+    bits = combine_bits<kCount>(bits);
+    const bool is_first_of_byte = threadIdx.x % (8 / kCount) == 0;
+    if (!is_first_of_byte || !exists) return;
+    if constexpr (Config::kIsLarge) {
+      store_mask(mask + i / 8, bits, policy);
+    } else {
+      mask[i / 8] = static_cast<uint8_t>(bits);
+    }
   }
+
+  // Loads the vector at x + first + offset as four 32-bit words. nvcc would take a vector of 16-bit
+  // elements apart between the load and the use, which costs instructions.
+  __device__ Vector<uint32_t> load_words(int offset) const {
+    const auto* const words = reinterpret_cast<const uint32_t*>(x + first + offset);
+    if constexpr (Config::kIsLarge) return load_vector(words, policy);
+    return load_vector(words);
+  }
+
+  // Applies ReLU to the vector of x whose first element is first + offset. Stores the results and,
+  // if kMask, the mask bits. If kMask, all threads of a warp must call it, as store_bits demands; a
+  // thread whose vector does not exist passes exists = false.
+  __device__ void finish_vector(const Vector<uint32_t>& words, int offset, bool exists) const {
+    if (!kMask && !exists) return;
+    Vector<T> v;
+    memcpy(&v, &words, sizeof(v));
+    uint32_t bits = 0;
 #pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * kStride;
-    if (first + offset < vectors_end) words[u] = load_words<Config>(x + first + offset, policy);
+    for (int j = 0; j < kSize; ++j) {
+      // These are comparisons of numbers, not of their bits: the GPU then compares two elements of
+      // a half type in one instruction.
+      const uint32_t bit = mask_bit(v.value[j]) ? 1 : 0;
+      bits |= bit << j;
+      v.value[j] = relu_of(v.value[j]);
+    }
+    if constexpr (kMask) store_bits<kSize>(first + offset, bits, exists);
+    if (exists) store_vector(out + first + offset, v);
   }
-  if (rest_index < n) rest_value = x[rest_index];
+
+  // Computes the thread's elements in a block whose vectors all exist.
+  __device__ void compute_in_full_block() const {
+    Vector<uint32_t> words[kVectors];
 #pragma unroll
-  for (int u = 0; u < kVectors; ++u) {
-    const int offset = u * kStride;
-    const bool exists = first + offset < vectors_end;
-    finish_vector<Config, kMask>(words[u], out, mask, first, offset, exists, policy);
+    for (int u = 0; u < kVectors; ++u) words[u] = load_words(u * kStride);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) finish_vector(words[u], u * kStride, /*exists=*/true);
   }
-  if (rest_index < n) out[rest_index] = relu_of(rest_value);
-  if constexpr (kMask) {
-    const uint32_t bit = mask_bit(rest_value) ? 1 : 0;
-    store_bits<Config, /*kSize=*/1>(mask, rest_index, bit, rest_index < n, policy);
+
+  // The same in the last block. The elements before vectors_end are handled as vectors. Each of the
+  // rest, fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
+  // 8, so that the rest shares no byte of the mask with a vector. Threads without elements take
+  // part in the exchange of bits, with zeros.
+  __device__ void compute_in_last_block() const {
+    constexpr int kElementsTogether = kMask ? 8 : kSize;
+    const Index vectors_end = n - n % kElementsTogether;
+    const Index rest_index = vectors_end + threadIdx.x;
+    Vector<uint32_t> words[kVectors];
+    T rest_value;
+    if constexpr (kMask) {
+      memset(words, 0, sizeof(words));
+      rest_value = T{};
+    }
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * kStride;
+      if (first + offset < vectors_end) words[u] = load_words(offset);
+    }
+    if (rest_index < n) rest_value = x[rest_index];
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      const int offset = u * kStride;
+      const bool exists = first + offset < vectors_end;
+      finish_vector(words[u], offset, exists);
+    }
+    if (rest_index < n) out[rest_index] = relu_of(rest_value);
+    if constexpr (kMask) {
+      const uint32_t bit = mask_bit(rest_value) ? 1 : 0;
+      store_bits<1>(rest_index, bit, rest_index < n);
+    }
   }
-}
+};
 
 // out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, and is null
 // otherwise.
@@ -160,14 +157,15 @@ __global__ void __launch_bounds__(Config::kThreads)
     relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {
   const ThreadElements<Config, Vector<T>::kSize> elements;
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
+  const ForwardOfThread<Config, kMask, T> work{x, out, mask, n, elements.first, policy};
   // The code for full blocks does not test which vectors exist. It is short and comes first: if the
   // kernel's code is no longer in L2, it is read from memory, and its first instructions arrive
   // earliest. That shows in the time of small tensors.
   if (elements.block_is_full(n)) {
-    compute_full_block<Config, kMask>(x, out, mask, elements.first, policy);
-    return;
+    work.compute_in_full_block();
+  } else {
+    work.compute_in_last_block();
   }
-  compute_last_block<Config, kMask>(x, out, mask, n, elements.first, policy);
 }
 
 }  // namespace kernels::relu

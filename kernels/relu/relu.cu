@@ -42,15 +42,14 @@ namespace kernels::relu {
 
 // Launches forward, with or without a mask.
 template <bool kMask>
-int launch_relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n,
-                CUstream_st* stream) {
-  return dispatch_dtype(dtype, [&](auto zero) {
+int launch_relu(const ReluArguments& call, CUstream_st* stream) {
+  return dispatch_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
-    return choose_config<T, kMask>(n, [&](auto config) {
+    return choose_config<T, kMask>(call.n, [&](auto config) {
       using Config = decltype(config);
       return launch<relu_kernel<T, Config, kMask>>(
-          count_blocks<T, Config>(n), Config::kThreads, stream, static_cast<const T*>(x),
-          static_cast<T*>(out), mask, static_cast<typename Config::Index>(n));
+          count_blocks<T, Config>(call.n), Config::kThreads, stream, static_cast<const T*>(call.x),
+          static_cast<T*>(call.out), call.mask, static_cast<typename Config::Index>(call.n));
     });
   });
 }
@@ -73,52 +72,43 @@ struct UnsignedOf<8> {
 
 // Launches backward for a gradient that is dense and aligned, or constant.
 template <typename Bits>
-int launch_backward(const void* grad_output, bool is_constant, const uint8_t* mask,
-                    void* grad_input, int64_t n, CUstream_st* stream) {
+int launch_backward(const ReluBackwardArguments& call, CUstream_st* stream) {
   // Backward reads a mask, and takes the configurations of a forward that writes one.
-  return choose_config<Bits, /*kMask=*/true>(n, [&](auto config) {
+  return choose_config<Bits, /*kMask=*/true>(call.n, [&](auto config) {
     using Config = decltype(config);
     return launch<relu_backward_kernel<Bits, Config>>(
-        count_blocks<Bits, Config>(n), Config::kThreads, stream,
-        static_cast<const Bits*>(grad_output), is_constant, mask, static_cast<Bits*>(grad_input),
-        static_cast<typename Config::Index>(n));
+        count_blocks<Bits, Config>(call.n), Config::kThreads, stream,
+        static_cast<const Bits*>(call.grad_output), call.layout.is_constant(), call.mask,
+        static_cast<Bits*>(call.grad_input), static_cast<typename Config::Index>(call.n));
   });
 }
 
 // Launches backward for any other gradient.
-inline int launch_backward_strided(const void* grad_output, const GradientLayout& layout,
-                                   const uint8_t* mask, void* grad_input, int64_t n,
-                                   int element_bytes, CUstream_st* stream) {
-  const int elements_of_thread = layout.strides[0] == 1 ? StridedConfig::kElements : 1;
+inline int launch_backward_strided(const ReluBackwardArguments& call, CUstream_st* stream) {
+  const int elements_of_thread = call.layout.strides[0] == 1 ? StridedConfig::kElements : 1;
   return launch<relu_backward_strided_kernel>(
-      blocks_of(n, StridedConfig::kThreads * elements_of_thread), StridedConfig::kThreads, stream,
-      grad_output, layout, mask, grad_input, static_cast<uint32_t>(n), elements_of_thread,
-      element_bytes);
+      blocks_of(call.n, StridedConfig::kThreads * elements_of_thread), StridedConfig::kThreads,
+      stream, call.grad_output, call.layout, call.mask, call.grad_input,
+      static_cast<uint32_t>(call.n), elements_of_thread, bytes_of_element(call.dtype));
 }
 
 }  // namespace kernels::relu
 
 namespace kernels::cuda {
 
-int relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t n, CUstream_st* stream) {
-  if (mask != nullptr) {
-    return relu::launch_relu</*kMask=*/true>(dtype, x, out, mask, n, stream);
-  }
-  return relu::launch_relu</*kMask=*/false>(dtype, x, out, mask, n, stream);
+int relu(const ReluArguments& call, CUstream_st* stream) {
+  if (call.mask != nullptr) return relu::launch_relu</*kMask=*/true>(call, stream);
+  return relu::launch_relu</*kMask=*/false>(call, stream);
 }
 
-int relu_backward(DType dtype, const void* grad_output, const GradientLayout& layout,
-                  const uint8_t* mask, void* grad_input, int64_t n, CUstream_st* stream) {
-  const bool is_constant = layout.is_constant();
-  const bool is_dense_and_aligned = layout.is_dense() && has_aligned_rows(grad_output);
-  return dispatch_dtype(dtype, [&](auto zero) {
-    constexpr int kBytes = sizeof(zero);
-    if (!is_constant && !is_dense_and_aligned) {
-      return relu::launch_backward_strided(grad_output, layout, mask, grad_input, n, kBytes,
-                                           stream);
-    }
-    using Bits = typename relu::UnsignedOf<kBytes>::Type;
-    return relu::launch_backward<Bits>(grad_output, is_constant, mask, grad_input, n, stream);
+int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream) {
+  const bool is_dense_and_aligned = call.layout.is_dense() && has_aligned_rows(call.grad_output);
+  if (!call.layout.is_constant() && !is_dense_and_aligned) {
+    return relu::launch_backward_strided(call, stream);
+  }
+  return dispatch_dtype(call.dtype, [&](auto zero) {
+    using Bits = typename relu::UnsignedOf<sizeof(zero)>::Type;
+    return relu::launch_backward<Bits>(call, stream);
   });
 }
 

@@ -14,28 +14,31 @@
 
 namespace kernels::cpu {
 
-void relu(DType dtype, const void* x, void* out, uint8_t* mask, int64_t begin, int64_t end,
-          bool bypasses_caches) {
-  dispatch_dtype(dtype, [=](auto element) {
+void relu(const ReluArguments& call, int64_t begin, int64_t end, bool bypasses_caches) {
+  dispatch_dtype(call.dtype, [=](auto element) {
     using E = decltype(element);
     using Bits = typename E::Bits;
+    const Bits* const x = static_cast<const Bits*>(call.x) + begin;
+    Bits* const out = static_cast<Bits*>(call.out) + begin;
+    uint8_t* const mask = call.mask;
     const auto make_block = [=](int64_t i, const Bits* x_block, Bits* out_block, auto mask_bytes) {
       relu_block<E>(x_block, out_block);
       if (mask == nullptr) return;
       const uint64_t bits = mask_of_block(out_block);
       memcpy(mask + (begin + i) / 8, &bits, mask_bytes);
     };
-    map_blocks(static_cast<const Bits*>(x) + begin, static_cast<Bits*>(out) + begin, end - begin,
-               bypasses_caches, make_block);
+    map_blocks(x, out, end - begin, bypasses_caches, make_block);
   });
 }
 
-void relu_backward(DType dtype, const void* grad_output, bool is_constant, const uint8_t* mask,
-                   void* grad_input, int64_t begin, int64_t end, bool bypasses_caches) {
-  dispatch_dtype(dtype, [=](auto element) {
+void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end,
+                   bool bypasses_caches) {
+  dispatch_dtype(call.dtype, [=](auto element) {
     using Bits = typename decltype(element)::Bits;
-    const Bits* const gradient = static_cast<const Bits*>(grad_output);
-    Bits* const result = static_cast<Bits*>(grad_input) + begin;
+    const Bits* const gradient = static_cast<const Bits*>(call.grad_output);
+    Bits* const result = static_cast<Bits*>(call.grad_input) + begin;
+    const uint8_t* const mask = call.mask;
+    const bool is_constant = call.layout.is_constant();
     // A constant gradient has one element in memory. Each of its blocks is this block of copies.
     Bits constant_block[kBlock];
     std::fill_n(constant_block, kBlock, *gradient);

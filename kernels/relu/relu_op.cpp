@@ -35,17 +35,16 @@ bool is_supported(const Tensor& x) {
 Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const DeviceGuard guard(x);
   const Tensor out = allocate_like(x);
-  const DType dtype = *kernel_dtype(x.scalar_type());
-  const int64_t n = x.numel();
-  void* const out_data = out.mutable_data_ptr();
-  const void* const x_data = x.const_data_ptr();
-  uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
-  const auto run_on_gpu = [=](auto stream) {
-    return cuda::relu(dtype, x_data, out_data, mask_data, n, stream);
-  };
+  ReluArguments call{};
+  call.dtype = *kernel_dtype(x.scalar_type());
+  call.n = x.numel();
+  call.x = x.const_data_ptr();
+  call.out = out.mutable_data_ptr();
+  call.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  const auto run_on_gpu = [&](auto stream) { return cuda::relu(call, stream); };
   const auto run_on_cpu = [&] {
-    for_each_range(out, [=](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu(dtype, x_data, out_data, mask_data, begin, end, bypasses_caches);
+    for_each_range(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
+      cpu::relu(call, begin, end, bypasses_caches);
     });
   };
   run_on_device(x, run_on_gpu, run_on_cpu);
@@ -113,17 +112,17 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
 // out = mask bit ? grad_output : 0. out is dense, in the memory order of the forward's output.
 void select_by_mask(const Tensor& mask, const void* grad_output, const GradientLayout& layout,
                     const Tensor& out) {
-  const DType dtype = *kernel_dtype(out.scalar_type());
-  const int64_t n = out.numel();
-  void* const out_data = out.mutable_data_ptr();
-  const uint8_t* const mask_data = mask.const_data_ptr<uint8_t>();
-  const auto run_on_gpu = [&](auto stream) {
-    return cuda::relu_backward(dtype, grad_output, layout, mask_data, out_data, n, stream);
-  };
+  ReluBackwardArguments call{};
+  call.dtype = *kernel_dtype(out.scalar_type());
+  call.n = out.numel();
+  call.grad_output = grad_output;
+  call.layout = layout;
+  call.mask = mask.const_data_ptr<uint8_t>();
+  call.grad_input = out.mutable_data_ptr();
+  const auto run_on_gpu = [&](auto stream) { return cuda::relu_backward(call, stream); };
   const auto run_on_cpu = [&] {
     for_each_range(out, [&](int64_t begin, int64_t end, bool bypasses_caches) {
-      cpu::relu_backward(dtype, grad_output, layout.is_constant(), mask_data, out_data, begin, end,
-                         bypasses_caches);
+      cpu::relu_backward(call, begin, end, bypasses_caches);
     });
   };
   run_on_device(mask, run_on_gpu, run_on_cpu);

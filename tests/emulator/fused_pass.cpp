@@ -58,8 +58,14 @@ struct Checks {
   // Runs and checks the forward kernel. It writes the mask if has_mask.
   void forward(Buffer& mask, bool has_mask) const {
     Matrix<T> out(m, n);
-    note_launch(cuda::linear_fused_pass(dtype, out.data, divisor, has_mask ? mask.data : nullptr, m,
-                                        n, nullptr));
+    FusedPassArguments call{};
+    call.dtype = dtype;
+    call.divisor = divisor;
+    call.m = m;
+    call.n = n;
+    call.out = out.data;
+    call.mask = has_mask ? mask.data : nullptr;
+    note_launch(cuda::linear_fused_pass(call, nullptr));
     for (int64_t i = 0; i < size; ++i) {
       const Wide z = static_cast<Wide>(out.at_before(i));
       const T expected = divided(z < 0 ? Wide{0} : z);
@@ -87,11 +93,19 @@ struct Checks {
     Matrix<T> grad_output(m, n);
     Matrix<T> grad_z(m, n);
     Matrix<T> grad_bias(1, n);
-    Buffer workspace(cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n), 0);
     const bool has_bias = !one_in(3);
-    note_launch(cuda::linear_fused_pass_backward(dtype, grad_output.data, mask.data, divisor,
-                                                 grad_z.data, has_bias ? grad_bias.data : nullptr,
-                                                 workspace.data, m, n, nullptr));
+    FusedPassBackwardArguments call{};
+    call.dtype = dtype;
+    call.divisor = divisor;
+    call.m = m;
+    call.n = n;
+    call.grad_output = grad_output.data;
+    call.mask = mask.data;
+    call.grad_z = grad_z.data;
+    call.grad_bias = has_bias ? grad_bias.data : nullptr;
+    Buffer workspace(cuda::linear_fused_pass_backward_workspace_bytes(call), 0);
+    call.workspace = workspace.data;
+    note_launch(cuda::linear_fused_pass_backward(call, nullptr));
     for (int64_t i = 0; i < size; ++i) {
       const T quotient = divided(static_cast<Wide>(grad_output.at(i)));
       const double expected = bit(mask, i / n, i % n) ? wide(quotient) : 0;

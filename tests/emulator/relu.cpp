@@ -74,8 +74,9 @@ void check_backward(DType dtype, const Mask& mask, int64_t n) {
   for (const GradientLayout& layout : layouts) {
     Buffer grad_output(4 * rows * size, 0);
     Buffer grad_input(n * size, 0);
-    note_launch(cuda::relu_backward(dtype, grad_output.data, layout, mask.data, grad_input.data, n,
-                                    nullptr));
+    const ReluBackwardArguments call{dtype,  n,         grad_output.data,
+                                     layout, mask.data, grad_input.data};
+    note_launch(cuda::relu_backward(call, nullptr));
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t gradient = grad_output.element(index_of(layout, i), size);
       const uint64_t expected = mask.bit(i) ? gradient : 0;
@@ -93,7 +94,8 @@ void check(DType dtype) {
   Buffer out(n * size, 0);
   Mask mask(n);
   const bool has_mask = one_in(2);
-  note_launch(cuda::relu(dtype, x.data, out.data, has_mask ? mask.data : nullptr, n, nullptr));
+  const ReluArguments call{dtype, n, x.data, out.data, has_mask ? mask.data : nullptr};
+  note_launch(cuda::relu(call, nullptr));
   for (int64_t i = 0; i < n; ++i) {
     const Expected expected(dtype, x.element(i, size), size);
     require(out.element(i, size) == expected.relu, "relu", dtype, n, i);

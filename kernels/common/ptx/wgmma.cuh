@@ -57,7 +57,7 @@ __device__ inline void wgmma_wait_group() {
 __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 16; }
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in
-// swizzle lines: runs of 128 bytes, as the copy engine writes them with the 128-byte swizzle.
+// swizzle lines: 128 adjacent bytes each, as the copy engine writes them with the 128-byte swizzle.
 // (kSwizzleLineBytes is the length of the caller's, which is checked.) `tile` is the address of the
 // first one, a multiple of 1024 bytes.
 //

@@ -23,11 +23,11 @@ struct BackwardConfig {
   static constexpr int kWarps = kThreads / 32;
   // Rows that a thread loads before it stores the first. docs/EXPERIMENTS.md, "The fused pass", has
   // the times of one row and of four.
-  static constexpr int kBatch = 2;
-  // The rows of a run. A thread adds up the rows of each run, and then the sums of its runs, so
-  // that the rounding error stays small however many rows it has.
-  static constexpr int kRun = 64;
-  static_assert(kRun % kBatch == 0, "a run ends where a batch does");
+  static constexpr int kRowsInFlight = 2;
+  // A thread adds up the rows of each group, and then the sums of its groups, so that the rounding
+  // error stays small however many rows it has.
+  static constexpr int kGroupRows = 64;
+  static_assert(kGroupRows % kRowsInFlight == 0, "the rows in flight are of one group");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
   // 132. With twice as many blocks, half types take longer.
   static constexpr int64_t kMultiprocessors = 128;
@@ -125,7 +125,32 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   Compute<T> sum{0};
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][vector];
-  sums[blockIdx.y * n + elements.first + element] = sum;
+  sums[blockIdx.y * n + elements.first_column + element] = sum;
+}
+
+// Turns a vector of grad_output into grad_z = mask bit ? grad_output / divisor : 0, and adds it to
+// `totals`. Bit j of `bits` belongs to element j.
+template <typename T>
+__device__ void make_grad_z(Vector<T>& grad, uint32_t bits, const Divisor<Compute<T>>& divisor,
+                            Compute<T> (&totals)[Vector<T>::kSize]) {
+#pragma unroll
+  for (int j = 0; j < Vector<T>::kSize; ++j) {
+    T& v = grad.value[j];
+    v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
+    const bool passes = bits >> j & 1;
+    if (!passes) v = T{};
+    totals[j] += static_cast<Compute<T>>(v);
+  }
+}
+
+// Adds the totals of a group of rows to those of the groups before it, and begins the next group.
+template <typename T, int kSize>
+__device__ void end_group(T (&totals)[kSize], T (&group_totals)[kSize]) {
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) {
+    totals[j] += group_totals[j];
+    group_totals[j] = 0;
+  }
 }
 
 // grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
@@ -141,60 +166,49 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   // beside the last of these.
   start_next_kernel();
   constexpr int kSize = Vector<T>::kSize;
-  constexpr int kBatch = BackwardConfig::kBatch;
+  constexpr int kRowsInFlight = BackwardConfig::kRowsInFlight;
   const int vector = threadIdx.x % strip_width;  // of the strip
   const int rows_at_once = BackwardConfig::kThreads / strip_width;
   const int64_t row_bytes = bytes_of_bits(n);
   const RowVector<T> elements((blockIdx.x * int64_t{strip_width} + vector) * kSize, n, is_aligned);
 
-  // The thread's rows: `count` of them, from `begin` on, rows_at_once apart. The last block of a
-  // strip may have no row for some threads. Their `begin` is then at `end` or less than
-  // rows_at_once past it, so their count is 0.
-  const int64_t begin = blockIdx.y * rows_of_block + threadIdx.x / strip_width;
+  // The rows of the thread are rows_at_once apart. In the last block of a strip, some threads may
+  // have none. Their first_row is then at `end` or less than rows_at_once past it, so that
+  // divide_up returns 0.
+  const int64_t first_row = blockIdx.y * rows_of_block + threadIdx.x / strip_width;
   const int64_t end = min((blockIdx.y + int64_t{1}) * rows_of_block, m);
   const bool has_columns = elements.count > 0;
-  const int count = has_columns ? static_cast<int>(divide_up(end - begin, rows_at_once)) : 0;
+  const int rows = has_columns ? static_cast<int>(divide_up(end - first_row, rows_at_once)) : 0;
+
+  // The rows in flight begin at element `place` of the matrix, and at byte `mask`.
   const int64_t step = rows_at_once * n;  // elements from one of the thread's rows to the next
   const int64_t mask_step = rows_at_once * row_bytes;
-  int64_t first = begin * n + elements.first;  // the first element of the batch
-  mask += begin * row_bytes + elements.first / MaskLayout::kColumns;
+  int64_t place = first_row * n + elements.first_column;
+  mask += first_row * row_bytes + elements.first_column / MaskLayout::kColumns;
 
-  Compute<T> totals[kSize] = {};      // of the runs that are complete
-  Compute<T> run_totals[kSize] = {};  // of the current run
-  for (int done = 0; done < count; done += kBatch) {
-    Vector<T> grad[kBatch];
-    uint32_t bits[kBatch];
+  Compute<T> totals[kSize] = {};        // of the groups that are complete
+  Compute<T> group_totals[kSize] = {};  // of the current group
+  for (int done = 0; done < rows; done += kRowsInFlight) {
+    Vector<T> grad[kRowsInFlight];
+    uint32_t bits[kRowsInFlight];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (done + i >= count) continue;
-      grad[i] = elements.load(grad_output + first + i * step);
-      bits[i] = mask[i * mask_step] >> elements.first % MaskLayout::kColumns;
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      if (done + i >= rows) continue;
+      grad[i] = elements.load(grad_output + place + i * step);
+      bits[i] = mask[i * mask_step] >> elements.first_column % MaskLayout::kColumns;
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (done + i >= count) continue;
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        T& v = grad[i].value[j];
-        v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
-        const bool passes = bits[i] >> j & 1;
-        if (!passes) v = T{};
-        run_totals[j] += static_cast<Compute<T>>(v);
-      }
-      elements.store(grad_z + first + i * step, grad[i]);
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      if (done + i >= rows) continue;
+      make_grad_z(grad[i], bits[i], divisor, group_totals);
+      elements.store(grad_z + place + i * step, grad[i]);
     }
-    first += kBatch * step;
-    mask += kBatch * mask_step;
-    const bool run_is_complete = (done + kBatch) % BackwardConfig::kRun == 0;
-    if (!run_is_complete) continue;
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) {
-      totals[j] += run_totals[j];
-      run_totals[j] = 0;
-    }
+    place += kRowsInFlight * step;
+    mask += kRowsInFlight * mask_step;
+    const bool group_is_complete = (done + kRowsInFlight) % BackwardConfig::kGroupRows == 0;
+    if (group_is_complete) end_group(totals, group_totals);
   }
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) totals[j] += run_totals[j];
+  end_group(totals, group_totals);
   if (sums != nullptr) store_column_sums<T>(totals, sums, elements, n, strip_width);
 }
 
@@ -205,28 +219,28 @@ struct AddPartialsConfig {
   static constexpr int kColumns = 32;  // of a block: one a lane
 };
 
-// grad_bias [n] = the sums of the columns of sums [count, n], always added in the same order.
+// grad_bias [n] = the sums of the columns of sums [rows, n], always added in the same order.
 //
 // A block handles 32 columns, one a lane. Its 8 warps share the rows: warp w adds up rows w, w + 8,
 // w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow: a
 // narrow matrix has many rows of sums, and the warp would wait for L2 many times.
 template <typename T>
 __global__ void __launch_bounds__(AddPartialsConfig::kThreads)
-    add_partials_kernel(const Compute<T>* sums, int64_t count, int64_t n, T* grad_bias) {
+    add_partials_kernel(const Compute<T>* sums, int64_t rows, int64_t n, T* grad_bias) {
   start_next_kernel();
   constexpr int kWarps = AddPartialsConfig::kWarps;
   constexpr int kColumns = AddPartialsConfig::kColumns;
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
-          BackwardConfig::kRun * kWarps,
-      "a warp adds up no more rows than a run has, so that its error is as small");
+          BackwardConfig::kGroupRows * kWarps,
+      "a warp adds up no more rows than a group has, so that its error is as small");
   const int lane = threadIdx.x % 32;
   const int own_warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
   Compute<T> total{0};
   if (column < n) {
 #pragma unroll 8
-    for (int64_t row = own_warp; row < count; row += kWarps) total += sums[row * n + column];
+    for (int64_t row = own_warp; row < rows; row += kWarps) total += sums[row * n + column];
   }
   __shared__ Compute<T> partial[kWarps][kColumns];
   partial[own_warp][lane] = total;

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   // Threads after the last vector take part in the exchange of bits, as if their row were empty.
   const int64_t row_end = vector < all_vectors ? n : 0;
   const RowVector<T> elements(first_column, row_end, is_aligned);
-  out += row * n + elements.first;
+  out += row * n + elements.first_column;
   Vector<T> z = elements.load(out);
   uint32_t bits = 0;
 #pragma unroll
@@ -75,14 +75,15 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   if (mask == nullptr) return;
 
   // The threads of a byte combine their bits (relu/forward.cuh has a picture of that).
-  const int place = static_cast<int>(elements.first % MaskLayout::kColumns);
+  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);
   bits <<= place;
 #pragma unroll
   for (int distance = 1; distance < MaskLayout::kColumns / kSize; distance *= 2) {
     bits |= __shfl_xor_sync(0xffffffff, bits, distance);
   }
   if (place != 0 || elements.count == 0) return;
-  mask[row * bytes_of_bits(n) + elements.first / MaskLayout::kColumns] = static_cast<uint8_t>(bits);
+  mask[row * bytes_of_bits(n) + elements.first_column / MaskLayout::kColumns] =
+      static_cast<uint8_t>(bits);
 }
 
 }  // namespace kernels::fused_pass

@@ -27,51 +27,50 @@
 
 namespace kernels::cuda {
 
-int linear_fused_pass(DType dtype, void* out, double divisor, uint8_t* mask, int64_t m, int64_t n,
-                      CUstream_st* stream) {
+int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream) {
   using namespace fused_pass;
-  return dispatch_dtype(dtype, [&](auto zero) {
+  return dispatch_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t row_vectors = ForwardConfig::row_vectors<T>(n);
-    const int64_t all_vectors = m * row_vectors;
-    const int64_t out_stride = m == 1 ? 0 : n * sizeof(T);  // in bytes, for has_aligned_rows
-    return launch<forward_kernel<T>>(blocks_of(all_vectors, ForwardConfig::kThreads),
-                                     ForwardConfig::kThreads, stream, static_cast<T*>(out),
-                                     Divisor<Compute<T>>(divisor), mask, n, row_vectors,
-                                     all_vectors, has_aligned_rows(out, out_stride));
+    const int64_t row_vectors = ForwardConfig::row_vectors<T>(call.n);
+    const int64_t all_vectors = call.m * row_vectors;
+    const int64_t row_bytes = call.m == 1 ? 0 : call.n * sizeof(T);  // for has_aligned_rows
+    return launch<forward_kernel<T>>(
+        blocks_of(all_vectors, ForwardConfig::kThreads), ForwardConfig::kThreads, stream,
+        static_cast<T*>(call.out), Divisor<Compute<T>>(call.divisor), call.mask, call.n,
+        row_vectors, all_vectors, has_aligned_rows(call.out, row_bytes));
   });
 }
 
 // The bytes of sums [gridDim.y, n], in float, or in double for float64.
-size_t linear_fused_pass_backward_workspace_bytes(DType dtype, int64_t m, int64_t n) {
-  const fused_pass::BlockGrid grid(m, n, bytes_of_element(dtype));
-  const int sum_bytes = dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
-  return grid.blocks_of_strip * n * sum_bytes;
+size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
+  if (call.grad_bias == nullptr) return 0;
+  const fused_pass::BlockGrid grid(call.m, call.n, bytes_of_element(call.dtype));
+  const int sum_bytes = call.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
+  return grid.blocks_of_strip * call.n * sum_bytes;
 }
 
-int linear_fused_pass_backward(DType dtype, const void* grad_output, const uint8_t* mask,
-                               double divisor, void* grad_z, void* grad_bias, void* workspace,
-                               int64_t m, int64_t n, CUstream_st* stream) {
+int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_st* stream) {
   using namespace fused_pass;
-  return dispatch_dtype(dtype, [&](auto zero) {
+  return dispatch_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
     using Sum = Compute<T>;
-    const bool has_bias = grad_bias != nullptr;
-    Sum* const sums = has_bias ? static_cast<Sum*>(workspace) : nullptr;
-    const int64_t grad_row_bytes = n * sizeof(T);
+    const bool has_bias = call.grad_bias != nullptr;
+    Sum* const sums = has_bias ? static_cast<Sum*>(call.workspace) : nullptr;
+    const int64_t row_bytes = call.n * sizeof(T);
     const bool is_aligned =
-        has_aligned_rows(grad_output, grad_row_bytes) && has_aligned_rows(grad_z, grad_row_bytes);
-    const BlockGrid grid(m, n, sizeof(T));
+        has_aligned_rows(call.grad_output, row_bytes) && has_aligned_rows(call.grad_z, row_bytes);
+    const BlockGrid grid(call.m, call.n, sizeof(T));
     const dim3 blocks(static_cast<unsigned>(grid.strips),
                       static_cast<unsigned>(grid.blocks_of_strip));
     const int status = launch<backward_kernel<T>>(
-        blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(grad_output), mask,
-        Divisor<Sum>(divisor), static_cast<T*>(grad_z), sums, m, n, grid.rows_of_block,
-        grid.strip_width, is_aligned);
+        blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(call.grad_output),
+        call.mask, Divisor<Sum>(call.divisor), static_cast<T*>(call.grad_z), sums, call.m, call.n,
+        grid.rows_of_block, grid.strip_width, is_aligned);
     if (status != cudaSuccess || !has_bias) return status;
-    return launch<add_partials_kernel<T>>(
-        blocks_of(n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
-        static_cast<const Sum*>(sums), grid.blocks_of_strip, n, static_cast<T*>(grad_bias));
+    return launch<add_partials_kernel<T>>(blocks_of(call.n, AddPartialsConfig::kColumns),
+                                          AddPartialsConfig::kThreads, stream,
+                                          static_cast<const Sum*>(sums), grid.blocks_of_strip,
+                                          call.n, static_cast<T*>(call.grad_bias));
   });
 }
 

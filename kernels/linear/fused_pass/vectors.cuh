@@ -29,14 +29,14 @@ struct MaskLayout {
 template <typename T>
 struct RowVector {
   static constexpr int kSize = Vector<T>::kSize;
-  int64_t first;   // column of the first element
+  int64_t first_column;
   int count;       // of elements, 0 to kSize
   bool is_vector;  // one 16-byte access moves the elements
 
-  // The elements from column `first` on. The row ends before column `end`.
-  __device__ RowVector(int64_t first, int64_t end, bool is_aligned)
-      : first(first),
-        count(static_cast<int>(min(max(end - first, int64_t{0}), int64_t{kSize}))),
+  // The elements from first_column on. The row ends before column `end`.
+  __device__ RowVector(int64_t first_column, int64_t end, bool is_aligned)
+      : first_column(first_column),
+        count(static_cast<int>(min(max(end - first_column, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
   // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.

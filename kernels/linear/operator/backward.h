@@ -67,54 +67,56 @@ inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
   return keys;
 }
 
+// Computes grad_z and grad_bias on a CPU, on torch's threads.
+inline void run_fused_pass_backward_on_cpu(const FusedPassBackwardArguments& call) {
+  const int64_t units = cpu::linear_fused_pass_backward_units(call);
+  // A thread gets at least this many units, which have about kGrain elements together.
+  const int64_t least_units = std::max<int64_t>(kGrain * units / (call.m * call.n), 1);
+  at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
+    cpu::linear_fused_pass_backward(call, begin, end);
+  });
+  if (call.grad_bias != nullptr) cpu::linear_fused_pass_backward_sum(call);
+}
+
 // Computes grad_z and grad_bias by the fused pass.
 inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const Tensor grad_output = inputs.grad_output.contiguous();
   const at::ScalarType type = grad_output.scalar_type();
-  const DType dtype = *kernel_dtype(type);
-  const int64_t m = rows_of(grad_output);
-  const int64_t n = grad_output.size(-1);
-  const Tensor grad_z = allocate(grad_output, grad_output.sizes(), type);
-  const Tensor grad_bias = inputs.needs_grad_bias ? allocate(grad_output, {n}, type) : Tensor();
+  GradZAndBias grad;
+  grad.z = allocate(grad_output, grad_output.sizes(), type);
+  if (inputs.needs_grad_bias) grad.bias = allocate(grad_output, {grad_output.size(-1)}, type);
 
-  const void* const grad_output_data = grad_output.const_data_ptr();
-  const uint8_t* const mask_data = inputs.mask.const_data_ptr<uint8_t>();
-  void* const grad_z_data = grad_z.mutable_data_ptr();
-  void* const grad_bias_data = inputs.needs_grad_bias ? grad_bias.mutable_data_ptr() : nullptr;
+  FusedPassBackwardArguments call{};
+  call.dtype = *kernel_dtype(type);
+  call.divisor = inputs.divisor;
+  call.m = rows_of(grad_output);
+  call.n = grad_output.size(-1);
+  call.grad_output = grad_output.const_data_ptr();
+  call.mask = inputs.mask.const_data_ptr<uint8_t>();
+  call.grad_z = grad.z.mutable_data_ptr();
+  call.grad_bias = inputs.needs_grad_bias ? grad.bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
-    int64_t bytes = 0;
-    if (inputs.needs_grad_bias)
-      bytes = cuda::linear_fused_pass_backward_workspace_bytes(dtype, m, n);
+    const int64_t bytes = cuda::linear_fused_pass_backward_workspace_bytes(call);
     const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
-    return cuda::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
-                                            grad_z_data, grad_bias_data,
-                                            workspace.mutable_data_ptr(), m, n, stream);
+    call.workspace = workspace.mutable_data_ptr();
+    return cuda::linear_fused_pass_backward(call, stream);
   };
   const auto run_on_cpu = [&] {
-    const int64_t units = cpu::linear_fused_pass_backward_units(m, n);
-    const int64_t runs = inputs.needs_grad_bias ? cpu::linear_fused_pass_backward_runs(m, n) : 0;
-    const Tensor sums = allocate(grad_output, {runs, n}, at::kDouble);
-    double* const run_sums = inputs.needs_grad_bias ? sums.mutable_data_ptr<double>() : nullptr;
-    // A thread gets at least this many units, which have about kGrain elements together.
-    const int64_t least_units = std::max<int64_t>(kGrain * units / (m * n), 1);
-    at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass_backward(dtype, grad_output_data, mask_data, inputs.divisor,
-                                      grad_z_data, run_sums, m, n, begin, end);
-    });
-    if (inputs.needs_grad_bias) {
-      cpu::linear_fused_pass_backward_sum(dtype, run_sums, grad_bias_data, m, n);
-    }
+    const int64_t bytes = cpu::linear_fused_pass_backward_workspace_bytes(call);
+    const Tensor workspace = allocate(grad_output, {bytes}, at::kByte);
+    call.workspace = workspace.mutable_data_ptr();
+    run_fused_pass_backward_on_cpu(call);
   };
   run_on_device(grad_output, run_on_gpu, run_on_cpu);
-  return {grad_z, grad_bias};
+  return grad;
 }
 
 // Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
 inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) {
-    // At `high`, only the sm90 kernel computes gradients.
+    // At `high`, only the path sm90 has a kernel for gradients.
     const bool is_highest = float32_precision() == Precision::kHighest;
     const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
     return is_highest || may_choose_sm90;
@@ -195,37 +197,49 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   return finish_gradients(inputs, grad, multiply_by_torch);
 }
 
+// Returns whether x and weight fit grad_output, where they are present.
+inline bool operands_fit(const BackwardInputs& inputs) {
+  const Tensor& grad = inputs.grad_output;
+  const auto is_like_grad = [&](const Tensor& t) {
+    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
+  };
+  if (!kernel_dtype(grad.scalar_type()).has_value() || grad.dim() == 0) return false;
+  if (inputs.x) {
+    const Tensor& x = *inputs.x;
+    if (!is_like_grad(x) || x.dim() == 0 || rows_of(x) != rows_of(grad)) return false;
+  }
+  if (inputs.weight) {
+    const Tensor& weight = *inputs.weight;
+    if (!is_like_grad(weight) || weight.dim() != 2 || weight.size(0) != grad.size(-1)) return false;
+  }
+  return true;
+}
+
+// Returns whether the kernels can read the mask as that of an output like grad_output.
+inline bool mask_fits(const Tensor& mask, const Tensor& grad_output) {
+  const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
+                           mask.dim() > 0 && mask.device() == grad_output.device();
+  return is_readable && rows_of(mask) == rows_of(grad_output) &&
+         mask.size(-1) == bytes_of_bits(grad_output.size(-1));
+}
+
 // Raises an error unless the operands fit together. Any traced graph may call the operator, and a
 // hook for saved tensors may have returned any tensor.
 inline void check_backward_inputs(const BackwardInputs& inputs) {
   const Tensor& grad = inputs.grad_output;
   const Tensor& mask = inputs.mask;
-  const auto is_like_grad = [&](const Tensor& t) {
-    return t.scalar_type() == grad.scalar_type() && t.device() == grad.device();
-  };
-  bool fits = kernel_dtype(grad.scalar_type()).has_value() && grad.dim() > 0;
-  if (fits && inputs.x) {
-    fits = is_like_grad(*inputs.x) && inputs.x->dim() > 0 && rows_of(*inputs.x) == rows_of(grad);
-  }
-  if (fits && inputs.weight) {
-    fits = is_like_grad(*inputs.weight) && inputs.weight->dim() == 2 &&
-           inputs.weight->size(0) == grad.size(-1);
-  }
-  if (!fits) {
+  if (!operands_fit(inputs)) {
     fail(
         "linear_relu_divide_gradients: expected floating tensors that fit together, got "
         "grad_output " +
         describe(grad) + ", input " + describe(inputs.x) + ", weight " + describe(inputs.weight));
   }
-
-  const int64_t rows = rows_of(grad);
-  const int64_t row_bytes = bytes_of_bits(grad.size(-1));
-  const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
-                           mask.dim() > 0 && mask.device() == grad.device();
-  if (!is_readable || rows_of(mask) != rows || mask.size(-1) != row_bytes) {
-    fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " +
-         std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes on " +
-         grad.device().str() + ", got " + (mask.is_contiguous() ? "" : "non-contiguous ") +
+  if (!mask_fits(mask, grad)) {
+    const std::string rows = std::to_string(rows_of(grad));
+    const std::string row_bytes = std::to_string(bytes_of_bits(grad.size(-1)));
+    const std::string layout = mask.is_contiguous() ? "" : "non-contiguous ";
+    fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " + rows +
+         " rows of " + row_bytes + " bytes on " + grad.device().str() + ", got " + layout +
          describe(mask) + ": a hook for saved tensors must return it unchanged");
   }
 }

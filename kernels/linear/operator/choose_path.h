@@ -14,10 +14,11 @@
 //
 // docs/DESIGN.md, "Which path a product takes", says which kernels each GPU has.
 //
-// A kernel *wins* if it is estimated to take less time than torch's product followed by the fused
-// pass. Each function `..._wins` makes this estimate by a few limits, its constants.
+// A path *wins* if it is estimated to take less time than the path torch, which is torch's product
+// followed by the fused pass. Each function `..._wins` makes this estimate by a few limits, its
+// constants. The path sm90 wins by one of its two kinds of kernels, fp16x3 or gemm_one_product.
 //
-//   their origin   The limits of sm80's kernel follow from the arithmetic rates of its GPU. All
+//   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in
 //                  L2 and not in L2 (docs/EXPERIMENTS.md, "Paths, and torch's part").
 //   their errors   docs/BENCHMARKS.md, "is the fastest path chosen?". `python -m problems.benchmark
@@ -39,8 +40,8 @@ enum class Path {
   kSkinny,
   // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
   kSm90,
-  // sm80/launch.cu: fp16x3 by mma.sync. It is chosen on compute capability 8.0 alone, but never ran
-  // on such a GPU. Tests run it on Hopper.
+  // sm80/launch.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
+  // alone, but never ran on such a GPU. Tests run it on Hopper.
   kSm80,
   // torch's product, then the fused pass in place.
   kTorch,
@@ -106,10 +107,10 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / room;
 }
 
-// Returns whether skinny.cu wins against every other path, for a float32 forward. With few rows,
-// the tiles of the tensor-core kernels would consist mostly of padding.
+// Returns whether the path skinny takes less time than every other path, for a float32 forward.
+// With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
-//   rows of x     skinny.cu wins if there are, for each multiprocessor,
+//   rows of x     skinny wins if there are, for each multiprocessor,
 //   1 to 8        up to 4 tiles, or K >= 512
 //   9 to 16       up to 2 tiles and K >= 256, or K >= 512
 //   17 and more   up to 2 tiles and K >= 256, or up to 1 tile and K >= 16; and in either case at
@@ -130,22 +131,24 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 
   const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
   const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
-  const auto has_up_to = [&](int most_tiles) { return tiles_per_multiprocessor <= most_tiles; };
+  const bool fits_few_tiles = tiles_per_multiprocessor <= kFewTiles;
+  const bool fits_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
+  const bool fits_many_tiles = tiles_per_multiprocessor <= kManyTiles;
   const bool has_long_k = product.k >= kLongK;
-  if (product.m <= kVeryFewRows) return has_up_to(kManyTiles) || has_long_k;
+  const bool has_medium_k = product.k >= kMediumK;
+  const bool has_measured_k = product.k >= kLeastKAtHighest;
+
+  if (product.m <= kVeryFewRows) return fits_many_tiles || has_long_k;
   if (!product.is_highest()) return false;
-
-  const bool is_medium = has_up_to(kMediumTiles) && product.k >= kMediumK;
-  if (product.m <= kTileRows) return is_medium || has_long_k;
-
-  const bool is_small = has_up_to(kFewTiles) && product.k >= kLeastKAtHighest;
+  if (product.m <= kTileRows) return (fits_medium_tiles && has_medium_k) || has_long_k;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  return (is_small || is_medium) && multiplications <= kMostMultiplications;
+  if (multiplications > kMostMultiplications) return false;
+  return (fits_medium_tiles && has_medium_k) || (fits_few_tiles && has_measured_k);
 }
 
-// Returns whether sm90's fp16x3 kernel wins against torch for a gradient at `highest`.
+// Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`.
 //
 // The result, M * N elements, has to be as large as three costs together. They are counted in
 // elements of the result:
@@ -175,8 +178,8 @@ inline bool fp16x3_gradient_wins(const Product& product) {
   return m * n >= cost_of_rows + cost_of_columns + cost_of_call;
 }
 
-// Returns whether sm90's fp16x3 kernel wins against torch for a forward at `highest`. Its work has
-// to be large:
+// Returns whether the path sm90 wins by fp16x3, for a forward at `highest`. Its work has to be
+// large:
 //
 //   weight with vector rows    (M (N - 112) + 2^17) K >= 3 * 2^26
 //   any other weight            M (N - 112) K         >= 2^29        the copy has to pay, too
@@ -199,13 +202,13 @@ inline bool fp16x3_forward_wins(const Product& product) {
   return (counted_elements + kAddedElements) * product.k >= kLeastWork;
 }
 
-// Returns whether sm90's fp16x3 kernel wins against torch, for a forward or a gradient.
+// Returns whether the path sm90 wins by fp16x3, for a forward or a gradient.
 inline bool fp16x3_wins(const Product& product) {
   if (product.k < kLeastKAtHighest) return false;
   return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
 }
 
-// Returns whether sm90's gemm_one_product wins against torch for a float32 product at `high`. The
+// Returns whether the path sm90 wins by gemm_one_product, for a float32 product at `high`. The
 // times are compared in fp16 multiplications of tensor cores:
 //
 //   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
@@ -231,7 +234,7 @@ inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
   return our_time <= torch_time;
 }
 
-// Returns whether sm90's gemm_one_product wins against torch for a product of half types.
+// Returns whether the path sm90 wins by gemm_one_product, for a product of half types.
 //
 // Times of a forward, in units of K. (One unit is the time that a product with the same result and
 // full waves takes for each element of K.)
@@ -255,15 +258,15 @@ inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
   return product.m * product.n >= kLeastHalfGradient && utilization >= kLeastUtilizationOfGradient;
 }
 
-// Returns whether sm90's gemm_one_product wins against torch.
+// Returns whether the path sm90 wins by gemm_one_product.
 inline bool one_product_wins(const Product& product, const Gpu& gpu) {
   if (product.k < kLeastKOfOneProduct) return false;
   if (product.is_float32()) return one_product_wins_float32(product, gpu);
   return one_product_wins_half(product, gpu);
 }
 
-// Returns whether sm80's fp16x3 kernel wins against torch. The limits follow from the rates
-// of its GPU, and were not measured.
+// Returns whether the path sm80 wins. The limits follow from the rates of an A100, and were not
+// measured.
 inline bool sm80_wins(const Product& product) {
   constexpr int kLeastResult = 1 << 22;  // M * N
   constexpr int kLeastK = 1024;

@@ -31,23 +31,22 @@ inline Tensor linear_composite(const LinearInputs& inputs) {
 
 // In place: out = relu(out) / divisor. Writes the mask [..., (N + 7) / 8] unless it is undefined.
 inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask) {
-  const DType dtype = *kernel_dtype(out.scalar_type());
-  void* const data = out.mutable_data_ptr();
-  uint8_t* const mask_data = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   // Rows matter only to a mask: each of its rows begins a new byte. Without a mask, or if N is a
   // multiple of 8, the kernels get the matrix as one long row. They then need no division to find
   // the row of an element.
-  const bool is_one_row = mask_data == nullptr || out.size(-1) % 8 == 0;
-  const int64_t m = is_one_row ? 1 : rows_of(out);
-  const int64_t n = is_one_row ? out.numel() : out.size(-1);
-  const auto run_on_gpu = [=](auto stream) {
-    return cuda::linear_fused_pass(dtype, data, divisor, mask_data, m, n, stream);
-  };
-  const auto run_on_cpu = [=] {
-    const int64_t bytes = m * bytes_of_bits(n);
-    at::parallel_for(0, bytes, kGrain / 8, [=](int64_t begin, int64_t end) {
-      cpu::linear_fused_pass(dtype, data, divisor, mask_data, n, begin, end);
-    });
+  const bool is_one_row = !mask.defined() || out.size(-1) % 8 == 0;
+  FusedPassArguments call{};
+  call.dtype = *kernel_dtype(out.scalar_type());
+  call.divisor = divisor;
+  call.m = is_one_row ? 1 : rows_of(out);
+  call.n = is_one_row ? out.numel() : out.size(-1);
+  call.out = out.mutable_data_ptr();
+  call.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
+  const auto run_on_gpu = [&](auto stream) { return cuda::linear_fused_pass(call, stream); };
+  const auto run_on_cpu = [&] {
+    const int64_t bytes = call.m * bytes_of_bits(call.n);
+    at::parallel_for(0, bytes, kGrain / 8,
+                     [&](int64_t begin, int64_t end) { cpu::linear_fused_pass(call, begin, end); });
   };
   run_on_device(out, run_on_gpu, run_on_cpu);
 }

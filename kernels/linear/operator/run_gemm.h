@@ -90,8 +90,8 @@ inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool is_highest = product.precision == Precision::kHighest;
   const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
-  // fp16x3 begins with a pass that splits x, and on sm80 the weight too. The pass reads rows at any
-  // address. All other operands are read by TMA or by vector loads, which need aligned rows.
+  // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. The pass reads rows at
+  // any address. All other operands are read by TMA or by vector loads, which need aligned rows.
   const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
   const int64_t element_bytes = bytes_of_element(product.dtype);
@@ -104,48 +104,32 @@ inline OperandRules rules_of(Path path, const Product& product) {
   return rules;
 }
 
-// Returns true if the path's kernel can compute the call on this GPU.
-inline bool supports(Path path, const Gpu& gpu, const LinearArguments& call) {
-  switch (path) {
-    case Path::kSkinny:
-      return gpu.capability == 90 && cuda::linear_skinny_supports(call);
-    case Path::kSm90:
-      return gpu.capability == 90 && cuda::linear_sm90_supports(call);
-    case Path::kSm80:
-      return gpu.capability >= 80 && cuda::linear_sm80_supports(call);
-    case Path::kTorch:
-      return false;
-  }
-  return false;
-}
+// The functions of launchers.h that compute a product by one path.
+struct GemmKernel {
+  bool (*supports)(const LinearArguments& call);
+  size_t (*workspace_bytes)(const LinearArguments& call);
+  int (*launch)(const LinearArguments& call, CUstream_st* stream);
+};
 
-// Returns the bytes of workspace that the path's kernel needs.
-inline size_t workspace_bytes(Path path, const LinearArguments& call) {
-  switch (path) {
-    case Path::kSm90:
-      return cuda::linear_sm90_workspace_bytes(call);
-    case Path::kSm80:
-      return cuda::linear_sm80_workspace_bytes(call);
-    case Path::kSkinny:
-    case Path::kTorch:
-      return 0;
-  }
-  return 0;
-}
-
-// Launches the path's kernel, and returns the launch's cudaError_t.
-inline int launch_gemm(Path path, const LinearArguments& call, CUstream_st* stream) {
+// Returns the functions of a path, which is not torch's.
+inline GemmKernel kernel_of(Path path) {
+  const auto no_bytes = [](const LinearArguments&) -> size_t { return 0; };
   switch (path) {
     case Path::kSkinny:
-      return cuda::linear_skinny(call, stream);
+      return {cuda::linear_skinny_supports, no_bytes, cuda::linear_skinny};
     case Path::kSm90:
-      return cuda::linear_sm90(call, stream);
+      return {cuda::linear_sm90_supports, cuda::linear_sm90_workspace_bytes, cuda::linear_sm90};
     case Path::kSm80:
-      return cuda::linear_sm80(call, stream);
+      return {cuda::linear_sm80_supports, cuda::linear_sm80_workspace_bytes, cuda::linear_sm80};
     case Path::kTorch:
       break;
   }
   fail("no kernel of ours computes torch's product");
+}
+
+// Returns whether the path's kernel has code for this GPU.
+inline bool has_code_for(const Gpu& gpu, Path path) {
+  return path == Path::kSm80 ? gpu.capability >= 80 : gpu.capability == 90;
 }
 
 // Describes the product for choose_path.
@@ -221,8 +205,9 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
 
   // Ask the kernel.
+  const GemmKernel kernel = kernel_of(path);
   LinearArguments call = arguments_of(product, x, weight, bias, inputs.divisor, mask);
-  if (!supports(path, gpu, call)) {
+  if (!has_code_for(gpu, path) || !kernel.supports(call)) {
     if (forced_path) fail_for_forced_path(path, gpu, x.tensor, weight.tensor);
     return {};
   }
@@ -230,10 +215,10 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   // Allocate and launch.
   const Tensor out = allocate(inputs.x, {call.m, call.n}, inputs.x.scalar_type());
   call.out = out.mutable_data_ptr();
-  const int64_t bytes = static_cast<int64_t>(workspace_bytes(path, call));
+  const int64_t bytes = static_cast<int64_t>(kernel.workspace_bytes(call));
   const Tensor workspace = allocate(inputs.x, {bytes}, at::kByte);
   call.workspace = workspace.mutable_data_ptr();
-  run_on_gpu_only(inputs.x, [&](CUstream_st* stream) { return launch_gemm(path, call, stream); });
+  run_on_gpu_only(inputs.x, [&](CUstream_st* stream) { return kernel.launch(call, stream); });
   return out;
 }
 

@@ -14,7 +14,7 @@
 namespace kernels::skinny {
 
 // The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
-// of other values of kWarpColumns, kStepsPerBatch and kTileEndBatches.
+// of other values of kWarpColumns, kStepsPerKTile and kTileEndTime.
 struct Config {
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kThreads = 32 * kWarps;
@@ -22,8 +22,8 @@ struct Config {
   static constexpr int kTileColumns = kWarps * kWarpColumns;
   static constexpr int kLaneK = 4;            // elements of K of a lane in a step: one float4
   static constexpr int kStepK = 32 * kLaneK;  // elements of K of a warp in a step
-  static constexpr int kStepsPerBatch = 2;    // a batch is what a warp prefetches
-  static constexpr int kBatchK = kStepsPerBatch * kStepK;
+  static constexpr int kStepsPerKTile = 2;    // a k-tile is what a warp prefetches
+  static constexpr int kKTileDepth = kStepsPerKTile * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
@@ -32,17 +32,17 @@ struct Config {
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
   static constexpr int kLogMaxClusterSize = 3;
   static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most batches over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatBatches = 4;
-  // The time that the end of a tile takes, in batches, when the cluster size is chosen.
-  static constexpr int kTileEndBatches = 1;
+  // The most k-tiles over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatKTiles = 4;
+  // The time that the end of a tile takes, in k-tiles, when the cluster size is chosen.
+  static constexpr int kTileEndTime = 1;
 };
 
 // The type in which a lane sums its products, for tiles of kTileRows rows of x.
 template <int kTileRows>
 using Sum = std::conditional_t<(kTileRows > 4), float, double>;
 
-// The arguments of skinny_kernel. The launch sets `batches` when it has chosen the cluster size.
+// The arguments of skinny_kernel. The launch sets `k_tiles` when it has chosen the cluster size.
 struct Arguments {
   const float* x;
   const float* weight;
@@ -52,7 +52,7 @@ struct Arguments {
   int k;
   int x_tiles;       // of kTileRows rows
   int weight_tiles;  // of kTileColumns columns
-  int batches = 0;   // of K, in each block of a cluster
+  int k_tiles = 0;   // of each block of a cluster
 
   explicit Arguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),
@@ -75,9 +75,9 @@ struct Arguments {
 // The shared memory of a block: the sums of two tiles, double [2][kTileRows][kTileColumns], and the
 // block's range of x, Sum<kTileRows> [steps][kTileRows][kStepK].
 template <int kTileRows>
-constexpr size_t shared_bytes(int batches) {
+constexpr size_t shared_bytes(int k_tiles) {
   return kTileRows * (2 * Config::kTileColumns * sizeof(double) +
-                      batches * Config::kBatchK * sizeof(Sum<kTileRows>));
+                      k_tiles * Config::kKTileDepth * sizeof(Sum<kTileRows>));
 }
 
 }  // namespace kernels::skinny

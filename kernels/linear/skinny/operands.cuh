@@ -84,15 +84,15 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 
 // The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
 // the warp. As soon as a step has been multiplied, its weights are replaced by those of the same
-// step of the next batch. `tile` and `batch` tell which weights are loaded next.
+// step of the next k-tile. `tile` and `k_tile` tell which weights are loaded next.
 struct PrefetchedWeights {
   const Arguments& arguments;
   int tile;                       // of the weight
   const int first_k;              // this lane's K in the block's first step
-  int batch = 0;                  // of the block's range of K
+  int k_tile = 0;                 // of the block's range of K
   const float* source = nullptr;  // the weight of the warp's first column, at first_k
   int columns_after = 0;          // how many columns exist after the warp's first
-  float4 v[Config::kStepsPerBatch][Config::kWarpColumns]{};
+  float4 v[Config::kStepsPerKTile][Config::kWarpColumns]{};
 
   // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
   // that all addresses are valid; the results are not stored.
@@ -106,7 +106,7 @@ struct PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int offset = batch * Config::kBatchK + step * Config::kStepK;  // from first_k
+    const int offset = k_tile * Config::kKTileDepth + step * Config::kStepK;  // from first_k
     const bool exists = first_k + offset < arguments.whole_k() && tile < arguments.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
@@ -117,21 +117,25 @@ struct PrefetchedWeights {
     }
   }
 
-  // Goes on to the next batch, or to the first batch of the cluster's next tile.
+  // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
   __device__ void advance() {
-    if (++batch < arguments.batches) return;
-    batch = 0;
+    if (++k_tile < arguments.k_tiles) return;
+    k_tile = 0;
     tile += arguments.tile_step();
     find_columns();
   }
 };
 
-// Adds the products of one step to this lane's sums [kTileRows][kWarpColumns]. `x_address` is the
-// address in shared memory of this lane's elements of the step's first row of x.
+// A lane's sums of the products of a tile, [kTileRows][kWarpColumns].
 template <int kTileRows>
-__device__ __forceinline__ void multiply_step(
-    Sum<kTileRows> (&lane_sums)[kTileRows * Config::kWarpColumns], const PrefetchedWeights& weights,
-    int step, uint32_t x_address) {
+using LaneSums = Sum<kTileRows>[kTileRows * Config::kWarpColumns];
+
+// Adds the products of one step to this lane's sums. `x_address` is the address in shared memory of
+// this lane's elements of the step's first row of x.
+template <int kTileRows>
+__device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
+                                              const PrefetchedWeights& weights, int step,
+                                              uint32_t x_address) {
 #pragma unroll
   for (int row = 0; row < kTileRows; ++row) {
     Sum<kTileRows> a[4];

@@ -34,8 +34,8 @@
 //      column 4 w + 2    lane 0   lane 1   ...   lane 31
 //      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
-// A "batch" is two steps, so 256 elements of K. While a warp multiplies one batch, it loads the
-// weights of the next into registers. At the end of a tile, these are the weights of the next tile.
+// A "k-tile" is two steps, so 256 of K. While a warp multiplies one k-tile, it loads the weights of
+// the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
 // added up, in double:
@@ -47,7 +47,7 @@
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
-// such a sum covers at most 4 batches, so that few roundings add up. add_lanes always adds in
+// such a sum covers at most 4 k-tiles, so that few roundings add up. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kTileRows * Config::kTileColumns);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int k_range = arguments.batches * Config::kBatchK;
+  const int k_range = arguments.k_tiles * Config::kKTileDepth;
   const int first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
@@ -102,38 +102,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   PrefetchedWeights weights{arguments, tile, first_k + lane * Config::kLaneK};
   weights.find_columns();
 #pragma unroll
-  for (int step = 0; step < Config::kStepsPerBatch; ++step) weights.load(step);
+  for (int step = 0; step < Config::kStepsPerKTile; ++step) weights.load(step);
   weights.advance();
   load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
   __syncthreads();
 
-  // A lane has kCount sums, [kTileRows][kWarpColumns]. add_lanes gives it kTotals of the warp's
-  // kCount totals. If there are fewer totals than lanes, kLanesPerTotal lanes get the same one:
-  //
-  //   kTileRows   kCount   totals of lane l    kTotals   kLanesPerTotal
-  //       2          8     l / 4                  1            4
-  //       8         32     l                      1            1
-  //      16         64     2 l and 2 l + 1        2            1
-  constexpr int kCount = kTileRows * Config::kWarpColumns;
-  constexpr int kLanesPerTotal = kCount < 32 ? 32 / kCount : 1;
-  constexpr int kTotals = kCount * kLanesPerTotal / 32;
+  using Totals = WarpTotals<kTileRows>;
   int previous = -1;  // the tile whose sums are in previous_sums, if there is one
   for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
-    Sum<kTileRows> lane_sums[kCount] = {};
+
+    // Multiply.
+    LaneSums<kTileRows> lane_sums = {};
     uint32_t x_address = ptx::shared_address(x + lane * kVectorBytes);
-    for (int batch = 0; batch < arguments.batches; ++batch) {
+    for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
 #pragma unroll
-      for (int step = 0; step < Config::kStepsPerBatch; ++step) {
+      for (int step = 0; step < Config::kStepsPerKTile; ++step) {
         multiply_step<kTileRows>(lane_sums, weights, step, x_address);
         weights.load(step);
         x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
       }
       weights.advance();
     }
-    double totals[kTotals];
+    double totals[Totals::kOfLane];
     add_lanes</*kDistance=*/16>(lane_sums, totals);
 
     // Store the results of the tile before. Its sums have arrived in the meantime.
@@ -142,17 +135,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
       store_results<kTileRows>(arguments, previous_sums, first_row,
                                previous * Config::kTileColumns);
     }
+
     // Share this tile's sums. The first of the lanes with the same total stores it.
-    if (lane % kLanesPerTotal == 0) {
+    const bool stores_totals = lane % Totals::kLanesOfTotal == 0;
+    if (stores_totals) {
 #pragma unroll
-      for (int i = 0; i < kTotals; ++i) {
-        const int total = lane * kCount / 32 + i;  // a number of the table above
+      for (int i = 0; i < Totals::kOfLane; ++i) {
+        const int total = Totals::first_of(lane) + i;
         const int row = total / Config::kWarpColumns;
         const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
         sums[row * Config::kTileColumns + column] = totals[i];
       }
     }
     ptx::cluster_arrive();
+
     previous = tile;
     double* const swapped = sums;
     sums = previous_sums;
@@ -191,38 +187,41 @@ int known_active_clusters(int log_size) {
 struct Clusters {
   int cluster_size = 0;  // blocks of a cluster
   int blocks = 0;        // of all clusters; 0 if x fits into no cluster
-  int batches = 0;       // of each block
+  int k_tiles = 0;       // of each block
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in batches:
+// fewer clusters run at once. The time is counted in k-tiles:
 //
-//   time = waves * tiles of the weight of a cluster * (batches of a block + kTileEndBatches)
+//   time = waves * tiles of the weight of a cluster * (k-tiles of a block + kTileEndTime)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
-// (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndBatches.)
+// (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kTileRows>, float>;
-  const int all_batches = blocks_of(k, Config::kBatchK);
+  const int all_k_tiles = blocks_of(k, Config::kKTileDepth);
   Clusters best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
-    const int batches = blocks_of(all_batches, 1 << log_size);
-    if (shared_bytes<kTileRows>(batches) > Config::kMaxBytes) continue;
+    const int cluster_size = 1 << log_size;
+    const int k_tiles = blocks_of(all_k_tiles, cluster_size);
+    const bool x_fits = shared_bytes<kTileRows>(k_tiles) <= Config::kMaxBytes;
     // Sums in float that are too long are accepted only in the largest cluster.
-    const bool is_too_long = kSumsInFloat && batches > Config::kMaxFloatBatches;
-    if (is_too_long && log_size < Config::kLogMaxClusterSize) continue;
-    const int clusters = known_active_clusters<kTileRows>(log_size);
-    const int64_t tiles_each = divide_up(weight_tiles, std::max(clusters / x_tiles, 1));
-    const int64_t waves = divide_up(x_tiles, clusters);
-    const int64_t time = waves * tiles_each * (batches + Config::kTileEndBatches);
+    const bool is_largest = log_size == Config::kLogMaxClusterSize;
+    const bool is_too_long = kSumsInFloat && k_tiles > Config::kMaxFloatKTiles;
+    if (!x_fits || (is_too_long && !is_largest)) continue;
+
+    const int active_clusters = known_active_clusters<kTileRows>(log_size);
+    const int64_t tiles_each = divide_up(weight_tiles, std::max(active_clusters / x_tiles, 1));
+    const int64_t waves = divide_up(x_tiles, active_clusters);
+    const int64_t time = waves * tiles_each * (k_tiles + Config::kTileEndTime);
     if (time >= least_time) continue;
     least_time = time;
-    best.cluster_size = 1 << log_size;
-    best.batches = batches;
+    best.cluster_size = cluster_size;
+    best.k_tiles = k_tiles;
     // As few clusters as are needed if each computes tiles_each tiles of the weight.
-    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * best.cluster_size;
+    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * cluster_size;
   }
   return best;
 }
@@ -237,11 +236,11 @@ void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
   if constexpr (kTileRows > 1) {
     if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }
-  arguments.batches = clusters.batches;
+  arguments.k_tiles = clusters.k_tiles;
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = Config::kThreads;
-  grid.shared_bytes = shared_bytes<kTileRows>(clusters.batches);
+  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_tiles);
   grid.stream = stream;
   grid.cluster_size = clusters.cluster_size;
   launch_or_throw(grid, skinny_kernel<kTileRows>, arguments);
@@ -263,11 +262,11 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::Config;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A batch is
-  // subtracted because K of a block is rounded up to whole batches.
+  // the two buffers for sums. The row's elements are double, as the sums are. A k-tile is
+  // subtracted because K of a block is rounded up to whole k-tiles.
   constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
-  constexpr int64_t kMaxK =
-      Config::kMaxClusterSize * (kElementsPerBlock - 2 * Config::kTileColumns - Config::kBatchK);
+  constexpr int64_t kMaxK = Config::kMaxClusterSize *
+                            (kElementsPerBlock - 2 * Config::kTileColumns - Config::kKTileDepth);
   return call.dtype == DType::kFloat32 && call.k <= kMaxK && call.m * call.n < int64_t{1} << 31 &&
          has_aligned_rows(call.x, sizeof(float) * call.x_stride) &&
          has_aligned_rows(call.weight, sizeof(float) * call.weight_stride);

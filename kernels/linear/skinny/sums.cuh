@@ -12,10 +12,26 @@
 
 namespace kernels::skinny {
 
+// The totals of a warp's tile, [kTileRows][kWarpColumns]: the sums of all lanes, added up.
+// add_lanes spreads them over the lanes. If there are fewer totals than lanes, neighbours get the
+// same one:
+//
+//   kTileRows   kCount   totals of lane l    kOfLane   kLanesOfTotal
+//       2          8     l / 4                  1            4
+//       8         32     l                      1            1
+//      16         64     2 l and 2 l + 1        2            1
+template <int kTileRows>
+struct WarpTotals {
+  static constexpr int kCount = kTileRows * Config::kWarpColumns;
+  static constexpr int kOfLane = kCount < 32 ? 1 : kCount / 32;
+  static constexpr int kLanesOfTotal = kCount < 32 ? 32 / kCount : 1;
+
+  // Returns the number of a lane's first total.
+  __device__ static int first_of(int lane) { return lane / kLanesOfTotal * kOfLane; }
+};
+
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the kCount totals over the lanes: lane l gets those from i = l * kCount / 32 on, in `totals`.
-// With 64 sums a lane gets kTotals = 2 of them. With fewer than 32 sums, neighbouring lanes get the
-// same total.
+// the totals over the lanes as WarpTotals says.
 //
 // The caller passes kDistance = 16. Two lanes that are kDistance apart divide the sums between
 // them: the lower lane keeps the first half and sends the second half, the upper lane does the

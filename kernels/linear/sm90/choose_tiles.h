@@ -1,9 +1,10 @@
 // Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
 // estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
 //
-// The widest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
-// that does not depend on the rows. But if wide tiles are few, either some clusters have no work,
-// or many clusters share each tile along K, and one of them has to add the partial sums of all.
+// The largest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
+// that does not depend on the rows. But if a result has few of them, either some clusters have no
+// work, or many clusters share each tile along K, and one of them has to add the partial sums of
+// all.
 //
 // Example: x [160, 13592] times weight [256, 13592] would be one tile of 160 rows. If clusters
 // share it in short ranges of K, it takes longer than torch's product (docs/EXPERIMENTS.md,
@@ -58,36 +59,37 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
   return whole_waves_time + estimate_last_wave(remaining_tiles, rows, k_groups, clusters);
 }
 
-// Returns how many of the x_tiles tiles along M are wide (176 rows) if the others are narrow (160):
-// as few as cover M. In units of 16 rows, a narrow tile has 10 and a wide one 11. Example: M = 1024
-// is 64 units. Six narrow tiles have 60, so 4 of the 6 are wide. For K below kLongK all are wide,
-// as the kernels for these K have no code for narrow tiles.
-inline int count_wide_x_tiles(int64_t m, int k, int x_tiles) {
-  constexpr int kUnit = Config::kWideRows - Config::kNarrowRows;
-  constexpr int kUnitsOfNarrow = Config::kNarrowRows / kUnit;
-  static_assert(Config::kNarrowRows % kUnit == 0, "a narrow tile is whole units");
+// Returns how many of the x_tiles tiles along M have 176 rows if the others have 160: as few as
+// cover M. In units of 16 rows, a tile of 160 has 10 and one of 176 has 11. Example: M = 1024 is 64
+// units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kLongK all have 176, as the
+// kernels for these K have no code for tiles of 160.
+inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
+  constexpr int kUnit = Config::kLargestRows - Config::kLargeRows;
+  constexpr int kUnitsOfLarge = Config::kLargeRows / kUnit;
+  static_assert(Config::kLargeRows % kUnit == 0, "a tile of 160 rows is whole units");
   if (k < Config::kLongK) return x_tiles;
-  return std::clamp(blocks_of(m, kUnit) - x_tiles * kUnitsOfNarrow, 0, x_tiles);
+  return std::clamp(blocks_of(m, kUnit) - x_tiles * kUnitsOfLarge, 0, x_tiles);
 }
 
 // Chooses the tiles of x [m, k] times weight [n, k], for a GPU on which `clusters` clusters run at
-// once: wide tiles, mixed with narrow ones, or tiles of 128 or 64 rows if these take less time.
+// once: tiles of 176 rows mixed with tiles of 160, or tiles of 128 or of 64 rows if these take less
+// time.
 inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int k_groups = Config::k_groups(k);
 
-  const TileOrder wide_and_narrow = tiles_of(m, n, Config::kWideRows);
-  const int wide_x_tiles = count_wide_x_tiles(m, k, wide_and_narrow.x_tiles);
-  const int mean_rows = Config::kNarrowRows + (Config::kWideRows - Config::kNarrowRows) *
-                                                  wide_x_tiles / wide_and_narrow.x_tiles;
-  Tiles best{wide_and_narrow, wide_x_tiles, /*other_rows=*/Config::kNarrowRows};
-  double best_time = estimate_time(wide_and_narrow, mean_rows, k_groups, clusters);
+  const TileOrder mixed = tiles_of(m, n, Config::kLargestRows);
+  const int largest_x_tiles = count_largest_x_tiles(m, k, mixed.x_tiles);
+  const int mean_rows = Config::kLargeRows + (Config::kLargestRows - Config::kLargeRows) *
+                                                 largest_x_tiles / mixed.x_tiles;
+  Tiles best{mixed, largest_x_tiles, /*other_rows=*/Config::kLargeRows};
+  double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
     const TileOrder tiles = tiles_of(m, n, rows);
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {
       best_time = time;
-      best = {tiles, /*wide_x_tiles=*/0, /*other_rows=*/rows};
+      best = {tiles, /*largest_x_tiles=*/0, /*other_rows=*/rows};
     }
   }
   return best;

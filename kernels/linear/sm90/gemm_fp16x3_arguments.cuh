@@ -38,15 +38,15 @@ struct Config {
   //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only for K from kLongK on.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
-  static constexpr int kWideRows = 176;
-  static constexpr int kNarrowRows = 160;
+  static constexpr int kLargestRows = 176;
+  static constexpr int kLargeRows = 160;
   static constexpr int kMediumRows = 128;
   static constexpr int kSmallRows = 64;
-  static_assert(kWideRows % 8 == 0 && kNarrowRows % 8 == 0, "wgmma takes multiples of 8 columns");
+  static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0, "wgmma takes multiples of 8 columns");
 
-  // Sums of a thread for the widest tile, and as many accumulators: 64 columns * 176 rows / 128
+  // Sums of a thread for the largest tile, and as many accumulators: 64 columns * 176 rows / 128
   // threads = 88.
-  static constexpr int kSums = 64 * kWideRows / BlockConfig::kWarpgroupThreads;
+  static constexpr int kSums = 64 * kLargestRows / BlockConfig::kWarpgroupThreads;
 
   // ----- The pipeline
   //
@@ -66,7 +66,7 @@ struct Config {
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
   static constexpr int kWeightBytes = kBlockColumns * kRowBytes;
-  static constexpr int kXBytes = kWideRows * kRowBytes;
+  static constexpr int kXBytes = kLargestRows * kRowBytes;
   // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
   static constexpr int kStages = 5;
 
@@ -99,8 +99,8 @@ struct Config {
   // ----- The subtile that the general epilogue takes at a time: 2 row blocks
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
-  static constexpr int kSubtiles = kWideRows / kSubtileRows;
-  static_assert(kWideRows % kSubtileRows == 0 && kNarrowRows % kSubtileRows == 0 &&
+  static constexpr int kSubtiles = kLargestRows / kSubtileRows;
+  static_assert(kLargestRows % kSubtileRows == 0 && kLargeRows % kSubtileRows == 0 &&
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
                 "tiles are whole subtiles");
 
@@ -115,48 +115,48 @@ struct Config {
 // The tiles of out. A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of
 // x that both blocks share. TileOrder numbers the tiles; Tiles adds which rows of x each has.
 //
-//   rows of the tiles            wide_x_tiles     other_rows
-//   all kMediumRows              0                kMediumRows
-//   all kSmallRows               0                kSmallRows
-//   kWideRows and kNarrowRows    0 to x_tiles     kNarrowRows
+//   rows of the tiles            largest_x_tiles     other_rows
+//   all kMediumRows              0                   kMediumRows
+//   all kSmallRows               0                   kSmallRows
+//   kLargestRows and kLargeRows  0 to x_tiles        kLargeRows
 //
-// In the last case, the tile of weight decides which of the x_tiles tiles along M are wide.
-// Example: M = 1024, x_tiles = 6 and wide_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. W is a
-// tile of 176 rows, n one of 160.
+// In the last case, the tile of weight decides which of the x_tiles tiles along M are the largest.
+// Example: M = 1024, x_tiles = 6 and largest_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. X is a
+// tile of 176 rows, l one of 160.
 //
 //                    x tile   0  1  2  3  4  5
-//   weight tile 0             W  W  W  W  n  n     shift 0
-//   weight tile 1             n  n  W  W  W  W     shift 4
-//   weight tile 2             W  W  n  n  W  W     shift 8 % 6 = 2
-//   weight tile 3             W  W  W  W  n  n     shift 12 % 6 = 0
+//   weight tile 0             X  X  X  X  l  l     shift 0
+//   weight tile 1             l  l  X  X  X  X     shift 4
+//   weight tile 2             X  X  l  l  X  X     shift 8 % 6 = 2
+//   weight tile 3             X  X  X  X  l  l     shift 12 % 6 = 0
 //
-// The pattern W W W W n n is rotated by weight tile * wide_x_tiles % x_tiles places, the shift.
-// Without the rotation, some clusters would get only wide tiles. With 66 clusters, for instance,
+// The pattern X X X X l l is rotated by weight tile * largest_x_tiles % x_tiles places, the shift.
+// Without the rotation, some clusters would get only tiles of 176. With 66 clusters, for instance,
 // cluster c computes tiles c, c + 66, c + 132 and so on; all of these are x tile c % 6, as 66 is a
 // multiple of 6.
 struct Tiles {
   TileOrder order;
-  int wide_x_tiles;  // how many of the x_tiles tiles along M have kWideRows rows
-  int other_rows;    // rows of the other tiles
+  int largest_x_tiles;  // how many of the x_tiles tiles along M have kLargestRows rows
+  int other_rows;       // rows of the other tiles
 
   __host__ __device__ int count() const { return order.count(); }
   __host__ __device__ Tile find(int number) const { return order.find(number); }
 
-  // Rows of x that TMA loads for every tile. For a narrow tile, the last 16 of them belong to the
+  // Rows of x that TMA loads for every tile. For a tile of 160, the last 16 of them belong to the
   // next tile, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool may_be_wide = other_rows == Config::kNarrowRows;
-    return may_be_wide ? Config::kWideRows : other_rows;
+    const bool has_largest = other_rows == Config::kLargeRows;
+    return has_largest ? Config::kLargestRows : other_rows;
   }
 
-  // Returns how many of the first `places` places of the repeated pattern are wide. The pattern has
-  // pattern_length places, of which the first wide_in_pattern are wide.
-  __host__ __device__ static constexpr unsigned count_wide(unsigned places,
-                                                           unsigned wide_in_pattern,
-                                                           unsigned pattern_length) {
-    const unsigned wide_in_whole_patterns = places / pattern_length * wide_in_pattern;
+  // Returns how many of the first `places` places of the repeated pattern have a tile of 176. The
+  // pattern has pattern_length places, of which the first largest_in_pattern have one.
+  __host__ __device__ static constexpr unsigned count_largest(unsigned places,
+                                                              unsigned largest_in_pattern,
+                                                              unsigned pattern_length) {
+    const unsigned largest_in_whole_patterns = places / pattern_length * largest_in_pattern;
     const unsigned rest = places % pattern_length;
-    return wide_in_whole_patterns + (rest < wide_in_pattern ? rest : wide_in_pattern);
+    return largest_in_whole_patterns + (rest < largest_in_pattern ? rest : largest_in_pattern);
   }
 
   struct RowRange {
@@ -170,26 +170,26 @@ struct Tiles {
   // of the repeated pattern
   //
   //   place    0  1  2  3  4  5  6  7  8  9 10 11 ...
-  //            W  W  W  W  n  n  W  W  W  W  n  n ...
+  //            X  X  X  X  l  l  X  X  X  X  l  l ...
   //   x tile         0  1  2  3  4  5
   //
-  // x tile 4 is at place 6, which is place 0 of the pattern: wide. Of the tiles before it, those
-  // at places 2 and 3 are wide. So its rows begin at 4 * 160 + 2 * 16 = 672.
+  // x tile 4 is at place 6, which is place 0 of the pattern: a tile of 176. Of the tiles before it,
+  // those at places 2 and 3 have 176. So its rows begin at 4 * 160 + 2 * 16 = 672.
   __host__ __device__ RowRange rows_of(const Tile& tile) const {
     const unsigned pattern_length = order.x_tiles;
-    const unsigned wide_in_pattern = wide_x_tiles;
-    const unsigned shift = tile.weight * wide_in_pattern % pattern_length;
+    const unsigned largest_in_pattern = largest_x_tiles;
+    const unsigned shift = tile.weight * largest_in_pattern % pattern_length;
     const unsigned place = shift + tile.x;
-    const unsigned wide_before = count_wide(place, wide_in_pattern, pattern_length) -
-                                 count_wide(shift, wide_in_pattern, pattern_length);
-    const int begin = tile.x * other_rows + wide_before * (Config::kWideRows - other_rows);
-    const bool is_wide = place % pattern_length < wide_in_pattern;
-    return {begin, is_wide ? Config::kWideRows : other_rows};
+    const unsigned largest_before = count_largest(place, largest_in_pattern, pattern_length) -
+                                    count_largest(shift, largest_in_pattern, pattern_length);
+    const int begin = tile.x * other_rows + largest_before * (Config::kLargestRows - other_rows);
+    const bool is_largest = place % pattern_length < largest_in_pattern;
+    return {begin, is_largest ? Config::kLargestRows : other_rows};
   }
 };
-static_assert(Tiles::count_wide(6, 4, 6) - Tiles::count_wide(2, 4, 6) == 2 &&
-                  4 * Config::kNarrowRows + 2 * (Config::kWideRows - Config::kNarrowRows) == 672,
-              "the example of rows_of: two wide tiles at places 2 to 5, rows from 672 on");
+static_assert(Tiles::count_largest(6, 4, 6) - Tiles::count_largest(2, 4, 6) == 2 &&
+                  4 * Config::kLargeRows + 2 * (Config::kLargestRows - Config::kLargeRows) == 672,
+              "the example of rows_of: two tiles of 176 at places 2 to 5, rows from 672 on");
 
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.

@@ -139,7 +139,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
     bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
     bool has_nonfinite = false;
-    for (int i = lane; i < Config::kWideRows; i += 32) {
+    for (int i = lane; i < Config::kLargestRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
       has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;

@@ -340,11 +340,11 @@ struct Fp16x3ConsumerWarpgroup {
       multiply(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, stage);
     } else if (rows == Config::kMediumRows) {
       multiply(Rows<Config::kMediumRows>{}, k_groups, lets_second_start, stage);
-    } else if (kPromotionInterval == 128 && rows == Config::kNarrowRows) {
-      // Only products with K >= kLongK have narrow tiles.
-      multiply(Rows<Config::kNarrowRows>{}, k_groups, lets_second_start, stage);
+    } else if (kPromotionInterval == 128 && rows == Config::kLargeRows) {
+      // Only products with K >= kLongK have tiles of 160.
+      multiply(Rows<Config::kLargeRows>{}, k_groups, lets_second_start, stage);
     } else {
-      multiply(Rows<Config::kWideRows>{}, k_groups, lets_second_start, stage);
+      multiply(Rows<Config::kLargestRows>{}, k_groups, lets_second_start, stage);
     }
   }
 };

@@ -12,7 +12,7 @@ namespace kernels::sm90::gemm_fp16x3 {
 // A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
 // multiply the tile.
 struct EpilogueInputs {
-  int x_exponent[Config::kWideRows];
+  int x_exponent[Config::kLargestRows];
   struct alignas(8) Column {
     int exponent;
     float bias;

@@ -99,7 +99,7 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 Tiling chunk_tiling(const LinearArguments& call) {
   Tiling tiling{};
   if (call.precision == Precision::kHighest) {
-    tiling.rows_of_tile = gemm_fp16x3::Config::kWideRows;
+    tiling.rows_of_tile = gemm_fp16x3::Config::kLargestRows;
     tiling.weight_tiles = 1;
     tiling.tiles_of_wave = 1;
   } else {

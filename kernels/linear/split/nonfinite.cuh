@@ -13,8 +13,8 @@
 // only because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
-// so the kernel ends quickly if there are none: on sm90 it reads one flag, on sm80 the states of
-// all rows.
+// so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the
+// states of all rows after that of sm80/.
 
 #pragma once
 

@@ -23,14 +23,14 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90
+// A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90/
 // convert such a row of the weight like any other, and find it by its infinite or NaN sums. A later
 // kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
 // product a GEMM in TF32 (see kNeedsTf32).
 //
-// split_row (split_row.cuh) splits the rows of x and, on sm80, those of the weight. On sm90 the
-// GEMMs convert the weight: the fp16x3 GEMM splits it with split_pair, and the GEMM with one
-// product rounds it to hi (sm90/gemm_one_product_converter_patch.cuh).
+// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, those of the weight.
+// The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
+// the GEMM with one product rounds it to hi (sm90/gemm_one_product_converter_patch.cuh).
 
 #pragma once
 
@@ -46,8 +46,8 @@ namespace kernels::split {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// The largest element of a row is scaled to this exponent, into [2^14, 2^15). Rows of the weight on
-// sm90 at first have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
+// The largest element of a row is scaled to this exponent, into [2^14, 2^15). In sm90/, rows of the
+// weight at first have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
 constexpr int kTopExponent = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
@@ -82,14 +82,14 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
 // row's results.
 //
-//   kExact       the GEMM (on sm90 its first launch). This is the normal state: hi and lo represent
-//                the row.
-//   kOverflowed  the second launch of the sm90 GEMM. Only rows of the weight can have this state:
-//                their exponents come from a sample (sm90/split_x.cuh), and an element that the
-//                sample missed may overflow fp16.
+//   kExact       the GEMM (in sm90/ its first launch). This is the normal state: hi and lo
+//                represent the row.
+//   kOverflowed  the second launch of the GEMM of sm90/. Only rows of the weight can have this
+//                state: their exponents come from a sample (sm90/split_x.cuh), and an element that
+//                the sample missed may overflow fp16.
 //   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
 //
-// split_row writes kExact or kNonfinite. A row of the weight on sm90 begins as kExact. The first
+// split_row writes kExact or kNonfinite. In sm90/, a row of the weight begins as kExact. The first
 // launch sets kOverflowed if it finds a sum that is not finite, and the second launch changes that
 // to kNonfinite if the row holds infinity or NaN.
 enum RowState { kExact, kOverflowed, kNonfinite };
@@ -117,11 +117,11 @@ struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `source`
-  __half* hi;          // null for the weight of sm90's fp16x3 GEMM, which splits it in registers
+  __half* hi;          // null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers
   __half* lo;          // null where hi is null, and where hi alone is made
 
-  // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the sm90 GEMMs
-  // scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
+  // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the GEMMs of
+  // sm90/ scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
   int* exponent;
   int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;

@@ -1,4 +1,4 @@
-// Two orders in which the fp16x3 GEMM of sm90 gives its operands to wgmma:
+// Two orders in which the fp16x3 GEMM of sm90/ gives its operands to wgmma:
 //
 //   K order        the order of the 16 elements of K of one wgmma
 //   column order   the order of a warp's 16 columns of out, which are rows of the weight

@@ -1,0 +1,89 @@
+// The tiles, fragments and shared memory of gemm_fp16x3_kernel (gemm_fp16x3.cuh), as constants, and
+// where a k-tile is in shared memory.
+
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/sizes.h"
+
+namespace kernels::sm80::gemm_fp16x3 {
+
+struct Config {
+  static constexpr int kThreads = 256;
+
+  // The tile of a block, the part of it that a warp computes, and the depth of a k-tile. Rows and
+  // columns are those of out: column n is made from row n of the weight.
+  static constexpr int kTileRows = 128;
+  static constexpr int kTileColumns = 128;
+  static constexpr int kWarpRows = 64;
+  static constexpr int kWarpColumns = 32;
+  static constexpr int kKTileDepth = 32;
+  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // of a k-tile
+  static constexpr int kPartBytes = kTileRows * kRowBytes;        // hi or lo of one operand
+
+  // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
+  static constexpr int kVectorHalves = kVectorBytes / sizeof(__half);
+  static constexpr int kRowVectors = kRowBytes / kVectorBytes;
+
+  // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
+  // more than a block can have on sm_86, sm_89 and sm_120.
+  static constexpr int kStageBytes = 4 * kPartBytes;
+  static constexpr int kStages = 4;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+
+  // The instruction mma.m16n8k16 multiplies a fragment [16, 16] of x by a fragment [8, 16] of the
+  // weight, so it makes 16 rows x 8 columns. A warp's part of the tile has kXFragments x
+  // kWeightFragments such products.
+  static constexpr int kMmaM = 16;
+  static constexpr int kMmaN = 8;
+  static constexpr int kMmaK = 16;
+  static constexpr int kXFragments = kWarpRows / kMmaM;
+  static constexpr int kWeightFragments = kWarpColumns / kMmaN;
+
+  // The epilogue stages two fragments of x at a time: a subtile of 32 rows. In shared memory a
+  // row has 8 floats more than it needs, which avoids bank conflicts.
+  static constexpr int kSubtileFragments = 2;
+  static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
+  static constexpr int kSubtileColumns = kWarpColumns;
+  static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
+  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // of a warp
+};
+static_assert(Config::kTileRows / Config::kWarpRows *
+                      (Config::kTileColumns / Config::kWarpColumns) ==
+                  Config::kThreads / 32,
+              "the warps compute the tile");
+static_assert(Config::kTileRows == Config::kTileColumns,
+              "both operands have k-tiles of the same size, and are copied by the same loop");
+static_assert(
+    Config::kXFragments == 4,
+    "for each of the four fragments of x, a quarter of a stage is copied, and a quarter of the "
+    "weight's fragments loaded");
+static_assert(Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
+static_assert(Config::kKTileDepth == 2 * Config::kMmaK, "a k-tile has two k-steps");
+static_assert(Config::kThreads / 32 * Config::kSubtileFloats * sizeof(float) <=
+                  Config::kSharedBytes,
+              "the epilogue's subtiles reuse the memory of the stages");
+
+// The parts of a split number, as indices of fragments.
+enum Part { kHi, kLo };
+
+// Returns the byte offset of a 16-byte vector in a k-tile of hi or lo of one operand. ldmatrix
+// reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64
+// bytes each, fill the 32 banks, so every two rows store the vectors in another order (a swizzle):
+//
+//   row       0, 1       2, 3       4, 5       6, 7
+//   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
+__device__ inline uint32_t vector_offset(int row, int vector) {
+  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
+}
+
+// Returns the byte offset of the stage after the one at offset `stage`.
+__device__ inline uint32_t next_stage(uint32_t stage) {
+  if (stage == Config::kSharedBytes - Config::kStageBytes) return 0;
+  return stage + Config::kStageBytes;
+}
+
+}  // namespace kernels::sm80::gemm_fp16x3

@@ -1,0 +1,78 @@
+// The epilogue of gemm_fp16x3_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and mask.
+
+#pragma once
+
+#include <cstdint>
+
+#include "linear/epilogue.cuh"
+#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/split/split.cuh"
+
+namespace kernels::sm80::gemm_fp16x3 {
+
+// Writes the sums of one subtile to the warp's shared memory. Fragment i of x has two row blocks of
+// 8 rows, and fragment j of the weight has 8 columns. In each block of 8 x 8 sums, lane 4 g + c
+// has columns 2 c and 2 c + 1 of row g.
+__device__ __forceinline__ void stage_subtile(
+    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], int first_fragment,
+    float* staged, int lane) {
+#pragma unroll
+  for (int i = 0; i < Config::kSubtileFragments; ++i) {
+#pragma unroll
+    for (int row_block = 0; row_block < 2; ++row_block) {
+#pragma unroll
+      for (int j = 0; j < Config::kWeightFragments; ++j) {
+        const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
+        const int staged_row = i * Config::kMmaM + row_block * 8 + lane / 4;
+        const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
+        *reinterpret_cast<float2*>(staged + staged_row * Config::kSubtilePitch + column_of_lane) =
+            make_float2(neighbours[0], neighbours[1]);
+      }
+    }
+  }
+}
+
+// Finishes and stores a warp's results, one subtile of 32 rows after the other. The sums pass
+// through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
+// row to store.
+__device__ __forceinline__ void store_results(
+    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
+    const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent,
+    int first_row, int first_column) {
+  constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
+  const int lane = threadIdx.x % 32;
+  const int staged_column = lane % kLanesOfRow * 4;
+  const int column = first_column + staged_column;
+  float bias[4];
+  int exponent_of_weight[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool exists = column + i < epilogue.n;
+    // Without a bias -0 is added, which changes no number; +0 would change -0.
+    bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
+    exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
+  }
+#pragma unroll
+  for (int first_fragment = 0; first_fragment < Config::kXFragments;
+       first_fragment += Config::kSubtileFragments) {
+    stage_subtile(sums, first_fragment, staged, lane);
+    __syncwarp();
+#pragma unroll 1
+    for (int staged_row = lane / kLanesOfRow; staged_row < Config::kSubtileRows;
+         staged_row += 32 / kLanesOfRow) {
+      const int row = first_row + first_fragment * Config::kMmaM + staged_row;
+      const float* const staged_sums = staged + staged_row * Config::kSubtilePitch + staged_column;
+      const int exponent_of_x = row < epilogue.m ? x_exponent[row] : 0;
+      float z[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int exponent = exponent_of_x + exponent_of_weight[i];
+        z[i] = split::unscale(staged_sums[i], exponent) + bias[i];
+      }
+      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, column, z);
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace kernels::sm80::gemm_fp16x3

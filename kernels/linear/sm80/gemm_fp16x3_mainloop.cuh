@@ -1,0 +1,259 @@
+// The mainloop of gemm_fp16x3_kernel (gemm_fp16x3.cuh), which multiplies one k-tile after the
+// other:
+//
+//   Copies            from global memory to the ring of stages
+//   Fragments         from a stage to the registers that the tensor cores read
+//   Results           products, accumulators and their promotion to sums
+//   multiply_k_tile   one k-tile, by all of these
+
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/ptx/memory.cuh"
+#include "common/ptx/mma.cuh"
+#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/split/split.cuh"
+
+namespace kernels::sm80::gemm_fp16x3 {
+
+// The copies of k-tiles from global to shared memory. For a k-tile, a thread copies one vector, hi
+// and lo, of two rows of x and of two rows of the weight, 64 rows apart. Rows and k-tiles past the
+// end become zeros.
+struct Copies {
+  static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
+  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
+
+  // The thread's part of x or of the weight.
+  struct Operand {
+    const __half* hi;  // hi of the vector that is copied next, in the thread's first row
+    int64_t hi_to_lo;  // elements from a number's hi to its lo
+    int rows_left;     // rows from the thread's first row on; below 1 if that one is past the end
+  };
+  Operand x;
+  Operand weight;
+  int64_t stride;      // elements between rows of a split matrix: the padded k
+  int k_left;          // elements of K from the next vector on
+  uint32_t target;     // address of the thread's vector in the first stage's hi of x
+  uint32_t stage = 0;  // offset of the stage that is written next
+
+  __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
+                    int first_row, int first_column, int k, uint32_t shared) {
+    stride = k;
+    const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
+    const int vector = threadIdx.x % Config::kRowVectors;
+    x = operand_from(operand_x, first_row, row, vector);
+    weight = operand_from(operand_weight, first_column, row, vector);
+    target = shared + vector_offset(row, vector);
+    k_left = k - vector * Config::kVectorHalves;
+  }
+
+  // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
+  // 0 and 1 are the thread's two rows of x, quarters 2 and 3 its two rows of the weight. The last
+  // quarter moves on to the next k-tile and the next stage.
+  __device__ void copy_quarter(int quarter) {
+    static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // each quarter has code of its own, in which i is a constant
+      if (i != quarter) continue;
+      const int row = i % kRowsOfThread * kRowStep;
+      const uint32_t address = target + stage + row * Config::kRowBytes;
+      if (i < kRowsOfThread) {
+        copy_vector(address, x, row);
+      } else {
+        copy_vector(address + 2 * Config::kPartBytes, weight, row);
+      }
+    }
+    const bool is_last_quarter = quarter == 3;
+    if (!is_last_quarter) return;
+    ptx::commit_copies();
+    x.hi += Config::kKTileDepth;
+    weight.hi += Config::kKTileDepth;
+    k_left -= Config::kKTileDepth;
+    stage = next_stage(stage);
+  }
+
+ private:
+  // Returns the thread's part of a matrix. The tile begins at first_row, and the thread at `row`
+  // and `vector` of the tile.
+  __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
+                                  int vector) const {
+    Operand operand;
+    operand.hi_to_lo = matrix.lo - matrix.hi;
+    operand.rows_left = matrix.rows - first_row - row;
+    operand.hi = matrix.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
+    return operand;
+  }
+
+  // Starts the copies of one vector, hi and lo, `row` rows after the thread's first one. They go to
+  // `address` in shared memory.
+  __device__ void copy_vector(uint32_t address, const Operand& operand, int row) const {
+    const bool exists = k_left > 0 && row < operand.rows_left;
+    const __half* const hi = operand.hi + stride * row;
+    ptx::copy_async(address, hi, exists);
+    ptx::copy_async(address + Config::kPartBytes, hi + operand.hi_to_lo, exists);
+  }
+};
+
+// A warp's operands of the products, as fragments of the mma instruction: a of x, b of the weight.
+// A k-tile has two k-steps, each as deep as one instruction. Fragments of x are loaded one fragment
+// ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
+// kept, because the hi products come after the lo products of both k-steps.
+struct Fragments {
+  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
+
+  // The fragments of x have the indices k-step, fragment, Part, register.
+  uint32_t a[2][Config::kXFragments][2][4];
+  // The fragments of the weight have the indices k-step, Part, fragment, register.
+  uint32_t b[2][2][Config::kWeightFragments][2];
+  // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
+  // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
+  //
+  //   matrix       0               1               2               3
+  //   of x         rows 0 - 7      rows 8 - 15     rows 0 - 7      rows 8 - 15
+  //                vector 0        vector 0        vector 1        vector 1
+  //   of weight    rows 0 - 7      rows 0 - 7      rows 8 - 15     rows 8 - 15
+  //                vector 0        vector 1        vector 0        vector 1
+  uint32_t a_address, b_address;
+
+  __device__ Fragments(uint32_t shared, int warp_row, int warp_column) {
+    const int lane = threadIdx.x % 32;
+    a_address = shared + vector_offset(warp_row + lane % 16, lane / 16);
+    b_address = shared + 2 * Config::kPartBytes +
+                vector_offset(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  }
+
+  // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
+  // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
+  __device__ void load_a(uint32_t stage, int k_step, int fragment) {
+#pragma unroll
+    for (int part = kHi; part <= kLo; ++part) {
+      uint32_t (&target)[4] = a[k_step][fragment][part];
+      const uint32_t place =
+          stage + part * Config::kPartBytes + fragment * (Config::kMmaM * Config::kRowBytes);
+      ptx::load_matrices(target[0], target[1], target[2], target[3],
+                         (a_address ^ k_step * kStepBytes) + place);
+    }
+  }
+
+  // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
+  // others lo. One instruction loads two fragments.
+  __device__ void load_b(uint32_t stage, int k_step, int quarter) {
+    constexpr int kLoadsOfPart = Config::kWeightFragments / 2;
+    constexpr int kLoads = 2 * kLoadsOfPart / 4;  // of a quarter
+#pragma unroll
+    for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
+      const int part = i / kLoadsOfPart;
+      const int j = i % kLoadsOfPart * 2;
+      uint32_t (&target)[Config::kWeightFragments][2] = b[k_step][part];
+      const uint32_t place =
+          stage + part * Config::kPartBytes + j * (Config::kMmaN * Config::kRowBytes);
+      ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
+                         (b_address ^ k_step * kStepBytes) + place);
+    }
+  }
+};
+
+// A warp's results. The indices of both arrays: fragment of x, fragment of the weight, register.
+struct Results {
+  // The promoted sums of all k-tiles. They are 2^11 times too large, as the lo products are, so
+  // that the rounding error of a promotion can be added to these.
+  float sums[Config::kXFragments][Config::kWeightFragments][4] = {};
+  // The tensor cores add the products of one k-tile to these.
+  float accumulators[Config::kXFragments][Config::kWeightFragments][4] = {};
+
+  // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start
+  // value of the next k-tile's accumulators; like the lo products, it is 2^11 times too large.
+  __device__ void promote(int fragment) {
+#pragma unroll
+    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
+      float& accumulator = accumulators[fragment][j / 4][j % 4];
+      float& sum = sums[fragment][j / 4][j % 4];
+      const float new_sum = fmaf(accumulator, split::kLoScale, sum);
+      accumulator = fmaf(accumulator, split::kLoScale, sum - new_sum);  // the rounding error
+      sum = new_sum;
+    }
+  }
+
+  // Divides the sums or accumulators of a fragment of x by lo's factor, 2^11. Dividing by a power
+  // of two is exact.
+  __device__ static void remove_lo_scale(float (&values)[Config::kWeightFragments][4]) {
+#pragma unroll
+    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
+      values[j / 4][j % 4] *= 1 / split::kLoScale;
+    }
+  }
+
+  // Adds the lo products of a fragment of x and all fragments of the weight.
+  __device__ void add_lo_products(const Fragments& f, int k_step, int fragment) {
+    multiply(f, k_step, fragment, kHi, kLo);
+    multiply(f, k_step, fragment, kLo, kHi);
+  }
+
+  // The same for the hi products.
+  __device__ void add_hi_products(const Fragments& f, int k_step, int fragment) {
+    multiply(f, k_step, fragment, kHi, kHi);
+  }
+
+ private:
+  // Adds the products of one part of a fragment of x and one part of all fragments of the weight.
+  __device__ void multiply(const Fragments& f, int k_step, int fragment, Part part_a, Part part_b) {
+#pragma unroll
+    for (int j = 0; j < Config::kWeightFragments; ++j) {
+      ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][part_a], f.b[k_step][part_b][j]);
+    }
+  }
+};
+
+// Makes the products of a k-tile, in four phases, each of which takes the four fragments of x:
+//
+//   phase   products           loads                                  also
+//   0       lo of k-step 0     x; the weight of k-step 1              promote the k-tile before
+//   1       lo of k-step 1     x
+//   2       hi of k-step 0                                            scale accumulators by 2^-11
+//   3       hi of k-step 1     the next k-tile's weight of k-step 0   copy a stage
+//
+// "x": each fragment of x is loaded while the one before it is multiplied. The first fragment of
+// k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
+__device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
+                                                Results& results, uint32_t& stage) {
+  constexpr int kLast = Config::kXFragments - 1;
+#pragma unroll
+  for (int phase = 0; phase < 4; ++phase) {
+    uint32_t next = stage;
+    if (phase == 3) {
+      next = next_stage(stage);
+      // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the
+      // last kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still
+      // reads the stage before this one, which the copies of this phase overwrite.
+      ptx::wait_copies<Config::kStages - 3>();
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i <= kLast; ++i) {
+      if (phase == 0) {
+        fragments.load_b(stage, /*k_step=*/1, i);
+        if (i < kLast) fragments.load_a(stage, /*k_step=*/0, i + 1);
+        if (i == kLast) fragments.load_a(stage, /*k_step=*/1, /*fragment=*/0);
+        results.promote(i);
+        results.add_lo_products(fragments, /*k_step=*/0, i);
+      } else if (phase == 1) {
+        if (i < kLast) fragments.load_a(stage, /*k_step=*/1, i + 1);
+        results.add_lo_products(fragments, /*k_step=*/1, i);
+      } else if (phase == 2) {
+        Results::remove_lo_scale(results.accumulators[i]);
+        results.add_hi_products(fragments, /*k_step=*/0, i);
+      } else {
+        copies.copy_quarter(i);
+        fragments.load_b(next, /*k_step=*/0, i);
+        if (i == kLast) fragments.load_a(next, /*k_step=*/0, /*fragment=*/0);
+        results.add_hi_products(fragments, /*k_step=*/1, i);
+      }
+    }
+    stage = next;
+  }
+}
+
+}  // namespace kernels::sm80::gemm_fp16x3
