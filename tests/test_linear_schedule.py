@@ -1,7 +1,7 @@
 """The fp16x3 GEMM's schedule and tiles: which cluster multiplies which part of the output.
 
-The host code of linear/sm90/stream_k.cuh and linear/sm90/choose_tiles.h is compiled and run alone,
-without a GPU.
+The host code of stream_k.cuh and choose_tiles.h in linear/sm90/gemm_fp16x3 is compiled and run
+alone, without a GPU.
 """
 
 import math
@@ -23,7 +23,7 @@ PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/stream_k.cuh"
+#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
 
 int main(int count, char** arguments) {
   using Config = kernels::sm90::StreamKConfig;
@@ -98,7 +98,7 @@ class Plan:
 
 
 class Constants(NamedTuple):
-    """The constants of StreamKConfig: linear/sm90/stream_k.cuh says what they are."""
+    """The constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
 
     min_range: int
     min_part: int
@@ -199,7 +199,7 @@ TILES = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 
 using namespace kernels::sm90;
 
@@ -246,7 +246,7 @@ def test_all_clusters_have_work_if_tiles_are_many_or_k_is_long(chosen_tiles):
 ROWS = r"""
 #include <cstdio>
 
-#include "linear/sm90/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 
 int main() {
   const auto tiles = kernels::sm90::gemm_fp16x3::choose_tiles(1024, 8192, 8192, 66);

@@ -24,9 +24,16 @@
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
-// split/split.cuh explains hi and lo, and split_x.cuh the sample of the weight. The launches of
-// each GEMM kernel, and their workspaces, are in launch_one_product.cuh and launch_fp16x3.cuh.
-// run_gemm.h calls the functions in kernels::cuda at the end of this file.
+// The files of this folder:
+//
+//   launch.cu                            decides which kernels run, and in which order
+//   launch_split_x.cuh, split_x.cuh      split_x; split/split.cuh explains hi and lo
+//   gemm_one_product/, gemm_fp16x3/      the GEMM kernels, their launches and workspaces
+//   launch_gemm.cuh, tensor_maps.cuh     for the launches of both GEMM kernels
+//   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
+//
+// (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
+// kernels::cuda at the end of this file.
 
 #include <algorithm>
 
@@ -34,8 +41,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/launch_fp16x3.cuh"
-#include "linear/sm90/launch_one_product.cuh"
+#include "linear/sm90/gemm_fp16x3/launch.cuh"
+#include "linear/sm90/gemm_one_product/launch.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/nonfinite.cuh"

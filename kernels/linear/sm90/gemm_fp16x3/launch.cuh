@@ -1,5 +1,5 @@
-// The two launches of gemm_fp16x3_kernel (gemm_fp16x3.cuh) for one chunk of rows of x, and the
-// workspace of float32 at `highest`. launch.cu says in which order kernels run.
+// The two launches of gemm_fp16x3_kernel (kernel.cuh) for one chunk of rows of x, and the workspace
+// of float32 at `highest`. launch.cu says in which order kernels run.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/choose_tiles.h"
-#include "linear/sm90/gemm_fp16x3.cuh"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"

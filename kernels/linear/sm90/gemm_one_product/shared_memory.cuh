@@ -1,13 +1,13 @@
-// The shared memory of a block of gemm_one_product_kernel (gemm_one_product.cuh). Mainloop and
-// epilogue use it.
+// The shared memory of a block of gemm_one_product_kernel (kernel.cuh). Mainloop and epilogue use
+// it.
 
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -64,7 +64,7 @@ struct SharedMemory {
   // Other traits have no converters, and an int in their place.
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
-  int progress;  // the producer's latest k-tile; see gemm_one_product_converter.cuh
+  int progress;  // the producer's latest k-tile; see converter.cuh
 };
 
 }  // namespace kernels::sm90::gemm_one_product

@@ -1,7 +1,6 @@
-// How the converter warps of gemm_one_product_kernel (gemm_one_product_converter.cuh) divide the
-// weight, and how a warp loads and reads its part. There is one struct for each layout of the
-// weight in memory, RowMajor and Transposed. gemm_one_product_converter_patch.cuh is the same for
-// both.
+// How the converter warps of gemm_one_product_kernel (converter.cuh) divide the weight, and how a
+// warp loads and reads its part. There is one struct for each layout of the weight in memory,
+// RowMajor and Transposed. converter_patch.cuh is the same for both.
 //
 // A warp copies a piece of the weight, 512 floats, to a buffer in shared memory. The floats of a
 // piece are numbered in the order in which the weight has them in memory. Copy i of lane l copies
@@ -13,7 +12,7 @@
 #include <cstdint>
 
 #include "common/ptx/memory.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {

@@ -1,6 +1,6 @@
 // How gemm_one_product_kernel stores half types (float16 and bfloat16): the fast epilogue, and
-// gradients, which have no epilogue. gemm_one_product_epilogue.cuh explains the notation, and which
-// thread has which result.
+// gradients, which have no epilogue. epilogue.cuh explains the notation, and which thread has which
+// result.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 #include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_epilogue.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/epilogue.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
@@ -101,7 +101,7 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
 
 // Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
 // row: 64 columns. With a mask, call_is_fast implies that n is a multiple of 64
-// (launch_half_with_traits, launch_one_product.cuh).
+// (launch_half_with_traits, launch.cuh).
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
                                                 int first_column, int thread,
@@ -114,9 +114,9 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch_one_product.cuh).
-// The caller has also divided the bias in `inputs`, so that one fma divides the product and adds
-// the bias. epilogue.divisor.scale is 1 / divisor, a power of two.
+// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch.cuh). The caller
+// has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
+// epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and

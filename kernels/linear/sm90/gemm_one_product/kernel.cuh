@@ -7,8 +7,8 @@
 //
 // Rows and columns are those of out [M, N]: column n is made from row n of the weight.
 //
-// launch_one_product.cuh launches gemm_one_product_kernel in one of four modes
-// (gemm_one_product_arguments.cuh), each with its traits:
+// launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh), each with its
+// traits:
 //
 //   HalfTraits       half types, with the epilogue
 //   GradientTraits   half types, the product alone, transposed: out [N, M]
@@ -45,18 +45,22 @@
 //
 // The parts are in these files:
 //
-//   split_x.cuh                               float32: the kernel before, which splits x
-//   gemm_one_product_arguments.cuh            constants, modes, and the kernel's arguments
-//   gemm_one_product_shared_memory.cuh        a block's shared memory
-//   pipeline.cuh                              the shape of a block, and the ring of stages
-//   gemm_one_product_converter.cuh            the converters, and how the producer waits for them
-//   gemm_one_product_converter_patch.cuh      how a converter converts its part of the weight
-//   gemm_one_product_converter_layouts.cuh    the part, for a weight and for its transpose
-//   gemm_one_product_mainloop.cuh             the producer, and the products of the consumers
-//   gemm_one_product_epilogue.cuh             how the consumers finish and store a tile
-//   gemm_one_product_epilogue_half_types.cuh  the same for half types
-//   copy_subtile.cuh                          copies of accumulators to shared memory
-//   this file                                 the consumers' loop over tiles, and the kernel
+//   in this folder
+//     launch.cuh                 the launches of the kernel, and their workspace
+//     arguments.cuh              constants, modes, and the kernel's arguments
+//     shared_memory.cuh          a block's shared memory
+//     mainloop.cuh               the producer, and the products of the consumers
+//     converter.cuh              the converters, and how the producer waits for them
+//     converter_patch.cuh        how a converter converts its part of the weight
+//     converter_layouts.cuh      the part, for a weight and for its transpose
+//     epilogue.cuh               how the consumers finish and store a tile
+//     epilogue_half_types.cuh    the same for half types
+//     kernel.cuh                 the consumers' loop over tiles, and the kernel
+//
+//   in linear/sm90, for both GEMM kernels
+//     split_x.cuh                float32: the kernel before, which splits x
+//     pipeline.cuh               the shape of a block, and the ring of stages
+//     copy_subtile.cuh           copies of accumulators to shared memory
 //
 // ----- Tiles computed again in TF32
 //
@@ -91,12 +95,12 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/gemm_one_product_epilogue.cuh"
-#include "linear/sm90/gemm_one_product_epilogue_half_types.cuh"
-#include "linear/sm90/gemm_one_product_mainloop.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/epilogue.cuh"
+#include "linear/sm90/gemm_one_product/epilogue_half_types.cuh"
+#include "linear/sm90/gemm_one_product/mainloop.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
@@ -192,7 +196,7 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 }
 
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
-// layout (RowMajor or Transposed, gemm_one_product_converter_layouts.cuh).
+// layout (RowMajor or Transposed, converter_layouts.cuh).
 template <typename Layout, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {

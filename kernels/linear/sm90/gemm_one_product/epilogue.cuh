@@ -7,13 +7,13 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_one_product.cuh calls one of these for each tile:
+// kernel.cuh calls one of these for each tile:
 //
 //   in this file
 //     store_general_one_product    any divisor, exponent and alignment
-//     store_fast_one_product       float32: call_is_fast (epilogue.cuh), and small exponents
+//     store_fast_one_product       float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
-//   in gemm_one_product_epilogue_half_types.cuh
+//   in epilogue_half_types.cuh
 //     store_fast_one_product       half types: call_is_fast, which implies ReLU
 //     PackedGradient               half types without an epilogue: out [N, M] is the product
 //                                  transposed
@@ -52,8 +52,8 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 
@@ -306,8 +306,7 @@ __device__ void store_fast_one_product(const Epilogue<float>& epilogue, int firs
   const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
-  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size,
-  // launch_one_product.cuh).
+  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {

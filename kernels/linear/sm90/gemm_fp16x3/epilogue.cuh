@@ -1,5 +1,5 @@
-// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): what happens to its sums after the mainloop.
-// If clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
+// The epilogue of the fp16x3 GEMM (kernel.cuh): what happens to its sums after the mainloop. If
+// clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
 // then computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
@@ -38,8 +38,8 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"

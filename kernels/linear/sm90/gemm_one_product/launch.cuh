@@ -1,6 +1,6 @@
-// The launches of gemm_one_product_kernel (gemm_one_product.cuh) for one chunk of rows of x: one
-// launch for half types, and two for float32 at `high`. launch.cu, which says in which order all
-// kernels run, calls these functions:
+// The launches of gemm_one_product_kernel (kernel.cuh) for one chunk of rows of x: one launch for
+// half types, and two for float32 at `high`. launch.cu, which says in which order all kernels run,
+// calls these functions:
 //
 //   launch_one_product_half      half types         HalfTraits or GradientTraits
 //   launch_one_product_convert   float32, first     ConvertTraits
@@ -20,8 +20,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"

@@ -1,10 +1,9 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
-// converts which part of the weight, and when. gemm_one_product_converter_patch.cuh converts one
-// part.
+// converts which part of the weight, and when. converter_patch.cuh converts one part.
 //
-// The converter warps call convert_weight (gemm_one_product.cuh). The producer warp calls
-// wait_converted before it loads a k-tile (gemm_one_product_mainloop.cuh).
+// The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
+// before it loads a k-tile (mainloop.cuh).
 //
 // Why in this kernel: a pass of its own would write the fp16 weight to memory, and the GEMM would
 // read it back. Here the GEMM reads it from L2, and the warps that convert would be idle otherwise.
@@ -23,7 +22,7 @@
 //                          of its tiles. It keeps the block's converter warps from running so far
 //                          ahead that L2 evicts the fp16 weight before it is read.
 //   subnormals[row]        How many elements of a row have lost bits in fp16, weighted. Only
-//                          converter warps use it (gemm_one_product_converter_patch.cuh).
+//                          converter warps use it (converter_patch.cuh).
 //
 // Memory ordering. Only the counter `ready` announces that other data has been written: hi, the
 // fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it,
@@ -44,9 +43,9 @@
 
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter_layouts.cuh"
-#include "linear/sm90/gemm_one_product_converter_patch.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter_layouts.cuh"
+#include "linear/sm90/gemm_one_product/converter_patch.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {

@@ -62,7 +62,7 @@
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
 // then never cut, and no cluster waits for another.
 //
-// Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
+// Schedule::plan runs on the host (launch.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
 

@@ -5,9 +5,9 @@
 //   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
 //           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
 //   weight  float32; this kernel scales and splits it in registers
-//   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
+//   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
-// launch_fp16x3.cuh launches this kernel. docs/SPLIT.md proves the error bound.
+// launch.cuh launches this kernel. docs/SPLIT.md proves the error bound.
 //
 // ----- The arithmetic
 //
@@ -47,16 +47,20 @@
 //
 // The parts are in these files:
 //
-//   split_x.cuh                    the kernel before: splits x, samples the weight
-//   choose_tiles.h                 the host's choice of how many rows a tile has
-//   gemm_fp16x3_arguments.cuh      constants, tiles, and the kernel's arguments
-//   gemm_fp16x3_shared_memory.cuh  a block's shared memory
-//   pipeline.cuh                   the shape of a block, and the ring of stages
-//   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
-//   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
-//   copy_subtile.cuh               copies of sums to shared memory, in the epilogue
-//   stream_k.cuh                   the order of the work tiles
-//   this file                      the consumers' loop over work tiles, and the kernel
+//   in this folder
+//     launch.cuh           the launches of the kernel, and their workspace
+//     choose_tiles.h       the host's choice of how many rows a tile has
+//     stream_k.cuh         the order of the work tiles
+//     arguments.cuh        constants, tiles, and the kernel's arguments
+//     shared_memory.cuh    a block's shared memory
+//     mainloop.cuh         the producer, the conversion of the weight, and the products
+//     epilogue.cuh         the loader, and what the consumers do with a tile's sums
+//     kernel.cuh           the consumers' loop over work tiles, and the kernel
+//
+//   in linear/sm90, for both GEMM kernels
+//     split_x.cuh          the kernel before: splits x, samples the weight
+//     pipeline.cuh         the shape of a block, and the ring of stages
+//     copy_subtile.cuh     copies of sums to shared memory, in the epilogue
 //
 // ----- Why it is fast
 //
@@ -76,10 +80,10 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_epilogue.cuh"
-#include "linear/sm90/gemm_fp16x3_mainloop.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/epilogue.cuh"
+#include "linear/sm90/gemm_fp16x3/mainloop.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"

@@ -1,6 +1,6 @@
 // The mainloop of gemm_one_product_kernel: a producer warp loads k-tiles to the stages of shared
-// memory, and consumer warpgroups multiply them. gemm_one_product.cuh shows how both belong
-// together, and pipeline.cuh describes the stages.
+// memory, and consumer warpgroups multiply them. kernel.cuh shows how both belong together, and
+// pipeline.cuh describes the stages.
 
 #pragma once
 
@@ -13,9 +13,9 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"

@@ -1,4 +1,4 @@
-// The mainloop of the fp16x3 GEMM (gemm_fp16x3.cuh): a producer warp loads k-tiles to the stages of
+// The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
 // The mainloop takes K in k-groups of four k-tiles, 128 of K. In these pictures, time runs to the
@@ -41,8 +41,8 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
