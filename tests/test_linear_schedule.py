@@ -26,7 +26,7 @@ PLAN = r"""
 #include "linear/sm90/gemm_fp16x3/stream_k.cuh"
 
 int main(int count, char** arguments) {
-  using Config = kernels::sm90::StreamKConfig;
+  using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
     printf("%d %d %d %d %d", Config::kMinRange, Config::kMinPart, Config::kMinSaving,
            Config::kKGroupOverhead, Config::kAddingPerRow);
@@ -37,7 +37,7 @@ int main(int count, char** arguments) {
   const int clusters = atoi(arguments[3]);
   const int rows_of_third = atoi(arguments[4]);
   const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
-  kernels::sm90::Schedule schedule;
+  kernels::sm90::gemm_fp16x3::Schedule schedule;
   const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
   printf("%d %d", used, schedule.whole_waves);
   for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.range_begins[i]);

@@ -107,7 +107,7 @@ struct Config {
   // ----- Numbers of the named barriers; 0 is that of __syncthreads
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (Fp16x3ConsumerWarpgroup::multiply).
+  // (ConsumerWarpgroup::multiply).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

@@ -100,7 +100,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  Fp16x3ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
+  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.

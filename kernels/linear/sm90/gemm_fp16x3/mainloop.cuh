@@ -138,7 +138,7 @@ struct Fragments {
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
 // neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
-struct Fp16x3ConsumerWarpgroup {
+struct ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
@@ -159,7 +159,7 @@ struct Fp16x3ConsumerWarpgroup {
   float sums[Config::kSums];
 
   // `block_column` is the thread's first row of weight in the block, an even number.
-  __device__ Fp16x3ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
     weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
                      swizzled_place(block_column, c) * kVectorBytes;

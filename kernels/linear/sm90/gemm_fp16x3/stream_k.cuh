@@ -76,7 +76,7 @@
 #include "common/ptx/registers.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row step:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
@@ -313,4 +313,4 @@ struct Schedule {
   }
 };
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

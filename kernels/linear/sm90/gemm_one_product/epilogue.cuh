@@ -10,13 +10,12 @@
 // kernel.cuh calls one of these for each tile:
 //
 //   in this file
-//     store_general_one_product    any divisor, exponent and alignment
-//     store_fast_one_product       float32: call_is_fast (linear/epilogue.cuh), and small exponents
+//     store_general     any divisor, exponent and alignment
+//     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
 //   in epilogue_half_types.cuh
-//     store_fast_one_product       half types: call_is_fast, which implies ReLU
-//     PackedGradient               half types without an epilogue: out [N, M] is the product
-//                                  transposed
+//     store_fast        half types: call_is_fast, which implies ReLU
+//     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
 // The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
@@ -230,11 +229,10 @@ __device__ inline float undo_scaling(float accumulator, float x_scale, float wei
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup meet at `barrier`.
 template <typename T, int kAccumulators>
-__device__ void store_general_one_product(const Epilogue<T>& epilogue, int first_row,
-                                          int first_column,
-                                          const float (&accumulators)[kAccumulators],
-                                          const EpilogueInputs<T>& inputs,
-                                          StagedAccumulators& staging, int barrier) {
+__device__ void store_general(const Epilogue<T>& epilogue, int first_row, int first_column,
+                              const float (&accumulators)[kAccumulators],
+                              const EpilogueInputs<T>& inputs, StagedAccumulators& staging,
+                              int barrier) {
   constexpr int kSubtiles = Config::kSubtiles;
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging);
@@ -286,10 +284,10 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
 // exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of
 // x and weight is a normal float.
 template <bool kMask, int kAccumulators>
-__device__ void store_fast_one_product(const Epilogue<float>& epilogue, int first_row,
-                                       int first_column, const float (&accumulators)[kAccumulators],
-                                       const EpilogueInputs<float>& inputs, Staging<float>& staging,
-                                       int barrier) {
+__device__ void store_fast(const Epilogue<float>& epilogue, int first_row, int first_column,
+                           const float (&accumulators)[kAccumulators],
+                           const EpilogueInputs<float>& inputs, Staging<float>& staging,
+                           int barrier) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   const StagedAccumulatorsReader reader(staging.accumulators);
   const int column = first_column + reader.column;

@@ -125,10 +125,9 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 // eight vectors of one matrix, which have the same v in eight rows, are in different banks, and so
 // are the eight vectors of a row.
 template <bool kMask, typename T, int kAccumulators>
-__device__ void store_fast_one_product(const Epilogue<T>& epilogue, int first_row, int first_column,
-                                       const float (&accumulators)[kAccumulators],
-                                       const EpilogueInputs<T>& inputs, Staging<T>& staging,
-                                       int barrier) {
+__device__ void store_fast(const Epilogue<T>& epilogue, int first_row, int first_column,
+                           const float (&accumulators)[kAccumulators],
+                           const EpilogueInputs<T>& inputs, Staging<T>& staging, int barrier) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");

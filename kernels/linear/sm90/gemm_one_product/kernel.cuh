@@ -113,7 +113,7 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
   EpilogueInputs<typename Traits::Out>& inputs = shared.epilogue_inputs[warpgroup];
   Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
-  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
@@ -139,14 +139,14 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     }
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!tile_is_fast || Traits::kIsRedo) {
-      store_general_one_product(args.epilogue, first_row, first_column, accumulators, inputs,
-                                staging.accumulators, barrier);
+      store_general(args.epilogue, first_row, first_column, accumulators, inputs,
+                    staging.accumulators, barrier);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast_one_product<false>(args.epilogue, first_row, first_column, accumulators, inputs,
-                                    staging, barrier);
+      store_fast<false>(args.epilogue, first_row, first_column, accumulators, inputs, staging,
+                        barrier);
     } else {
-      store_fast_one_product<true>(args.epilogue, first_row, first_column, accumulators, inputs,
-                                   staging, barrier);
+      store_fast<true>(args.epilogue, first_row, first_column, accumulators, inputs, staging,
+                       barrier);
     }
   });
 }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   const int k_tiles = args.k_tiles();
   const int tile_count = args.tile_count();
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
   float accumulators[Config::kAccumulators];
   int index = blockIdx.x / BlockConfig::kClusterSize;

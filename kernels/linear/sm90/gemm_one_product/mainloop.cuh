@@ -220,7 +220,7 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
 // a tile it multiplies.
 template <typename Traits>
-struct OneProductConsumerWarpgroup {
+struct ConsumerWarpgroup {
   const Arguments<Traits>& args;
   int warpgroup;
   int rank;  // of the block in its cluster
@@ -231,8 +231,7 @@ struct OneProductConsumerWarpgroup {
   uint32_t weight_address;
   PipelineStage<Config::kStages> stage;
 
-  __device__ OneProductConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base,
-                                         int warpgroup)
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
     full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
     empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);

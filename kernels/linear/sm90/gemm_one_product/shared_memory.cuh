@@ -23,12 +23,12 @@ using StagedMask = uint16_t[Config::kHalfTypeSubtileRows][Config::kWarpgroupColu
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
-  StagedAccumulators accumulators;  // store_general_one_product
+  StagedAccumulators accumulators;  // store_general
   // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
   // boxes are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBuffers][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
-  // store_fast_one_product of half types: two epilogue subtiles, used in turn.
+  // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
     uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
     StagedMask mask;
