@@ -204,4 +204,19 @@ struct Arguments {
   }
 };
 
+// ----- parts of a tile
+
+// Returns the panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank
+// multiplies.
+__device__ inline int weight_panel(const Tile& tile, int rank) {
+  return tile.weight * BlockConfig::kClusterSize + rank;
+}
+
+// The part of a tile that a consumer warpgroup computes: kTileRows rows and kWarpgroupColumns
+// columns of out, from these on.
+struct WarpgroupTile {
+  int first_row;
+  int first_column;
+};
+
 }  // namespace kernels::sm90::gemm_one_product

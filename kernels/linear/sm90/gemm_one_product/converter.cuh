@@ -156,20 +156,20 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   }
 }
 
+// What belongs to one converter warp.
+struct ConverterWarp {
+  PieceRing& ring;  // the warp's part of shared memory
+  int barrier;      // a named barrier for its lanes
+  int* progress;    // the counter of its block's producer
+};
+
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take
-// patches from one counter, so a warp mostly converts what other blocks multiply.
-//
-//   k               K, the elements of a row
-//   weight_tiles    the tiles of the whole weight
-//   clusters        the clusters of the grid
-//   ring, barrier   the warp's own shared memory, and a named barrier for its lanes
-//   progress        the counter of this block's producer
-//   is_needed       returns whether any tile reads the fp16 weight; all blocks get the same answer
+// patches from one counter, so a warp mostly converts what other blocks multiply. `k` is K.
+// is_needed() returns whether any tile reads the fp16 weight. All blocks get the same answer.
 template <typename Layout, typename IsNeeded>
-__device__ void convert_weight(const WeightConversion& conversion, int64_t k, int weight_tiles,
-                               int clusters, PieceRing& ring, int barrier, int* progress,
+__device__ void convert_weight(const PatchOrder& order, int64_t k, const ConverterWarp& warp,
                                const IsNeeded& is_needed) {
-  const PatchOrder order(conversion, weight_tiles, clusters);
+  const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
   const unsigned first = take_patch(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. If
@@ -180,8 +180,8 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   while (number < patches) {
     const unsigned next_number = take_patch(conversion);  // arrives during the conversion
     const Patch patch = order.find(static_cast<int>(number));
-    wait_for_turn(patch, progress);
-    convert_patch<Layout>(conversion, k, patch, ring, barrier);
+    wait_for_turn(patch, warp.progress);
+    convert_patch<Layout>(conversion, k, patch, warp.ring, warp.barrier);
     publish(conversion, patch);
     number = __shfl_sync(0xffffffff, next_number, 0);
   }

@@ -54,6 +54,15 @@ struct alignas(16) EpilogueInputs {
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 
+// A consumer warpgroup's part of shared memory in the epilogue, and the named barrier of its
+// threads.
+template <typename T>
+struct EpilogueMemory {
+  EpilogueInputs<T>& inputs;
+  Staging<T>& staging;
+  int barrier;
+};
+
 // A block's shared memory.
 template <typename Traits>
 struct SharedMemory {
