@@ -201,17 +201,17 @@ TILES = r"""
 
 #include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 
-using namespace kernels::sm90;
+using namespace kernels::sm90::gemm_fp16x3;
 
 int main(int, char** arguments) {
   const int m = atoi(arguments[1]);
   const int n = atoi(arguments[2]);
   const int k = atoi(arguments[3]);
   const int clusters = 66;
-  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(m, n, k, clusters);
-  const int rows = tiles.wide_x_tiles > 0 ? gemm_fp16x3::Config::kWideRows : tiles.other_rows;
+  const Tiles tiles = choose_tiles(m, n, k, clusters);
+  const int rows = tiles.wide_x_tiles > 0 ? Config::kWideRows : tiles.other_rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), gemm_fp16x3::Config::k_groups(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }

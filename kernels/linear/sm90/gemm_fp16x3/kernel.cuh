@@ -91,6 +91,18 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
+// Loads the scales of the lane's two columns, among the 16 of its warp. Columns past N get the
+// scale of the last one.
+__device__ __forceinline__ void load_scales(const Arguments& args, int first_column_of_warp, int g,
+                                            float (&scale)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int column =
+        min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+    scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
+  }
+}
+
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
@@ -110,23 +122,11 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     const Tile tile = args.tiles.find(work.tile);
     if (!computes_weight_tile(args, tile.weight)) continue;
 
-    // The scales of the lane's two columns. Columns past N have that of the last one.
-    const int first_column_of_warp = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int column =
-          min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
-      consumer.scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
-    }
+    load_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
+                consumer.scale);
 
-    // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
-    // only: the asm statement of wgmma reads them. Without the zeros, the compiler would have to
-    // keep the accumulators of the previous tile in registers throughout its epilogue.
-#pragma unroll
-    for (int j = 0; j < Config::kSums; ++j) {
-      consumer.sums[j] = 0;
-      consumer.accumulators[j] = 0;
-    }
+    // Mainloop.
+    consumer.clear();
     if (warpgroup == 1) {
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }

@@ -168,6 +168,17 @@ struct ConsumerWarpgroup {
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
   }
 
+  // Begins a work tile. The first product overwrites the accumulators, so their zeros are for the
+  // compiler only: the asm statement of wgmma reads them. Without the zeros, the compiler would
+  // have to keep the accumulators of the previous tile in registers throughout its epilogue.
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < Config::kSums; ++j) {
+      sums[j] = 0;
+      accumulators[j] = 0;
+    }
+  }
+
   // Waits for a stage, and converts the thread's part of its weight to fragments.
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
