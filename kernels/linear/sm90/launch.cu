@@ -28,7 +28,7 @@
 //
 //   launch.cu                            decides which kernels run, and in which order
 //   launch_split_x.cuh, split_x.cuh      split_x; split/split.cuh explains hi and lo
-//   gemm_one_product/, gemm_fp16x3/      the GEMM kernels, their launches and workspaces
+//   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh, tensor_maps.cuh     for the launches of both GEMM kernels
 //   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
 //
