@@ -4,7 +4,7 @@
 //   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
 //                linear/fused_pass/fused_pass_cpu.cpp)
 //   called by    relu/relu_op.cpp and linear/operator/, after they have checked a call's tensors;
-//                cuda::transpose also by linear/sm90/launch_one_product.cuh
+//                cuda::transpose also by linear/sm90/gemm_one_product/launch.cuh
 //
 // Conventions, unless a comment says otherwise:
 //
@@ -125,8 +125,8 @@ struct LinearArguments {
 };
 
 // A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h and
-// linear/sm90/launch_one_product.cuh copy a transposed operand this way when the kernel cannot read
-// it.
+// linear/sm90/gemm_one_product/launch.cuh copy a transposed operand this way when the kernel cannot
+// read it.
 struct Transposition {
   const float* source;    // [columns, rows]; the elements of a row are adjacent
   int64_t source_stride;  // from one row of `source` to the next

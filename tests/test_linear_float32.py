@@ -89,7 +89,7 @@ def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
     """So the results of integers have no error.
 
     On Hopper the tiles of a product have 64, 128, 160 or 176 rows, and the last ones may have fewer
-    (sm90/choose_tiles.h).
+    (sm90/gemm_fp16x3/choose_tiles.h).
     """
     assert_integers_are_exact(*shape)
 

@@ -1,6 +1,6 @@
 """float32 at `high` on Hopper: fp16 products, and the tiles that are computed again as TF32.
 
-The kernel (kernels/linear/sm90/gemm_one_product.cuh) scales the rows of both operands by powers of
+The kernel (kernels/linear/sm90/gemm_one_product/) scales the rows of both operands by powers of
 two and rounds them to fp16. Where fp16 cannot represent a row as accurately as TF32, the row's
 tiles of 256 x 256 results are computed again, from the float32 operands as TF32.
 """

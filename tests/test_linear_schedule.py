@@ -1,7 +1,7 @@
 """The fp16x3 GEMM's schedule and tiles: which cluster multiplies which part of the output.
 
-The host code of linear/sm90/stream_k.cuh and linear/sm90/choose_tiles.h is compiled and run alone,
-without a GPU.
+The host code of stream_k.cuh and choose_tiles.h in linear/sm90/gemm_fp16x3 is compiled and run
+alone, without a GPU.
 """
 
 import math
@@ -23,10 +23,10 @@ PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/stream_k.cuh"
+#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
 
 int main(int count, char** arguments) {
-  using Config = kernels::sm90::StreamKConfig;
+  using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
     printf("%d %d %d %d %d", Config::kMinRange, Config::kMinPart, Config::kMinSaving,
            Config::kKGroupOverhead, Config::kAddingPerRow);
@@ -37,7 +37,7 @@ int main(int count, char** arguments) {
   const int clusters = atoi(arguments[3]);
   const int rows_of_third = atoi(arguments[4]);
   const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
-  kernels::sm90::Schedule schedule;
+  kernels::sm90::gemm_fp16x3::Schedule schedule;
   const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
   printf("%d %d", used, schedule.whole_waves);
   for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.range_begins[i]);
@@ -98,7 +98,7 @@ class Plan:
 
 
 class Constants(NamedTuple):
-    """The constants of StreamKConfig: linear/sm90/stream_k.cuh says what they are."""
+    """The constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
 
     min_range: int
     min_part: int
@@ -199,19 +199,19 @@ TILES = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 
-using namespace kernels::sm90;
+using namespace kernels::sm90::gemm_fp16x3;
 
 int main(int, char** arguments) {
   const int m = atoi(arguments[1]);
   const int n = atoi(arguments[2]);
   const int k = atoi(arguments[3]);
   const int clusters = 66;
-  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(m, n, k, clusters);
-  const int rows = tiles.largest_x_tiles > 0 ? gemm_fp16x3::Config::kLargestRows : tiles.other_rows;
+  const Tiles tiles = choose_tiles(m, n, k, clusters);
+  const int rows = tiles.largest_x_tiles > 0 ? Config::kLargestRows : tiles.other_rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), gemm_fp16x3::Config::k_groups(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }
@@ -246,7 +246,7 @@ def test_all_clusters_have_work_if_tiles_are_many_or_k_is_long(chosen_tiles):
 ROWS = r"""
 #include <cstdio>
 
-#include "linear/sm90/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 
 int main() {
   const auto tiles = kernels::sm90::gemm_fp16x3::choose_tiles(1024, 8192, 8192, 66);

@@ -45,8 +45,8 @@ RELU_GPU = "relu/forward.cuh"
 RELU_GPU_LAUNCH = "relu/relu.cu"
 LINEAR_CPU = "linear/fused_pass/fused_pass_cpu.cpp"
 LINEAR_GPU = "linear/fused_pass/backward.cuh"
-FP16X3_MAINLOOP = "linear/sm90/gemm_fp16x3_mainloop.cuh"
-FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3_epilogue.cuh"
+FP16X3_MAINLOOP = "linear/sm90/gemm_fp16x3/mainloop.cuh"
+FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3/epilogue.cuh"
 
 # Copies the incomplete block at the end of a thread's part, without ReLU.
 CALL_OF_BLOCK = "relu_block<E>(x_block, out_block);"

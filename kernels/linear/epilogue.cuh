@@ -22,7 +22,7 @@
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
-// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product_epilogue_half_types.cuh)
+// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product/epilogue_half_types.cuh)
 // always applies ReLU.
 
 #pragma once

@@ -6,8 +6,8 @@
 // long, and may begin anywhere.
 //
 // run_gemm.h uses it for operands in a layout that no GEMM kernel reads.
-// sm90/launch_one_product.cuh uses it for a transposed weight when tiles have to be computed again
-// in TF32. docs/DESIGN.md compares its time with that of torch's copy.
+// sm90/gemm_one_product/launch.cuh uses it for a transposed weight when tiles have to be computed
+// again in TF32. docs/DESIGN.md compares its time with that of torch's copy.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
 // neighbouring elements. But threads that read along a row of `source` would have to write along a

@@ -24,9 +24,16 @@
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
-// split/split.cuh explains hi and lo, and split_x.cuh the sample of the weight. The launches of
-// each GEMM kernel, and their workspaces, are in launch_one_product.cuh and launch_fp16x3.cuh.
-// run_gemm.h calls the functions in kernels::cuda at the end of this file.
+// The files of this folder:
+//
+//   launch.cu                            decides which kernels run, and in which order
+//   launch_split_x.cuh, split_x.cuh      split_x; split/split.cuh explains hi and lo
+//   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
+//   launch_gemm.cuh, tensor_maps.cuh     for the launches of both GEMM kernels
+//   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
+//
+// (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
+// kernels::cuda at the end of this file.
 
 #include <algorithm>
 
@@ -34,8 +41,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/launch_fp16x3.cuh"
-#include "linear/sm90/launch_one_product.cuh"
+#include "linear/sm90/gemm_fp16x3/launch.cuh"
+#include "linear/sm90/gemm_one_product/launch.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/nonfinite.cuh"
@@ -46,19 +53,19 @@ namespace kernels::sm90 {
 
 // Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& call, cudaStream_t stream) {
-  const OneProductWorkspace workspace(call);
+  const gemm_one_product::Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
-  launch_one_product_convert(call, workspace, stream);
-  launch_one_product_redo(call, workspace, stream);
+  gemm_one_product::launch_convert(call, workspace, stream);
+  gemm_one_product::launch_redo(call, workspace, stream);
 }
 
 // Launches a chunk of a float32 call at `highest`.
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
-  const Fp16x3Workspace workspace(call);
+  const gemm_fp16x3::Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(call, /*vector_size=*/2);
-  launch_fp16x3_gemm(call, workspace, epilogue, stream);
+  gemm_fp16x3::launch_twice(call, workspace, epilogue, stream);
   // It is last because the second launch finds which rows of the weight hold infinity or NaN.
   nonfinite::launch(workspace.x, workspace.weight, call.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
@@ -67,9 +74,9 @@ void launch_highest(const LinearArguments& call, cudaStream_t stream) {
 // Launches a chunk of any call. Half types have one chunk, the whole call.
 void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
   if (call.dtype == DType::kFloat16) {
-    launch_one_product_half<__half>(call, stream);
+    gemm_one_product::launch_half<__half>(call, stream);
   } else if (call.dtype == DType::kBFloat16) {
-    launch_one_product_half<__nv_bfloat16>(call, stream);
+    gemm_one_product::launch_half<__nv_bfloat16>(call, stream);
   } else if (call.precision == Precision::kHighest) {
     launch_highest(call, stream);
   } else {
@@ -84,8 +91,8 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (call.dtype != DType::kFloat32) return 0;
-  if (call.precision == Precision::kHighest) return Fp16x3Workspace(call).bytes;
-  return OneProductWorkspace(call).bytes;
+  if (call.precision == Precision::kHighest) return gemm_fp16x3::Workspace(call).bytes;
+  return gemm_one_product::Workspace(call).bytes;
 }
 
 // Returns how a chunk of a float32 call is divided into tiles and waves. A last wave with few tiles
@@ -105,7 +112,7 @@ Tiling chunk_tiling(const LinearArguments& call) {
   } else {
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
-    tiling.weight_tiles = one_product_tiles(call).weight_tiles;
+    tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
   return tiling;

@@ -1,5 +1,5 @@
 // The persistent launch of a GEMM kernel of this folder: how many of its clusters run at once, and
-// their launch. launch_fp16x3.cuh and launch_one_product.cuh use it.
+// their launch. gemm_fp16x3/launch.cuh and gemm_one_product/launch.cuh use it.
 
 #pragma once
 

@@ -17,7 +17,7 @@
 // and a second launch is saved.
 //
 // launch_split_x (launch_split_x.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
-// (gemm_fp16x3.cuh) also calls largest_of_row.
+// (gemm_fp16x3/kernel.cuh) also calls largest_of_row.
 
 #pragma once
 

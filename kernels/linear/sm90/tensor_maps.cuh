@@ -14,8 +14,8 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90 {

@@ -30,7 +30,7 @@
 //
 // split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, those of the weight.
 // The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
-// the GEMM with one product rounds it to hi (sm90/gemm_one_product_converter_patch.cuh).
+// the GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
 
 #pragma once
 
@@ -146,9 +146,9 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 // Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their
-// count up as if the zeros had the same share of subnormals (count_subnormals,
-// sm90/gemm_one_product_converter_patch.cuh).
+// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their count
+// up as if the zeros had the same share of subnormals (count_subnormals,
+// sm90/gemm_one_product/converter_patch.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

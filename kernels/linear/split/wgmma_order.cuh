@@ -13,9 +13,9 @@
 // Who uses the orders:
 //
 //   split_row.cuh                 stores x in K order, with interleave_pairs of this file
-//   gemm_fp16x3_mainloop.cuh      gives the weight to wgmma in both orders
-//                                 (Fp16x3ConsumerWarpgroup::convert)
-//   gemm_fp16x3_epilogue.cuh      stores results by the column order
+//   gemm_fp16x3/mainloop.cuh      gives the weight to wgmma in both orders
+//                                 (ConsumerWarpgroup::convert)
+//   gemm_fp16x3/epilogue.cuh      stores results by the column order
 
 #pragma once
 

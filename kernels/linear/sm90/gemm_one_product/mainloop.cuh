@@ -1,6 +1,6 @@
 // The mainloop of gemm_one_product_kernel: a producer warp loads k-tiles to the stages of shared
-// memory, and consumer warpgroups multiply them. gemm_one_product.cuh shows how both belong
-// together, and pipeline.cuh describes the stages.
+// memory, and consumer warpgroups multiply them. kernel.cuh shows how both belong together, and
+// pipeline.cuh describes the stages.
 
 #pragma once
 
@@ -13,9 +13,9 @@
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
@@ -57,12 +57,20 @@ __device__ __forceinline__ void for_each_tile(const Arguments<Traits>& args, con
   }
 }
 
-// The panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank multiplies.
-__device__ inline int weight_panel(const Tile& tile, int rank) {
-  return tile.weight * BlockConfig::kClusterSize + rank;
-}
-
 // ----- the producer warp
+
+// The tensor maps of the operands.
+struct OperandMaps {
+  const CUtensorMap& x;
+  const CUtensorMap& weight;
+};
+
+// The part of the operands that this block loads to a stage.
+struct LoadSource {
+  int row;     // the first row of this block's half of the tile's rows of x
+  int column;  // the block's first column: the first row of its panel of the weight
+  int k_tile;
+};
 
 // The places to which the TMA loads of this block write a k-tile: shared-memory addresses in one
 // stage.
@@ -86,42 +94,40 @@ struct BoxBegin {
 // transposed. A stage has an operand as boxes of 64 rows (Config::kBoxRows), one after the other.
 // Elements outside of a matrix are loaded as zeros.
 template <typename Traits>
-__device__ __forceinline__ void load_boxes(const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                                           const Arguments<Traits>& args, const LoadTarget& target,
-                                           int row, int column, int k) {
+__device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Arguments<Traits>& args,
+                                           const LoadSource& source, const LoadTarget& target) {
+  const int k = source.k_tile * args.kKTileDepth;
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
-    const BoxBegin begin(row + i * Config::kBoxRows, k, args.x_is_transposed);
-    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &x_map, begin.contiguous,
+    const BoxBegin begin(source.row + i * Config::kBoxRows, k, args.x_is_transposed);
+    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &maps.x, begin.contiguous,
                                begin.other, target.full, BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
-    const BoxBegin begin(column + i * Config::kBoxRows, k, args.weight_is_transposed);
-    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &weight_map, begin.contiguous,
+    const BoxBegin begin(source.column + i * Config::kBoxRows, k, args.weight_is_transposed);
+    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &maps.weight, begin.contiguous,
                      begin.other, target.full);
   }
 }
 
-// Issues the TMA loads of a k-tile. `row` is the first row of this block's half of x, and `column`
-// is the block's first column: the first row of its panel of the weight. One thread calls it.
+// Issues the TMA loads of a k-tile. One thread calls it.
 template <typename Traits>
-__device__ __forceinline__ void load_k_tile(const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                                            const Arguments<Traits>& args, const LoadTarget& target,
-                                            int row, int column, int k_tile) {
+__device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Arguments<Traits>& args,
+                                            const LoadSource& source, const LoadTarget& target) {
   ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
   if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
-    ptx::copy_tensor_multicast(target.x, &x_map, 0, row, k_tile, target.full,
+    ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.row, source.k_tile, target.full,
                                BlockConfig::kBothBlocks);
-    ptx::copy_tensor(target.weight, &weight_map, 0, column, k_tile, target.full);
+    ptx::copy_tensor(target.weight, &maps.weight, 0, source.column, source.k_tile, target.full);
   } else {
-    load_boxes(x_map, weight_map, args, target, row, column, k_tile * args.kKTileDepth);
+    load_boxes(maps, args, source, target);
   }
 }
 
 // The TMA producer: one warp, of which lane 0 issues the loads. `base` is the shared-memory address
 // of `shared`.
 template <typename Traits>
-__device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUtensorMap& weight_map,
-                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
+__device__ void run_producer(uint32_t base, const OperandMaps& maps, const Arguments<Traits>& args,
+                             SharedMemory<Traits>& shared) {
   const uint32_t full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
   const uint32_t empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
@@ -142,7 +148,7 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
       return;
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, stage.advance()) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
@@ -150,12 +156,14 @@ __device__ void run_producer(uint32_t base, const CUtensorMap& x_map, const CUte
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
       }
-      if (!is_loader) continue;
-      LoadTarget target;
-      target.x = x_address + stage.index * Config::kXBytes;
-      target.weight = weight_address + stage.index * Config::kWeightBytes;
-      target.full = barrier_of(full_address, stage.index);
-      load_k_tile(x_map, weight_map, args, target, row, column, k_tile);
+      if (is_loader) {
+        LoadTarget target;
+        target.x = x_address + stage.index * Config::kXBytes;
+        target.weight = weight_address + stage.index * Config::kWeightBytes;
+        target.full = barrier_of(full_address, stage.index);
+        load_k_tile(maps, args, {row, column, k_tile}, target);
+      }
+      stage.advance();
     }
     k_tiles_before += k_tiles;
   });
@@ -220,7 +228,7 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
 // a tile it multiplies.
 template <typename Traits>
-struct OneProductConsumerWarpgroup {
+struct ConsumerWarpgroup {
   const Arguments<Traits>& args;
   int warpgroup;
   int rank;  // of the block in its cluster
@@ -231,8 +239,7 @@ struct OneProductConsumerWarpgroup {
   uint32_t weight_address;
   PipelineStage<Config::kStages> stage;
 
-  __device__ OneProductConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base,
-                                         int warpgroup)
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
     full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
     empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
@@ -243,10 +250,10 @@ struct OneProductConsumerWarpgroup {
         base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
-  // The first row and the first column of out that the warpgroup computes.
-  __device__ int first_row(const Tile& tile) const { return tile.x * Config::kTileRows; }
-  __device__ int first_column(const Tile& tile) const {
-    return weight_panel(tile, rank) * Config::kBlockColumns + warpgroup * Config::kWarpgroupColumns;
+  // The part of a tile that the warpgroup computes.
+  __device__ WarpgroupTile part_of(const Tile& tile) const {
+    return {tile.x * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockColumns +
+                                            warpgroup * Config::kWarpgroupColumns};
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the

@@ -1,6 +1,6 @@
 // Converts one patch of the float32 weight to scaled fp16: 32 rows x 4 k-tiles
-// (gemm_one_product_converter_layouts.cuh). A converter warp of gemm_one_product_kernel calls
-// convert_patch for each patch that it takes (gemm_one_product_converter.cuh).
+// (converter_layouts.cuh). A converter warp of gemm_one_product_kernel calls convert_patch for each
+// patch that it takes (converter.cuh).
 //
 //   source     [N, K] float32, row-major, or its transpose [K, N]
 //   exponent   [N] int, of each row of the weight
@@ -16,8 +16,7 @@
 // Rows that need TF32. fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on: a smaller
 // element is subnormal and has lost bits. In each k-tile of a row, count_subnormals takes the share
 // of subnormals among the nonzero elements. If the mean of the k-tiles' shares exceeds 1/32, a
-// converter warp puts an infinity into the row, so that its tiles are computed again
-// (gemm_one_product.cuh).
+// converter warp puts an infinity into the row, so that its tiles are computed again (kernel.cuh).
 //
 // The call tree:
 //
@@ -44,8 +43,8 @@
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/vectors.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter_layouts.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter_layouts.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {

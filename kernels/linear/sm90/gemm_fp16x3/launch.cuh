@@ -1,5 +1,5 @@
-// The two launches of gemm_fp16x3_kernel (gemm_fp16x3.cuh) for one chunk of rows of x, and the
-// workspace of float32 at `highest`. launch.cu says in which order kernels run.
+// The two launches of gemm_fp16x3_kernel (kernel.cuh) for one chunk of rows of x, and the workspace
+// of float32 at `highest`. launch.cu says in which order kernels run.
 
 #pragma once
 
@@ -9,15 +9,15 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/choose_tiles.h"
-#include "linear/sm90/gemm_fp16x3.cuh"
+#include "linear/sm90/gemm_fp16x3/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/tensor_maps.cuh"
 #include "linear/split/split.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
@@ -36,57 +36,55 @@ namespace kernels::sm90 {
 // has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
-struct Fp16x3Workspace {
+struct Workspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
-  gemm_fp16x3::PartialSums partials;  // of the first launch; the second launch's are_stored follows
+  PartialSums partials;  // of the first launch; the second launch's are_stored follows
   unsigned* has_overflowed;
   unsigned* has_nonfinite;
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit Fp16x3Workspace(const LinearArguments& call)
+  explicit Workspace(const LinearArguments& call)
       : x(describe_operand(call.x, call.m, call.x_stride)),
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
     constexpr int kLaunches = 2;  // of gemm_fp16x3
     WorkspaceSlices slices(call.workspace);
-    partials.are_stored = slices.add<gemm_fp16x3::PartialSums::Flags>(kLaunches * kMaxClusters);
+    partials.are_stored = slices.add<PartialSums::Flags>(kLaunches * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
     has_nonfinite = slices.part(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * call.m * split::padded(call.k));
     // A row of a k-tile has its hi first, then its lo.
-    x.lo = slices.part(x.hi, gemm_fp16x3::Config::kKTileDepth);
+    x.lo = slices.part(x.hi, Config::kKTileDepth);
     x.exponent = slices.add<int>(call.m);
     x.row_state = slices.add<int>(call.m);
     weight.exponent = slices.add<int>(call.n);
     weight.row_state = slices.add<int>(call.n);
-    partials.sums = slices.add<gemm_fp16x3::PartialSums::Sums>(kMaxClusters);
+    partials.sums = slices.add<PartialSums::Sums>(kMaxClusters);
     bytes = slices.bytes();
   }
 };
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
-inline auto choose_fp16x3_kernel(int k) {
-  using Config = gemm_fp16x3::Config;
-  if (k >= Config::kLongK) return gemm_fp16x3::gemm_fp16x3_kernel<128>;
-  if (k >= Config::kShortK) return gemm_fp16x3::gemm_fp16x3_kernel<64>;
-  return gemm_fp16x3::gemm_fp16x3_kernel<32>;
+inline auto choose_kernel(int k) {
+  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
+  return gemm_fp16x3_kernel<32>;
 }
 
-// Launches the GEMM twice. (gemm_fp16x3::Arguments explains why there are two.)
-inline void launch_fp16x3_gemm(const LinearArguments& call, const Fp16x3Workspace& workspace,
-                               const Epilogue<float>& epilogue, cudaStream_t stream) {
-  using Config = gemm_fp16x3::Config;
+// Launches the GEMM twice. (Arguments explains why there are two.)
+inline void launch_twice(const LinearArguments& call, const Workspace& workspace,
+                         const Epilogue<float>& epilogue, cudaStream_t stream) {
   const int k = static_cast<int>(call.k);
-  const auto kernel = choose_fp16x3_kernel(k);
-  const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(gemm_fp16x3::SharedMemory)),
-                                    StreamKConfig::kMaxClusters);
-  const gemm_fp16x3::Tiles tiles = gemm_fp16x3::choose_tiles(call.m, call.n, k, max_clusters);
+  const auto kernel = choose_kernel(k);
+  const int max_clusters =
+      std::min(count_gemm_clusters(kernel, sizeof(SharedMemory)), StreamKConfig::kMaxClusters);
+  const Tiles tiles = choose_tiles(call.m, call.n, k, max_clusters);
 
-  gemm_fp16x3::Arguments arguments{epilogue};
+  Arguments arguments{epilogue};
   arguments.x = workspace.x;
   arguments.weight = workspace.weight;
   arguments.k = k;
@@ -107,14 +105,14 @@ inline void launch_fp16x3_gemm(const LinearArguments& call, const Fp16x3Workspac
   const CUtensorMap weight_map =
       make_map(workspace.weight.source, call.n, call.k, call.weight_stride, Config::kBlockColumns);
 
-  launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
-              arguments);
-
+  const auto launch = [&] {
+    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, arguments);
+  };
+  launch();
   // The first launch has set its flags, so the second launch uses others, which are still zero.
   arguments.is_second_launch = true;
   arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
-  launch_gemm(kernel, sizeof(gemm_fp16x3::SharedMemory), clusters, stream, x_map, weight_map,
-              arguments);
+  launch();
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

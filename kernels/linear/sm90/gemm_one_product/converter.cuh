@@ -1,10 +1,9 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
 // global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
-// converts which part of the weight, and when. gemm_one_product_converter_patch.cuh converts one
-// part.
+// converts which part of the weight, and when. converter_patch.cuh converts one part.
 //
-// The converter warps call convert_weight (gemm_one_product.cuh). The producer warp calls
-// wait_converted before it loads a k-tile (gemm_one_product_mainloop.cuh).
+// The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
+// before it loads a k-tile (mainloop.cuh).
 //
 // Why in this kernel: a pass of its own would write the fp16 weight to memory, and the GEMM would
 // read it back. Here the GEMM reads it from L2, and the warps that convert would be idle otherwise.
@@ -23,7 +22,7 @@
 //                          of its tiles. It keeps the block's converter warps from running so far
 //                          ahead that L2 evicts the fp16 weight before it is read.
 //   subnormals[row]        How many elements of a row have lost bits in fp16, weighted. Only
-//                          converter warps use it (gemm_one_product_converter_patch.cuh).
+//                          converter warps use it (converter_patch.cuh).
 //
 // Memory ordering. Only the counter `ready` announces that other data has been written: hi, the
 // fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it,
@@ -44,9 +43,9 @@
 
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter_layouts.cuh"
-#include "linear/sm90/gemm_one_product_converter_patch.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter_layouts.cuh"
+#include "linear/sm90/gemm_one_product/converter_patch.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -157,20 +156,20 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   }
 }
 
+// What belongs to one converter warp.
+struct ConverterWarp {
+  PieceRing& ring;  // the warp's part of shared memory
+  int barrier;      // a named barrier for its lanes
+  int* progress;    // the counter of its block's producer
+};
+
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take
-// patches from one counter, so a warp mostly converts what other blocks multiply.
-//
-//   k               K, the elements of a row
-//   weight_tiles    the tiles of the whole weight
-//   clusters        the clusters of the grid
-//   ring, barrier   the warp's own shared memory, and a named barrier for its lanes
-//   progress        the counter of this block's producer
-//   is_needed       returns whether any tile reads the fp16 weight; all blocks get the same answer
+// patches from one counter, so a warp mostly converts what other blocks multiply. `k` is K.
+// is_needed() returns whether any tile reads the fp16 weight. All blocks get the same answer.
 template <typename Layout, typename IsNeeded>
-__device__ void convert_weight(const WeightConversion& conversion, int64_t k, int weight_tiles,
-                               int clusters, PieceRing& ring, int barrier, int* progress,
+__device__ void convert_weight(const PatchOrder& order, int64_t k, const ConverterWarp& warp,
                                const IsNeeded& is_needed) {
-  const PatchOrder order(conversion, weight_tiles, clusters);
+  const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
   const unsigned first = take_patch(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. If
@@ -181,8 +180,8 @@ __device__ void convert_weight(const WeightConversion& conversion, int64_t k, in
   while (number < patches) {
     const unsigned next_number = take_patch(conversion);  // arrives during the conversion
     const Patch patch = order.find(static_cast<int>(number));
-    wait_for_turn(patch, progress);
-    convert_patch<Layout>(conversion, k, patch, ring, barrier);
+    wait_for_turn(patch, warp.progress);
+    convert_patch<Layout>(conversion, k, patch, warp.ring, warp.barrier);
     publish(conversion, patch);
     number = __shfl_sync(0xffffffff, next_number, 0);
   }

@@ -1,5 +1,5 @@
-// gemm_one_product_kernel (gemm_one_product.cuh): its constants, its modes, and its arguments,
-// which launch_one_product.cuh fills in.
+// gemm_one_product_kernel (kernel.cuh): its constants, its modes, and its arguments, which
+// launch.cuh fills in.
 
 #pragma once
 
@@ -120,9 +120,8 @@ template <typename T>
 using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
 
 // Computes gradients, in the types and layouts of HalfTraits: out [N, M] = weight x^T, without
-// bias, ReLU or division. (launch_one_product.cuh swaps the caller's operands and sizes, so this is
-// the caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
-// tile.
+// bias, ReLU or division. (launch.cuh swaps the caller's operands and sizes, so this is the
+// caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
 template <typename T>
 using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
 
@@ -137,7 +136,7 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
 
-// The parameters of the converter warps. gemm_one_product_converter.cuh explains the counters.
+// The parameters of the converter warps. converter.cuh explains the counters.
 struct WeightConversion {
   split::ScaledMatrix weight;
   unsigned* next;
@@ -203,6 +202,21 @@ struct Arguments {
       return {transposed.weight, transposed.x};
     }
   }
+};
+
+// ----- parts of a tile
+
+// Returns the panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank
+// multiplies.
+__device__ inline int weight_panel(const Tile& tile, int rank) {
+  return tile.weight * BlockConfig::kClusterSize + rank;
+}
+
+// The part of a tile that a consumer warpgroup computes: kTileRows rows and kWarpgroupColumns
+// columns of out, from these on.
+struct WarpgroupTile {
+  int first_row;
+  int first_column;
 };
 
 }  // namespace kernels::sm90::gemm_one_product

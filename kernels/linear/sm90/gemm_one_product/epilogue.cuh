@@ -7,16 +7,15 @@
 //   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
 //                 passes at column n
 //
-// gemm_one_product.cuh calls one of these for each tile:
+// kernel.cuh calls one of these for each tile:
 //
 //   in this file
-//     store_general_one_product    any divisor, exponent and alignment
-//     store_fast_one_product       float32: call_is_fast (epilogue.cuh), and small exponents
+//     store_general     any divisor, exponent and alignment
+//     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
-//   in gemm_one_product_epilogue_half_types.cuh
-//     store_fast_one_product       half types: call_is_fast, which implies ReLU
-//     PackedGradient               half types without an epilogue: out [N, M] is the product
-//                                  transposed
+//   in epilogue_half_types.cuh
+//     store_fast        half types: call_is_fast, which implies ReLU
+//     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
 // The results of a thread. Eight rows are a row block (they are eight columns of wgmma's
 // accumulators); a tile has row blocks j = 0 - 31. A warp has 16 columns, two column blocks of 8.
@@ -52,8 +51,8 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 
@@ -82,11 +81,11 @@ struct PrefetchedInputs {
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Traits>& args, int first_row, int first_column)
+  __device__ PrefetchedInputs(const Arguments<Traits>& args, const WarpgroupTile& part)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
-    const int column = first_column + thread;
+    const int column = part.first_column + thread;
     if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
       if (Traits::kConvertsWeight) {
@@ -96,7 +95,7 @@ struct PrefetchedInputs {
     thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      const int row = first_row + i * BlockConfig::kWarpgroupThreads + thread;
+      const int row = part.first_row + i * BlockConfig::kWarpgroupThreads + thread;
       if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
       thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
@@ -108,24 +107,25 @@ struct PrefetchedInputs {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
 
-  // Stores to `inputs`. If the tile takes the fast epilogue, the stored bias of half types is
+  // Stores to memory.inputs. If the tile takes the fast epilogue, the stored bias of half types is
   // already divided. All threads of the warpgroup call it, after tile_is_fast.
   __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
-                        EpilogueInputs<Out>* inputs, int barrier) const {
+                        const EpilogueMemory<Out>& memory) const {
+    EpilogueInputs<Out>& inputs = memory.inputs;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
-      inputs->bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
+      inputs.bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
       if constexpr (kIsScaled) {
-        inputs->weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
+        inputs.weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      inputs->x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
+      inputs.x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
           split::power_of_two(-x_exponent[i]);
     }
-    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+    ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
   }
 };
 
@@ -228,25 +228,24 @@ __device__ inline float undo_scaling(float accumulator, float x_scale, float wei
 }
 
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
-// threads of the warpgroup meet at `barrier`.
-template <typename T, int kAccumulators>
-__device__ void store_general_one_product(const Epilogue<T>& epilogue, int first_row,
-                                          int first_column,
-                                          const float (&accumulators)[kAccumulators],
-                                          const EpilogueInputs<T>& inputs,
-                                          StagedAccumulators& staging, int barrier) {
+// threads of the warpgroup call it.
+template <typename T>
+__device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+                              const float (&accumulators)[Config::kAccumulators],
+                              const EpilogueMemory<T>& memory) {
   constexpr int kSubtiles = Config::kSubtiles;
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
-  const StagedAccumulatorsReader reader(staging);
+  const EpilogueInputs<T>& inputs = memory.inputs;
+  const StagedAccumulatorsReader reader(memory.staging.accumulators);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
     copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(
-        staging_slot(staging), accumulators, subtile);
-    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+        staging_slot(memory.staging.accumulators), accumulators, subtile);
+    ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const int row_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
-      const int row = first_row + row_in_tile;
+      const int row = part.first_row + row_in_tile;
       float z[4];
       reader.read(z, j);
 #pragma unroll
@@ -259,23 +258,39 @@ __device__ void store_general_one_product(const Epilogue<T>& epilogue, int first
         }
         z[i] += inputs.bias[reader.column + i];
       }
-      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, first_column + reader.column, z);
+      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
+                                  part.first_column + reader.column, z);
     }
     // The next subtile overwrites what others still read.
-    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+    ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
   }
 }
+
+// The inputs of four neighbouring columns.
+struct FourColumns {
+  float weight_scale[4];
+  float bias[4];
+
+  // `column` is the first one, of the warpgroup's 64.
+  __device__ FourColumns(const EpilogueInputs<float>& inputs, int column) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bias[i] = inputs.bias[column + i];
+      weight_scale[i] = split::power_of_two(-inputs.weight_exponent[column + i]);
+    }
+  }
+};
 
 // Makes results from four accumulators of a row, v. Returns their bits of the mask, which are 0
 // without kMask.
 template <bool kMask>
 __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, const float (&v)[4],
-                                               float x_scale, const float (&weight_scale)[4],
-                                               const float (&bias)[4], float (&out)[4]) {
+                                               float x_scale, const FourColumns& columns,
+                                               float (&out)[4]) {
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float z = fmaf(v[i], x_scale * weight_scale[i], bias[i]);
+    const float z = fmaf(v[i], x_scale * columns.weight_scale[i], columns.bias[i]);
     out[i] = epilogue.finish_fast(z);
     if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
   }
@@ -285,37 +300,31 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
 // The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
 // exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of
 // x and weight is a normal float.
-template <bool kMask, int kAccumulators>
-__device__ void store_fast_one_product(const Epilogue<float>& epilogue, int first_row,
-                                       int first_column, const float (&accumulators)[kAccumulators],
-                                       const EpilogueInputs<float>& inputs, Staging<float>& staging,
-                                       int barrier) {
+template <bool kMask>
+__device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& part,
+                           const float (&accumulators)[Config::kAccumulators],
+                           const EpilogueMemory<float>& memory) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
-  const StagedAccumulatorsReader reader(staging.accumulators);
-  const int column = first_column + reader.column;
-  float weight_scale[4];
-  float bias[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    bias[i] = inputs.bias[reader.column + i];
-    weight_scale[i] = split::power_of_two(-inputs.weight_exponent[reader.column + i]);
-  }
-  const float* const x_scale = inputs.x_scale + reader.row;
+  StagedAccumulators& staging = memory.staging.accumulators;
+  const StagedAccumulatorsReader reader(staging);
+  const int column = part.first_column + reader.column;
+  const int first_row = part.first_row + reader.row;
+  const FourColumns columns(memory.inputs, reader.column);
+  const float* const x_scale = memory.inputs.x_scale + reader.row;
   // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
-  int rows_left = column < epilogue.n ? epilogue.m - first_row - reader.row : 0;
-  const int64_t first_element = static_cast<int64_t>(first_row + reader.row) * epilogue.n + column;
+  int rows_left = column < epilogue.n ? epilogue.m - first_row : 0;
+  const int64_t first_element = static_cast<int64_t>(first_row) * epilogue.n + column;
   float* target = epilogue.out + first_element;
   uint8_t* mask = nullptr;
-  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size,
-  // launch_one_product.cuh).
+  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     // All must have read the subtile before.
-    if (subtile > 0) ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
-    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging.accumulators),
-                                                            accumulators, subtile);
-    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+    if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
+    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging), accumulators,
+                                                            subtile);
+    ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     float v[kSubtileRowBlocks][4];
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
@@ -324,7 +333,7 @@ __device__ void store_fast_one_product(const Epilogue<float>& epilogue, int firs
       const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
       const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_scale, weight_scale, bias, out);
+      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_scale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));

@@ -7,8 +7,8 @@
 //
 // Rows and columns are those of out [M, N]: column n is made from row n of the weight.
 //
-// launch_one_product.cuh launches gemm_one_product_kernel in one of four modes
-// (gemm_one_product_arguments.cuh), each with its traits:
+// launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh), each with its
+// traits:
 //
 //   HalfTraits       half types, with the epilogue
 //   GradientTraits   half types, the product alone, transposed: out [N, M]
@@ -45,18 +45,22 @@
 //
 // The parts are in these files:
 //
-//   split_x.cuh                               float32: the kernel before, which splits x
-//   gemm_one_product_arguments.cuh            constants, modes, and the kernel's arguments
-//   gemm_one_product_shared_memory.cuh        a block's shared memory
-//   pipeline.cuh                              the shape of a block, and the ring of stages
-//   gemm_one_product_converter.cuh            the converters, and how the producer waits for them
-//   gemm_one_product_converter_patch.cuh      how a converter converts its part of the weight
-//   gemm_one_product_converter_layouts.cuh    the part, for a weight and for its transpose
-//   gemm_one_product_mainloop.cuh             the producer, and the products of the consumers
-//   gemm_one_product_epilogue.cuh             how the consumers finish and store a tile
-//   gemm_one_product_epilogue_half_types.cuh  the same for half types
-//   copy_subtile.cuh                          copies of accumulators to shared memory
-//   this file                                 the consumers' loop over tiles, and the kernel
+//   in this folder
+//     launch.cuh                 the launches of the kernel, and their workspace
+//     arguments.cuh              constants, modes, and the kernel's arguments
+//     shared_memory.cuh          a block's shared memory
+//     mainloop.cuh               the producer, and the products of the consumers
+//     converter.cuh              the converters, and how the producer waits for them
+//     converter_patch.cuh        how a converter converts its part of the weight
+//     converter_layouts.cuh      the part, for a weight and for its transpose
+//     epilogue.cuh               how the consumers finish and store a tile
+//     epilogue_half_types.cuh    the same for half types
+//     kernel.cuh                 the consumers' loop over tiles, and the kernel
+//
+//   in linear/sm90, for both GEMM kernels
+//     split_x.cuh                float32: the kernel before, which splits x
+//     pipeline.cuh               the shape of a block, and the ring of stages
+//     copy_subtile.cuh           copies of accumulators to shared memory
 //
 // ----- Tiles computed again in TF32
 //
@@ -91,58 +95,59 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
-#include "linear/sm90/gemm_one_product_epilogue.cuh"
-#include "linear/sm90/gemm_one_product_epilogue_half_types.cuh"
-#include "linear/sm90/gemm_one_product_mainloop.cuh"
-#include "linear/sm90/gemm_one_product_shared_memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/epilogue.cuh"
+#include "linear/sm90/gemm_one_product/epilogue_half_types.cuh"
+#include "linear/sm90/gemm_one_product/mainloop.cuh"
+#include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
+// Lists a tile to be computed again if the accumulators of this warp are not finite. x is finite
+// here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if the
+// row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
+// has two rows of the weight, and tests one accumulator of each.
+template <typename Traits>
+__device__ __forceinline__ void list_if_not_finite(
+    const Arguments<Traits>& args, int index, const float (&accumulators)[Config::kAccumulators]) {
+  const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
+  const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
+  if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
+}
+
 // A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
 template <typename Traits>
 __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
                                              SharedMemory<Traits>& shared, int warpgroup) {
-  const int barrier = Config::kFirstEpilogueBarrier + warpgroup;
-  EpilogueInputs<typename Traits::Out>& inputs = shared.epilogue_inputs[warpgroup];
-  Staging<typename Traits::Out>& staging = shared.staging[warpgroup];
-  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  const EpilogueMemory<typename Traits::Out> memory{shared.epilogue_inputs[warpgroup],
+                                                    shared.staging[warpgroup],
+                                                    Config::kFirstEpilogueBarrier + warpgroup};
+  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
-    const int first_row = consumer.first_row(tile);
-    const int first_column = consumer.first_column(tile);
-    const PrefetchedInputs<Traits> prefetched(args, first_row, first_column);
+    const WarpgroupTile part = consumer.part_of(tile);
+    const PrefetchedInputs<Traits> prefetched(args, part);
 
     // Mainloop. The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
-    const bool tile_is_fast = prefetched.tile_is_fast(barrier);
-    prefetched.store(args.epilogue, tile_is_fast, &inputs, barrier);
+    const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
+    prefetched.store(args.epilogue, tile_is_fast, memory);
     consumer.complete();
 
     // Epilogue.
-    if constexpr (Traits::kConvertsWeight) {
-      // x is finite here, and finite fp16 operands have finite sums. So an accumulator is infinite
-      // or NaN only if the row of the weight holds infinity or NaN, and then all accumulators of
-      // that row are. The thread has two rows of the weight, and tests one accumulator of each.
-      const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
-      const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
-      if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
-    }
+    if constexpr (Traits::kConvertsWeight) list_if_not_finite(args, index, accumulators);
     // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!tile_is_fast || Traits::kIsRedo) {
-      store_general_one_product(args.epilogue, first_row, first_column, accumulators, inputs,
-                                staging.accumulators, barrier);
+      store_general(args.epilogue, part, accumulators, memory);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast_one_product<false>(args.epilogue, first_row, first_column, accumulators, inputs,
-                                    staging, barrier);
+      store_fast<false>(args.epilogue, part, accumulators, memory);
     } else {
-      store_fast_one_product<true>(args.epilogue, first_row, first_column, accumulators, inputs,
-                                   staging, barrier);
+      store_fast<true>(args.epilogue, part, accumulators, memory);
     }
   });
 }
@@ -157,14 +162,13 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   const int k_tiles = args.k_tiles();
   const int tile_count = args.tile_count();
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  OneProductConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
   float accumulators[Config::kAccumulators];
   int index = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
     const Tile packed_tile = args.tile_at(index - clusters);  // this block's tile before `index`
-    packed.store_next(out_map, consumer.first_row(packed_tile), consumer.first_column(packed_tile),
-                      shared.staging[warpgroup]);
+    packed.store_next(out_map, consumer.part_of(packed_tile), shared.staging[warpgroup]);
   };
   // This is for_each_tile, with `index` outside, as store_next_box uses it.
   for (; index < tile_count; index += clusters) {
@@ -192,14 +196,16 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 }
 
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
-// layout (RowMajor or Transposed, gemm_one_product_converter_layouts.cuh).
+// layout (RowMajor or Transposed, converter_layouts.cuh).
 template <typename Layout, typename Traits>
 __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
-  const int barrier = Config::kFirstConverterBarrier + converter;
-  convert_weight<Layout>(args.conversion, args.k, args.tiles.weight_tiles,
-                         gridDim.x / BlockConfig::kClusterSize, shared.converters[converter],
-                         barrier, &shared.progress, [&] { return needs_converted_weight(args); });
+  const int64_t k = args.k;
+  const int clusters = gridDim.x / BlockConfig::kClusterSize;
+  const PatchOrder order(args.conversion, args.tiles.weight_tiles, clusters);
+  const ConverterWarp warp{shared.converters[converter], Config::kFirstConverterBarrier + converter,
+                           &shared.progress};
+  convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
 
 // The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
@@ -248,7 +254,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
-      run_producer(base, x_map, weight_map, args, shared);
+      run_producer(base, {x_map, weight_map}, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {

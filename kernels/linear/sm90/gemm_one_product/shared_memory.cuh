@@ -1,13 +1,13 @@
-// The shared memory of a block of gemm_one_product_kernel (gemm_one_product.cuh). Mainloop and
-// epilogue use it.
+// The shared memory of a block of gemm_one_product_kernel (kernel.cuh). Mainloop and epilogue use
+// it.
 
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -23,12 +23,12 @@ using StagedMask = uint16_t[Config::kHalfTypeSubtileRows][Config::kWarpgroupColu
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
 union alignas(1024) Staging {
-  StagedAccumulators accumulators;  // store_general_one_product
+  StagedAccumulators accumulators;  // store_general
   // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
   // boxes are aligned to 1024 bytes.
   uint8_t gradient_boxes[4][Config::kGradientBuffers][Config::kWarpColumns]
                         [Config::kGradientBoxRows * sizeof(T)];
-  // store_fast_one_product of half types: two epilogue subtiles, used in turn.
+  // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
     uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
     StagedMask mask;
@@ -54,6 +54,15 @@ struct alignas(16) EpilogueInputs {
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 
+// A consumer warpgroup's part of shared memory in the epilogue, and the named barrier of its
+// threads.
+template <typename T>
+struct EpilogueMemory {
+  EpilogueInputs<T>& inputs;
+  Staging<T>& staging;
+  int barrier;
+};
+
 // A block's shared memory.
 template <typename Traits>
 struct SharedMemory {
@@ -64,7 +73,7 @@ struct SharedMemory {
   // Other traits have no converters, and an int in their place.
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
-  int progress;  // the producer's latest k-tile; see gemm_one_product_converter.cuh
+  int progress;  // the producer's latest k-tile; see converter.cuh
 };
 
 }  // namespace kernels::sm90::gemm_one_product

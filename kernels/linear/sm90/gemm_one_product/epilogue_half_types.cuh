@@ -1,6 +1,6 @@
 // How gemm_one_product_kernel stores half types (float16 and bfloat16): the fast epilogue, and
-// gradients, which have no epilogue. gemm_one_product_epilogue.cuh explains the notation, and which
-// thread has which result.
+// gradients, which have no epilogue. epilogue.cuh explains the notation, and which thread has which
+// result.
 
 #pragma once
 
@@ -12,46 +12,63 @@
 #include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
-#include "linear/sm90/gemm_one_product_epilogue.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/epilogue.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
 // ----- the fast epilogue
 
-// Collects the mask bits of a warp's 16 columns in two row blocks: a word of 16 bits for each of
-// the 16 rows, in which bit n is the warp's column n. All lanes call it.
-//
-// At first, the bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7.
-// Each of these lanes has the bits of columns g and g + 8, in mask_bits[0] for the first row block
-// and in mask_bits[1] for the second:
+// The mask bits of a thread's results in a pair of row blocks. A word has the results of one row
+// block:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
 //   column g + 8         bit 8      bit 24
 //
-// Shifted up by g, each bit is at its place in the two words of these rows: row 2 c in bits 0 - 15,
-// row 2 c + 1 in bits 16 - 31. So the two words are the OR of the eight lanes' shifted bits:
+// Shifted up by g, each bit is at its column's place in two 16-bit words, one for each row. Bit n
+// of a 16-bit word is the warp's column n.
+struct PairMaskBits {
+  uint32_t bits[2] = {};  // [row block of the pair]
+
+  // Adds the bits of z[0] and z[1], the results in rows 2 c and 2 c + 1 of a row block.
+  __device__ __forceinline__ void add(int row_block, int column_block, const float (&z)[2]) {
+    const uint32_t first_bit = mask_bit(z[0]) ? 1u : 0u;
+    const uint32_t second_bit = mask_bit(z[1]) ? 1u : 0u;
+    bits[row_block] |= (first_bit | second_bit << 16) << (column_block * 8);
+  }
+};
+
+// Combines the mask bits of a warp. Returns the two complete words of rows 2 c and 2 c + 1: row 2 c
+// in bits 0 - 15, row 2 c + 1 in bits 16 - 31. They are of the pair's second row block if
+// is_in_second, which is true in the lanes with g >= 4, and else of the first. All lanes call it.
+//
+// The bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7:
 //
 //   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
-//      row block and gives those of the second. The other lane (is_in_second) does the opposite.
-//      Each then has the combined bits of two lanes, in one row block.
+//      row block and gives those of the second. The other lane does the opposite. Each then has the
+//      combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
-//
-// Returns the two words of rows 2 c and 2 c + 1 of the row block that the lane has kept.
-__device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bits)[2],
+__device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool is_in_second, int g) {
-  const uint32_t kept = is_in_second ? mask_bits[1] : mask_bits[0];
-  const uint32_t sent = is_in_second ? mask_bits[0] : mask_bits[1];
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
+  const uint32_t kept = is_in_second ? mask_bits.bits[1] : mask_bits.bits[0];
+  const uint32_t given = is_in_second ? mask_bits.bits[0] : mask_bits.bits[1];
   uint32_t words = kept << g;
-  words |= __shfl_xor_sync(0xffffffff, sent << g, 4 * kLanesOfG);
+  words |= __shfl_xor_sync(0xffffffff, given << g, 4 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 2 * kLanesOfG);
   words |= __shfl_xor_sync(0xffffffff, words, 1 * kLanesOfG);
   return words;
 }
 
-// Stores words that collect_mask_words has returned to the mask in shared memory. The pair of row
+// The place of a thread in its warpgroup: it is thread 32 * warp + 4 * g + c.
+struct ThreadPlace {
+  int warp;
+  int g;
+  int c;
+};
+
+// Stores words that combine_mask_words has returned to the mask in shared memory. The pair of row
 // blocks begins at row first_row of the epilogue subtile. Four lanes with the same c have the same
 // two words. Two of these lanes store a word each:
 //
@@ -59,13 +76,13 @@ __device__ __forceinline__ uint32_t collect_mask_words(const uint32_t (&mask_bit
 //   row block      0                 0                     1                 1
 //   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
 __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_second,
-                                                int first_row, int warp, int g, int c,
+                                                int first_row, const ThreadPlace& place,
                                                 StagedMask& mask) {
-  const int row_block = is_in_second ? 1 : 0;  // of the pair
-  const int row_of_two = g / 2 % 2;            // 0 for row 2 c, 1 for row 2 c + 1
-  const int row = first_row + row_block * 8 + 2 * c + row_of_two;
-  const bool stores_word = g % 2 == 0;
-  if (stores_word) mask[row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
+  const int row_block = is_in_second ? 1 : 0;
+  const int row_of_two = place.g / 2 % 2;  // 0 for row 2 c, 1 for row 2 c + 1
+  const int row = first_row + row_block * 8 + 2 * place.c + row_of_two;
+  const bool stores_word = place.g % 2 == 0;
+  if (stores_word) mask[row][place.warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
 // Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
@@ -74,14 +91,11 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
 //
 //   word   0        1        2        3
 //   h, b   0, 0     0, 1     1, 0     1, 1
-//
-// The bits of the mask go to mask_bits[b], which is 0 at first, in the places that
-// collect_mask_words shows.
-template <bool kMask, typename T, int kAccumulators>
-__device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumulators],
+template <bool kMask, typename T>
+__device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::kAccumulators],
                                             int first_row_block, float scale,
                                             const float (&bias)[2], uint32_t (&words)[4],
-                                            uint32_t (&mask_bits)[2]) {
+                                            PairMaskBits* mask_bits) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -91,17 +105,13 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[kAccumul
     const float z[2] = {fmaf(two_rows[0], scale, bias[column_block]),
                         fmaf(two_rows[1], scale, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
-    if constexpr (kMask) {
-      const uint32_t first_bit = mask_bit(z[0]) ? 1u : 0u;
-      const uint32_t second_bit = mask_bit(z[1]) ? 1u : 0u;
-      mask_bits[block_of_pair] |= (first_bit | second_bit << 16) << (column_block * 8);
-    }
+    if constexpr (kMask) mask_bits->add(block_of_pair, column_block, z);
   }
 }
 
 // Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
 // row: 64 columns. With a mask, call_is_fast implies that n is a multiple of 64
-// (launch_half_with_traits, launch_one_product.cuh).
+// (launch_half_with_traits, launch.cuh).
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
                                                 int first_column, int thread,
@@ -114,9 +124,9 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch_one_product.cuh).
-// The caller has also divided the bias in `inputs`, so that one fma divides the product and adds
-// the bias. epilogue.divisor.scale is 1 / divisor, a power of two.
+// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch.cuh). The caller
+// has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
+// epilogue.divisor.scale is 1 / divisor, a power of two.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -124,11 +134,10 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 // has eight columns of one row. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So the
 // eight vectors of one matrix, which have the same v in eight rows, are in different banks, and so
 // are the eight vectors of a row.
-template <bool kMask, typename T, int kAccumulators>
-__device__ void store_fast_one_product(const Epilogue<T>& epilogue, int first_row, int first_column,
-                                       const float (&accumulators)[kAccumulators],
-                                       const EpilogueInputs<T>& inputs, Staging<T>& staging,
-                                       int barrier) {
+template <bool kMask, typename T>
+__device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+                           const float (&accumulators)[Config::kAccumulators],
+                           const EpilogueMemory<T>& memory) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
   static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
@@ -136,12 +145,13 @@ __device__ void store_fast_one_product(const Epilogue<T>& epilogue, int first_ro
   // The rows that the threads read and store at a time, eight vectors each.
   constexpr int kRowsAtATime = BlockConfig::kWarpgroupThreads / 8;
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
-  const int warp = thread / 32;
   const int lane = thread % 32;
+  const int warp = thread / 32;
   const int g = lane / 4;
   const int c = lane % 4;
   const float scale = epilogue.divisor.scale;
-  const float bias[2] = {inputs.bias[warp * 16 + g], inputs.bias[warp * 16 + g + 8]};
+  const float* const bias_of_warp = memory.inputs.bias + warp * Config::kWarpColumns;
+  const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
 
   // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
   // pair of row blocks:
@@ -149,40 +159,40 @@ __device__ void store_fast_one_product(const Epilogue<T>& epilogue, int first_ro
   //                       warp's columns 0 - 7      warp's columns 8 - 15
   //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
   //   second row block    matrix 1 (lanes 8 - 15)   matrix 3 (lanes 24 - 31)
-  const uint32_t base = ptx::shared_address(&staging);
+  const uint32_t base = ptx::shared_address(&memory.staging);
   const int matrix_row = lane % 16;
   const int matrix_place = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t write_address = base + matrix_row * kRowBytes + matrix_place * 16;
   // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + kRowsAtATime * i.
   const int read_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
-  const int column = first_column + thread % 8 * 8;
-  int row = first_row + thread / 8;
+  const int column = part.first_column + thread % 8 * 8;
+  int row = part.first_row + thread / 8;
   T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
-    auto& staged = staging.subtiles[subtile % 2];
+    auto& staged = memory.staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
 #pragma unroll
     for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {
       const int first_row_block = (subtile * kSubtileRows + pair * kPairRows) / 8;
       const int offset = buffer_offset + pair * kPairRows * kRowBytes;
       uint32_t words[4];
-      uint32_t mask_bits[2] = {};
-      finish_pair<kMask, T>(accumulators, first_row_block, scale, bias, words, mask_bits);
+      PairMaskBits mask_bits;
+      finish_pair<kMask, T>(accumulators, first_row_block, scale, bias, words, &mask_bits);
       ptx::store_matrices_transposed(write_address + offset, words);
       if constexpr (kMask) {
         const bool is_in_second = g / 4 != 0;
-        const uint32_t two_words = collect_mask_words(mask_bits, is_in_second, g);
-        stage_mask_word(two_words, is_in_second, pair * kPairRows, warp, g, c, staged.mask);
+        const uint32_t two_words = combine_mask_words(mask_bits, is_in_second, g);
+        stage_mask_word(two_words, is_in_second, pair * kPairRows, {warp, g, c}, staged.mask);
       }
     }
     // When all threads are here, they have stored this subtile to shared memory, and have read the
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
-    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+    ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      store_mask_rows(epilogue, first_row + subtile * kSubtileRows, first_column, thread,
+      store_mask_rows(epilogue, part.first_row + subtile * kSubtileRows, part.first_column, thread,
                       staged.mask);
     }
 #pragma unroll
@@ -218,8 +228,7 @@ struct PackedGradient {
   int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.
-  template <int kAccumulators>
-  __device__ void pack(const float (&accumulators)[kAccumulators]) {
+  __device__ void pack(const float (&accumulators)[Config::kAccumulators]) {
     stored = 0;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -236,27 +245,29 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of the tile at (row, column). Registers cannot be indexed at run time, so
-  // there is one copy of `store` for each box.
-  __device__ void store_next(const CUtensorMap& map, int row, int column, Staging<T>& staging) {
+  // Stores the next box of a tile of which the warpgroup computes `part`. Registers cannot be
+  // indexed at run time, so there is one copy of `store` for each box.
+  __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& part,
+                             Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
     const int box = stored;
     ++stored;
     if (box == 0) {
-      store<0>(map, row, column, staging);
+      store<0>(map, part, staging);
     } else if (box == 1) {
-      store<1>(map, row, column, staging);
+      store<1>(map, part, staging);
     } else if (box == 2) {
-      store<2>(map, row, column, staging);
+      store<2>(map, part, staging);
     } else if (box == 3) {
-      store<3>(map, row, column, staging);
+      store<3>(map, part, staging);
     }
   }
 
-  // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. `row` and
-  // `column` are the first ones of the warpgroup. All lanes of a warp call it.
+  // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. All lanes of a
+  // warp call it.
   template <int kBox>
-  __device__ void store(const CUtensorMap& map, int row, int column, Staging<T>& staging) const {
+  __device__ void store(const CUtensorMap& map, const WarpgroupTile& part,
+                        Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
     constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
@@ -281,8 +292,8 @@ struct PackedGradient {
     __syncwarp();
     if (lane == 0) {
       // The row comes first, because it is contiguous in out.
-      ptx::store_tensor(&map, row + kBox * Config::kGradientBoxRows,
-                        column + warp * Config::kWarpColumns, box);
+      ptx::store_tensor(&map, part.first_row + kBox * Config::kGradientBoxRows,
+                        part.first_column + warp * Config::kWarpColumns, box);
       ptx::commit_stores();
     }
   }

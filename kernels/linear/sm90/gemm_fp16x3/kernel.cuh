@@ -5,9 +5,9 @@
 //   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
 //           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
 //   weight  float32; this kernel scales and splits it in registers
-//   out     float32, after bias, ReLU and division (gemm_fp16x3_epilogue.cuh)
+//   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
-// launch_fp16x3.cuh launches this kernel. docs/SPLIT.md proves the error bound.
+// launch.cuh launches this kernel. docs/SPLIT.md proves the error bound.
 //
 // ----- The arithmetic
 //
@@ -47,16 +47,20 @@
 //
 // The parts are in these files:
 //
-//   split_x.cuh                    the kernel before: splits x, samples the weight
-//   choose_tiles.h                 the host's choice of how many rows a tile has
-//   gemm_fp16x3_arguments.cuh      constants, tiles, and the kernel's arguments
-//   gemm_fp16x3_shared_memory.cuh  a block's shared memory
-//   pipeline.cuh                   the shape of a block, and the ring of stages
-//   gemm_fp16x3_mainloop.cuh       the producer, the conversion of the weight, and the products
-//   gemm_fp16x3_epilogue.cuh       the loader, and what the consumers do with a tile's sums
-//   copy_subtile.cuh               copies of sums to shared memory, in the epilogue
-//   stream_k.cuh                   the order of the work tiles
-//   this file                      the consumers' loop over work tiles, and the kernel
+//   in this folder
+//     launch.cuh           the launches of the kernel, and their workspace
+//     choose_tiles.h       the host's choice of how many rows a tile has
+//     stream_k.cuh         the order of the work tiles
+//     arguments.cuh        constants, tiles, and the kernel's arguments
+//     shared_memory.cuh    a block's shared memory
+//     mainloop.cuh         the producer, the conversion of the weight, and the products
+//     epilogue.cuh         the loader, and what the consumers do with a tile's sums
+//     kernel.cuh           the consumers' loop over work tiles, and the kernel
+//
+//   in linear/sm90, for both GEMM kernels
+//     split_x.cuh          the kernel before: splits x, samples the weight
+//     pipeline.cuh         the shape of a block, and the ring of stages
+//     copy_subtile.cuh     copies of sums to shared memory, in the epilogue
 //
 // ----- Why it is fast
 //
@@ -76,16 +80,28 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_epilogue.cuh"
-#include "linear/sm90/gemm_fp16x3_mainloop.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/epilogue.cuh"
+#include "linear/sm90/gemm_fp16x3/mainloop.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
+
+// Loads the scales of the lane's two columns, among the 16 of its warp. Columns past N get the
+// scale of the last one.
+__device__ __forceinline__ void load_scales(const Arguments& args, int first_column_of_warp, int g,
+                                            float (&scale)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int column =
+        min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+    scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
+  }
+}
 
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
@@ -96,7 +112,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  Fp16x3ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
+  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
@@ -106,23 +122,11 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     const Tile tile = args.tiles.find(work.tile);
     if (!computes_weight_tile(args, tile.weight)) continue;
 
-    // The scales of the lane's two columns. Columns past N have that of the last one.
-    const int first_column_of_warp = first_block_column(tile, ptx::cluster_ctarank()) + warp_column;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int column =
-          min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
-      consumer.scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
-    }
+    load_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
+                consumer.scale);
 
-    // Mainloop. The first product overwrites the accumulators, so their zeros are for the compiler
-    // only: the asm statement of wgmma reads them. Without the zeros, the compiler would have to
-    // keep the accumulators of the previous tile in registers throughout its epilogue.
-#pragma unroll
-    for (int j = 0; j < Config::kSums; ++j) {
-      consumer.sums[j] = 0;
-      consumer.accumulators[j] = 0;
-    }
+    // Mainloop.
+    consumer.clear();
     if (warpgroup == 1) {
       ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }

@@ -1,4 +1,4 @@
-// The mainloop of the fp16x3 GEMM (gemm_fp16x3.cuh): a producer warp loads k-tiles to the stages of
+// The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
 // The mainloop takes K in k-groups of four k-tiles, 128 of K. In these pictures, time runs to the
@@ -41,8 +41,8 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
@@ -138,7 +138,7 @@ struct Fragments {
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
 // neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
-struct Fp16x3ConsumerWarpgroup {
+struct ConsumerWarpgroup {
   using Stage = PipelineStage<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
@@ -159,13 +159,24 @@ struct Fp16x3ConsumerWarpgroup {
   float sums[Config::kSums];
 
   // `block_column` is the thread's first row of weight in the block, an even number.
-  __device__ Fp16x3ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
     const int c = lane % 4;
     weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
                      swizzled_place(block_column, c) * kVectorBytes;
     remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
                                            lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
+  }
+
+  // Begins a work tile. The first product overwrites the accumulators, so their zeros are for the
+  // compiler only: the asm statement of wgmma reads them. Without the zeros, the compiler would
+  // have to keep the accumulators of the previous tile in registers throughout its epilogue.
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < Config::kSums; ++j) {
+      sums[j] = 0;
+      accumulators[j] = 0;
+    }
   }
 
   // Waits for a stage, and converts the thread's part of its weight to fragments.

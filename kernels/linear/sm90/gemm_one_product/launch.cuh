@@ -1,14 +1,14 @@
-// The launches of gemm_one_product_kernel (gemm_one_product.cuh) for one chunk of rows of x: one
-// launch for half types, and two for float32 at `high`. launch.cu, which says in which order all
-// kernels run, calls these functions:
+// The launches of gemm_one_product_kernel (kernel.cuh) for one chunk of rows of x: one launch for
+// half types, and two for float32 at `high`. launch.cu, which says in which order all kernels run,
+// calls these functions:
 //
-//   launch_one_product_half      half types         HalfTraits or GradientTraits
-//   launch_one_product_convert   float32, first     ConvertTraits
-//   launch_one_product_redo      float32, second    RedoTraits
+//   launch_half       half types         HalfTraits or GradientTraits
+//   launch_convert    float32, first     ConvertTraits
+//   launch_redo       float32, second    RedoTraits
 //
 // Half types are float16 and bfloat16. Their operands and those of RedoTraits are in the caller's
-// layout: launch_one_product_on_operands makes the tensor maps. ConvertTraits reads k-tiled
-// operands, for which launch_one_product_convert makes the maps.
+// layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands, for which
+// launch_convert makes the maps.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product.cuh"
-#include "linear/sm90/gemm_one_product_converter.cuh"
+#include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -29,14 +29,13 @@
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_one_product {
 
 // ------------------------------------------------------------------------------ steps of all modes
 
 // The tiles of gemm_one_product, for all its traits. The blocks of a cluster share a tile's rows of
 // x, and divide its rows of the weight.
-inline TileOrder one_product_tiles(const LinearArguments& call) {
-  using Config = gemm_one_product::Config;
+inline TileOrder tiles_of(const LinearArguments& call) {
   return {blocks_of(call.m, Config::kTileRows),
           blocks_of(call.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
 }
@@ -45,12 +44,11 @@ inline TileOrder one_product_tiles(const LinearArguments& call) {
 // and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
 // of a row at once.
 template <typename Traits>
-gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments& call,
-                                                          int64_t vector_size) {
+Arguments<Traits> make_arguments(const LinearArguments& call, int64_t vector_size) {
   const Epilogue<typename Traits::Out> epilogue(call, vector_size);
-  gemm_one_product::Arguments<Traits> arguments{epilogue};
+  Arguments<Traits> arguments{epilogue};
   arguments.k = static_cast<int>(call.k);
-  arguments.tiles = one_product_tiles(call);
+  arguments.tiles = tiles_of(call);
   arguments.x_is_transposed = call.x_is_transposed;
   arguments.weight_is_transposed = call.weight_is_transposed;
   return arguments;
@@ -58,21 +56,22 @@ gemm_one_product::Arguments<Traits> one_product_arguments(const LinearArguments&
 
 // Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
 template <typename Traits>
-int count_one_product_clusters() {
-  return count_gemm_clusters(gemm_one_product::gemm_one_product_kernel<Traits>,
-                             sizeof(gemm_one_product::SharedMemory<Traits>));
+int count_clusters() {
+  return count_gemm_clusters(gemm_one_product_kernel<Traits>, sizeof(SharedMemory<Traits>));
 }
 
-// Launches gemm_one_product with these maps. Only GradientTraits uses out_map; the others store
-// without TMA.
+struct TensorMaps {
+  CUtensorMap x;
+  CUtensorMap weight;
+  CUtensorMap out{};  // GradientTraits; the others store without TMA
+};
+
+// Launches gemm_one_product with these maps.
 template <typename Traits>
-void launch_one_product_with_maps(const gemm_one_product::Arguments<Traits>& arguments,
-                                  int clusters, const CUtensorMap& x_map,
-                                  const CUtensorMap& weight_map, const CUtensorMap& out_map,
-                                  cudaStream_t stream) {
-  launch_gemm(gemm_one_product::gemm_one_product_kernel<Traits>,
-              sizeof(gemm_one_product::SharedMemory<Traits>), clusters, stream, x_map, weight_map,
-              out_map, arguments);
+void launch_with_maps(const Arguments<Traits>& arguments, int clusters, const TensorMaps& maps,
+                      cudaStream_t stream) {
+  launch_gemm(gemm_one_product_kernel<Traits>, sizeof(SharedMemory<Traits>), clusters, stream,
+              maps.x, maps.weight, maps.out, arguments);
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
@@ -81,29 +80,26 @@ void launch_one_product_with_maps(const gemm_one_product::Arguments<Traits>& arg
 template <typename Traits>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
-  constexpr int kBoxRows = gemm_one_product::Config::kBoxRows;
   const auto matrix = static_cast<const typename Traits::Element*>(operand);
-  if (is_transposed) return make_map(matrix, k, rows, stride, kBoxRows);
-  return make_map(matrix, rows, k, stride, kBoxRows);
+  if (is_transposed) return make_map(matrix, k, rows, stride, Config::kBoxRows);
+  return make_map(matrix, rows, k, stride, Config::kBoxRows);
 }
 
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
 template <typename Traits>
-void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& arguments,
-                                    int clusters, const LinearArguments& call,
-                                    cudaStream_t stream) {
-  const CUtensorMap x_map =
-      operand_map<Traits>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
-  const CUtensorMap weight_map = operand_map<Traits>(call.weight, call.n, call.k,
-                                                     call.weight_stride, call.weight_is_transposed);
-  CUtensorMap out_map{};
+void launch_on_operands(const Arguments<Traits>& arguments, int clusters,
+                        const LinearArguments& call, cudaStream_t stream) {
+  TensorMaps maps;
+  maps.x = operand_map<Traits>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
+  maps.weight = operand_map<Traits>(call.weight, call.n, call.k, call.weight_stride,
+                                    call.weight_is_transposed);
   if constexpr (Traits::kIsGradient) {
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
     // columns, which are rows of this map.
     const auto out = static_cast<const typename Traits::Out*>(call.out);
-    out_map = make_map(out, call.n, call.m, call.m, gemm_one_product::Config::kWarpColumns);
+    maps.out = make_map(out, call.n, call.m, call.m, Config::kWarpColumns);
   }
-  launch_one_product_with_maps(arguments, clusters, x_map, weight_map, out_map, stream);
+  launch_with_maps(arguments, clusters, maps, stream);
 }
 
 // -------------------------------------------------------------------------------------- half types
@@ -112,17 +108,17 @@ void launch_one_product_on_operands(const gemm_one_product::Arguments<Traits>& a
 template <typename Traits>
 void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
-  const int64_t vector_size = call.mask != nullptr ? gemm_one_product::Config::kWarpgroupColumns
-                                                   : 16 / sizeof(typename Traits::Out);
-  auto arguments = one_product_arguments<Traits>(call, vector_size);
+  const int64_t vector_size =
+      call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Traits::Out);
+  auto arguments = make_arguments<Traits>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   arguments.epilogue.call_is_fast = arguments.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = arguments.tiles.count();
-  const int waves = blocks_of(tiles, count_one_product_clusters<Traits>());
+  const int waves = blocks_of(tiles, count_clusters<Traits>());
   const int clusters = blocks_of(tiles, waves);
-  launch_one_product_on_operands(arguments, clusters, call, stream);
+  launch_on_operands(arguments, clusters, call, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
@@ -143,13 +139,13 @@ inline LinearArguments transposed_problem(const LinearArguments& call) {
 // zeros take less power, so that the GPU's clock is higher (docs/EXPERIMENTS.md, "The gradient of
 // the weight in half types"). TMA stores the results, and needs rows of whole 16-byte vectors.
 template <typename T>
-void launch_one_product_half(const LinearArguments& call, cudaStream_t stream) {
+void launch_half(const LinearArguments& call, cudaStream_t stream) {
   const bool has_epilogue = call.has_relu || call.bias != nullptr || call.divisor != 1;
   const bool has_vectors = call.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_with_traits<gemm_one_product::GradientTraits<T>>(transposed_problem(call), stream);
+    launch_half_with_traits<GradientTraits<T>>(transposed_problem(call), stream);
   } else {
-    launch_half_with_traits<gemm_one_product::HalfTraits<T>>(call, stream);
+    launch_half_with_traits<HalfTraits<T>>(call, stream);
   }
 }
 
@@ -173,22 +169,22 @@ void launch_one_product_half(const LinearArguments& call, cudaStream_t stream) {
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
-struct OneProductWorkspace {
+struct Workspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
-  gemm_one_product::WeightConversion conversion{};
-  gemm_one_product::RedoList redo{};
+  WeightConversion conversion{};
+  RedoList redo{};
   Transposition weight_copy{};
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit OneProductWorkspace(const LinearArguments& call)
+  explicit Workspace(const LinearArguments& call)
       : x(describe_operand(call.x, call.m, call.x_stride)),
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
     const int64_t padded_k = split::padded(call.k);
     const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);
-    const TileOrder tiles = one_product_tiles(call);
+    const TileOrder tiles = tiles_of(call);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
     conversion.k_tiles = static_cast<int>(k_tiles);
@@ -226,11 +222,11 @@ inline int64_t float_vector_size(const LinearArguments& call) {
 
 // Launches the fp16 product with ConvertTraits. It lists the tiles for which fp16 is not accurate
 // enough.
-inline void launch_one_product_convert(const LinearArguments& call,
-                                       const OneProductWorkspace& workspace, cudaStream_t stream) {
-  using Traits = gemm_one_product::ConvertTraits;
-  auto arguments = one_product_arguments<Traits>(call, float_vector_size(call));
-  const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
+inline void launch_convert(const LinearArguments& call, const Workspace& workspace,
+                           cudaStream_t stream) {
+  using Traits = ConvertTraits;
+  auto arguments = make_arguments<Traits>(call, float_vector_size(call));
+  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
   arguments.redo = workspace.redo;
   arguments.x_exponent = workspace.x.exponent;
   arguments.conversion = workspace.conversion;
@@ -240,19 +236,18 @@ inline void launch_one_product_convert(const LinearArguments& call,
   arguments.conversion.x_tiles_at_once = x_tiles_at_once;
   arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
-  const CUtensorMap x_map =
-      make_k_tiled_map(workspace.x, k_tiles, gemm_one_product::Config::kXRowsPerBlock);
-  const CUtensorMap weight_map =
-      make_k_tiled_map(workspace.weight, k_tiles, gemm_one_product::Config::kBlockColumns);
-  launch_one_product_with_maps(arguments, clusters, x_map, weight_map, CUtensorMap{}, stream);
+  TensorMaps maps;
+  maps.x = make_k_tiled_map(workspace.x, k_tiles, Config::kXRowsPerBlock);
+  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockColumns);
+  launch_with_maps(arguments, clusters, maps, stream);
 }
 
 // Launches the TF32 product of the listed tiles, with RedoTraits. wgmma takes no transposed TF32
 // operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
 // end at once.
-inline void launch_one_product_redo(const LinearArguments& call,
-                                    const OneProductWorkspace& workspace, cudaStream_t stream) {
-  using Traits = gemm_one_product::RedoTraits;
+inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
+                        cudaStream_t stream) {
+  using Traits = RedoTraits;
   LinearArguments row_major = call;
   if (call.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
@@ -261,10 +256,10 @@ inline void launch_one_product_redo(const LinearArguments& call,
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto arguments = one_product_arguments<Traits>(row_major, float_vector_size(call));
+  auto arguments = make_arguments<Traits>(row_major, float_vector_size(call));
   arguments.redo = workspace.redo;
-  const int clusters = std::min(count_one_product_clusters<Traits>(), arguments.tiles.count());
-  launch_one_product_on_operands(arguments, clusters, row_major, stream);
+  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
+  launch_on_operands(arguments, clusters, row_major, stream);
 }
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_one_product

@@ -1,5 +1,5 @@
-// The epilogue of the fp16x3 GEMM (gemm_fp16x3.cuh): what happens to its sums after the mainloop.
-// If clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
+// The epilogue of the fp16x3 GEMM (kernel.cuh): what happens to its sums after the mainloop. If
+// clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
 // then computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
@@ -24,9 +24,8 @@
 // g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
-// (FastEpilogueConfig). The fast epilogue (store_fast_fp16x3) stores two columns at a time straight
-// from registers. The general one (store_general_fp16x3) first collects four neighbouring columns
-// of a row.
+// (FastEpilogueConfig). The fast epilogue (store_fast) stores two columns at a time straight from
+// registers. The general one (store_general) first collects four neighbouring columns of a row.
 
 #pragma once
 
@@ -38,8 +37,8 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
-#include "linear/sm90/gemm_fp16x3_shared_memory.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
@@ -211,8 +210,8 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
 
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 template <bool kMask>
-__device__ void store_fast_fp16x3(const Arguments& args, const EpilogueInputs& inputs,
-                                  int block_column, const float (&sums)[Config::kSums]) {
+__device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
+                           const float (&sums)[Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
@@ -303,7 +302,7 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
-__device__ __forceinline__ void store_general_fp16x3(
+__device__ __forceinline__ void store_general(
     const Arguments& args, const EpilogueInputs& inputs, int lane, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
@@ -350,11 +349,11 @@ __device__ inline void store_results(
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
-    store_general_fp16x3(args, inputs, lane, first_of_four, staging, sums);
+    store_general(args, inputs, lane, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
-    store_fast_fp16x3<false>(args, inputs, block_column, sums);
+    store_fast<false>(args, inputs, block_column, sums);
   } else {
-    store_fast_fp16x3<true>(args, inputs, block_column, sums);
+    store_fast<true>(args, inputs, block_column, sums);
   }
 }
 

@@ -1,4 +1,4 @@
-// The fp16x3 GEMM (gemm_fp16x3.cuh): its constants, its tiles, and its arguments.
+// The fp16x3 GEMM (kernel.cuh): its constants, its tiles, and its arguments.
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
@@ -6,8 +6,8 @@
 // weight. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
 // of wgmma's accumulators.)
 //
-// launch_fp16x3.cuh fills in the arguments, and choose_tiles.h chooses the tiles. All parts of the
-// kernel use both.
+// launch.cuh fills in the arguments, and choose_tiles.h chooses the tiles. All parts of the kernel
+// use both.
 
 #pragma once
 
@@ -16,8 +16,8 @@
 #include "common/ptx/registers.cuh"
 #include "common/sizes.h"
 #include "linear/epilogue.cuh"
+#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/stream_k.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
@@ -107,7 +107,7 @@ struct Config {
   // ----- Numbers of the named barriers; 0 is that of __syncthreads
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (Fp16x3ConsumerWarpgroup::multiply).
+  // (ConsumerWarpgroup::multiply).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

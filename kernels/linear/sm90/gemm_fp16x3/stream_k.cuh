@@ -62,7 +62,7 @@
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
 // then never cut, and no cluster waits for another.
 //
-// Schedule::plan runs on the host (launch_fp16x3.cuh). The kernel gets the Schedule as an argument.
+// Schedule::plan runs on the host (launch.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
 
@@ -76,7 +76,7 @@
 #include "common/ptx/registers.cuh"
 #include "linear/sm90/pipeline.cuh"
 
-namespace kernels::sm90 {
+namespace kernels::sm90::gemm_fp16x3 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row step:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
@@ -268,31 +268,29 @@ struct Schedule {
     const int64_t min_budget = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
     const int64_t fair_load = loads.total / clusters;
     const int first_tile = whole_waves * clusters;
-    int tile = first_tile;
-    int k_group = 0;  // the tile's next k-group to assign
+    const int end_of_line = (tiles - first_tile) * k_groups;
+    int position = 0;  // in the line of k-groups: the next one to assign
     // The load that the cluster's range may still get. Ranges are whole k-groups, so a range is
     // somewhat longer or shorter than its budget. The difference goes into the next cluster's
     // budget.
     int64_t budget = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      range_begins[cluster] = (tile - first_tile) * k_groups + k_group;
+      range_begins[cluster] = position;
       // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load,
       // because no range inside a tile may be empty: the cluster that finishes the tile would wait
       // for partial sums that nobody stores.
       budget += std::max(fair_load - loads.whole_wave_loads[cluster], min_budget);
-      while (tile < tiles) {
-        const int64_t rows = row_count(tile);
-        const int64_t added = k_groups_to_add(budget, rows, k_group);
-        if (added == 0) break;
+      bool range_ends = false;
+      while (!range_ends && position < end_of_line) {
+        const int64_t rows = row_count(first_tile + position / k_groups);
+        const int64_t added = k_groups_to_add(budget, rows, position % k_groups);
         budget -= added * rows;
-        k_group += static_cast<int>(added);
-        const bool is_cut_here = k_group < k_groups;
-        if (is_cut_here) break;
-        ++tile;
-        k_group = 0;
+        position += static_cast<int>(added);
+        const bool is_inside_tile = position % k_groups != 0;
+        range_ends = added == 0 || is_inside_tile;
       }
     }
-    range_begins[clusters] = (tiles - first_tile) * k_groups;
+    range_begins[clusters] = end_of_line;
   }
 
   // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its
@@ -313,4 +311,4 @@ struct Schedule {
   }
 };
 
-}  // namespace kernels::sm90
+}  // namespace kernels::sm90::gemm_fp16x3

@@ -1,5 +1,5 @@
 // Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
-// estimated time is shortest. Host code; launch_fp16x3.cuh calls choose_tiles.
+// estimated time is shortest. Host code; launch.cuh calls choose_tiles.
 //
 // The largest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But if a result has few of them, either some clusters have no
@@ -18,9 +18,9 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/stream_k.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {

@@ -1,7 +1,6 @@
-// How the converter warps of gemm_one_product_kernel (gemm_one_product_converter.cuh) divide the
-// weight, and how a warp loads and reads its part. There is one struct for each layout of the
-// weight in memory, RowMajor and Transposed. gemm_one_product_converter_patch.cuh is the same for
-// both.
+// How the converter warps of gemm_one_product_kernel (converter.cuh) divide the weight, and how a
+// warp loads and reads its part. There is one struct for each layout of the weight in memory,
+// RowMajor and Transposed. converter_patch.cuh is the same for both.
 //
 // A warp copies a piece of the weight, 512 floats, to a buffer in shared memory. The floats of a
 // piece are numbered in the order in which the weight has them in memory. Copy i of lane l copies
@@ -13,7 +12,7 @@
 #include <cstdint>
 
 #include "common/ptx/memory.cuh"
-#include "linear/sm90/gemm_one_product_arguments.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_one_product {
@@ -152,7 +151,7 @@ struct RowMajor {
 
   // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
   // reads pieces of 8 rows x 64 of K.) `first` is the number of the k-tile's first piece.
-  __device__ static uint32_t pieces_to_count(int first, int piece_in_k_tile) {
+  __host__ __device__ static constexpr uint32_t pieces_to_count(int first, int piece_in_k_tile) {
     return 1u << (first + piece_in_k_tile);
   }
   // True if a lane counts only octets that it has written itself. If not, the warp needs a
@@ -161,6 +160,13 @@ struct RowMajor {
 };
 static_assert(RowMajor::row(27, 1) == 7 && RowMajor::first_k(27, 0) == 24,
               "octet 1 of lane 27 is row 7, k = 24 to 31");
+static_assert(
+    RowMajor::row_index(3, 1) == 7 && RowMajor::row(27, 7) == 3 * 8 + 7,
+    "in piece 3, which begins with row 24, octet 1 of lane 27 is the lane's row number 7");
+static_assert(RowMajor::buffer_float(7, 24) == 7 * 64 + 24, "a row of a buffer is 64 floats");
+static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::place_in_copy(27) == 11,
+              "row 7, k = 24 to 31 is octet 7 * 8 + 3 = 59 of the piece, which is 3 * 16 + 11");
+static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
     for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
@@ -237,7 +243,8 @@ struct Transposed {
 
   // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four
   // pieces of 8 rows.
-  __device__ static uint32_t pieces_to_count(int first, int /*piece_in_k_tile*/) {
+  __host__ __device__ static constexpr uint32_t pieces_to_count(int first,
+                                                                int /*piece_in_k_tile*/) {
     constexpr uint32_t kWholeKTile = (1u << C::kPiecesPerKTile) - 1;
     return kWholeKTile << first;
   }
@@ -245,6 +252,11 @@ struct Transposed {
 };
 static_assert(Transposed::row(27, 1) == 27 && Transposed::first_k(27, 0) == 8,
               "octet 1 of lane 27 is row 27, k = 8 to 15 of the piece");
+static_assert(
+    Transposed::row_index(2, 1) == 1 && Transposed::first_k(27, 2) == 2 * 16 + 8,
+    "in piece 2, octet 1 of lane 27 is the lane's row number 1, k = 40 to 47 of the k-tile");
+static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
+              "p8 to p11, all of k-tile 2, for piece 1 of the k-tile");
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
                   Transposed::buffer_float(11, 8) == 8 * 32 + 27,

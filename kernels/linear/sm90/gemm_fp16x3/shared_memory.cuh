@@ -1,10 +1,10 @@
-// The shared memory of a block of the fp16x3 GEMM (gemm_fp16x3.cuh). Mainloop and epilogue use it.
+// The shared memory of a block of the fp16x3 GEMM (kernel.cuh). Mainloop and epilogue use it.
 
 #pragma once
 
 #include <cstdint>
 
-#include "linear/sm90/gemm_fp16x3_arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
