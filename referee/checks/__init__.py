@@ -10,7 +10,7 @@ that calls the module comes after `check_values`, which constructs it.
 The other files of this folder have the functions that several checks use:
 
     forward             one forward beside the reference's
-    training_step       gradients for a training step; its results and gradients
+    solution_step       gradients for a training step; its results and gradients
     returned_results    the form, the memory and the values of results
     intact              whether inputs, parameters and gradients of outputs are what was written
     diagnosis           what a wrong result is: zeros, a copy, an earlier result

@@ -150,7 +150,7 @@ def _are_readable(descriptions: list[dict]) -> bool:
     """Return whether the referee can read these results in place.
 
     On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.results`.
+    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
     """
     return all(description.get("handle", "") is not None for description in descriptions)
 

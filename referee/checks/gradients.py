@@ -14,7 +14,7 @@ import torch
 
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
-from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading

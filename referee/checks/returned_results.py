@@ -7,9 +7,9 @@ it with the reference's result, and read the values in the memory of the solutio
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.described_results import elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
-from referee.contestants.results import elements_share_memory
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.verdict import NotCorrectError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
-from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.names import MODULE

@@ -8,7 +8,7 @@
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
 are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
-descriptions of where they are in this process's memory (see `results.describe`).
+descriptions of where they are in this process's memory (see `described_results.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
 """
@@ -37,10 +37,10 @@ from referee.child.nan_memory import (
     set_malloc_threshold,
 )
 from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.contestants.described_results import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping
-from referee.contestants.results import describe, flatten
 from referee.names import MODULE, NOTHING
 
 CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor

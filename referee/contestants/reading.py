@@ -1,7 +1,7 @@
 """Reads results in the memory of a contestant's process, which is stopped.
 
-The process describes each result by a dictionary, see `results.describe`: shape, strides, dtype,
-and an address or an IPC handle. The referee checks the description before it uses it.
+The process describes each result by a dictionary, see `described_results.describe`: shape, strides,
+dtype, and an address or an IPC handle. The referee checks the description before it uses it.
 
 The process cannot compute while it is stopped. A result that it would compute when somebody reads
 it is therefore wrong or unreadable.
@@ -16,10 +16,10 @@ from concurrent.futures import TimeoutError as ReadTimeoutError
 import torch
 
 from referee.contestants import cuda_ipc
+from referee.contestants.described_results import span_of
 from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.memory import free_bytes
 from referee.contestants.pool import Pool
-from referee.contestants.results import span_of
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.

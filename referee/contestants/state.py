@@ -18,11 +18,11 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
+from referee.contestants.described_results import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, checked
 from referee.contestants.region import Region
-from referee.contestants.results import span_of
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.

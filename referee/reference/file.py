@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from referee.contestants.described_results import flatten, plain
 from referee.contestants.execute import execute
-from referee.contestants.results import flatten, plain
 from referee.messages import first_error_line
 from referee.reference.random_values import reseed
 

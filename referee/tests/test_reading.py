@@ -9,10 +9,10 @@ import torch
 
 from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
+from referee.contestants.described_results import describe, flatten
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.region import Region
-from referee.contestants.results import describe, flatten
 from referee.rounds.early_elements import EarlyElements
 from referee.verdict import NotCorrectError
 

@@ -11,8 +11,8 @@ import torch
 
 WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
 MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
-QUICK_ROUNDS = 5  # of the quick comparison on a GPU
-# With more bytes of parameters than this, the quick comparison on a CPU leaves out gradients at the
+QUICK_ROUNDS = 5  # of a quick check on a GPU
+# With more bytes of parameters than this, a quick check on a CPU leaves out gradients at the
 # timed size: those of a weight of 256 MiB take seven seconds to compare.
 QUICK_PARAMETERS = 1 << 26
 # On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
