@@ -48,9 +48,16 @@ class Bench:
         self.memory = RequestMemory(problem.device)
         self.eager = Eager(problem, server, self.memory, reserve)
         self.plans: dict[str, Plan] = {}
-        # A GPU's contestants have no walls where CUDA IPC does not work through them.
-        if server.walls and problem.device.type == "cuda":
-            server.walls = not cuda_walls.why_none(server, problem.device)
+
+    def try_walls(self) -> None:
+        """Try whether contestants on a GPU can have walls; if not, have the server build none.
+
+        Walls are impossible where CUDA IPC does not work through them. The trial must come before
+        eager and all solutions start. For each GPU it is made once.
+        """
+        device = self.problem.device
+        if self.server.walls and device.type == "cuda":
+            self.server.walls = not cuda_walls.why_none(self.server, device)
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

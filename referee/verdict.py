@@ -10,6 +10,7 @@ from referee.contestants.errors import (
     ForgedError,
     RaisedError,
     UnstoppableError,
+    WokenError,
     was_killed,
 )
 from referee.messages import first_error_line
@@ -100,6 +101,8 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
         return ERROR, f"sends a reply of its own while {stage}"
     if isinstance(error, UnstoppableError):
         return ERROR, f"does not obey SIGSTOP while {stage}"
+    if isinstance(error, WokenError):
+        return ERROR, f"goes on after SIGSTOP, as by a timer, while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""

@@ -11,7 +11,14 @@ class EndedError(Exception):
 
 
 class UnstoppableError(EndedError):
-    """The process was killed because something in its tree did not stop, or ran while stopped."""
+    """The process was killed because something in its tree did not stop."""
+
+
+class WokenError(EndedError):
+    """The process was killed because something in its tree ran between two requests.
+
+    It had stopped. A timer can send SIGCONT to a stopped process, for example.
+    """
 
 
 class ForgedError(Exception):

@@ -25,14 +25,12 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-# A process that is not at rest after so many seconds may wait for its child, which is then woken:
-# see `_stop_all`.
-SECONDS_TO_REST = 0.01
+SECONDS_TO_REST = 0.01  # then a process that does not stop may be waiting for its child
 SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
 # The letters in /proc/PID/stat for the state of a process.
 GONE = "X"  # it is dead; here also: it is not there
-ENDED = f"Z{GONE}"  # a zombie, or gone
-AT_REST = f"Tt{ENDED}"  # stopped, traced, or ended
+ENDED = {"Z", GONE}  # a zombie, or gone
+AT_REST = {"T", "t", *ENDED}  # stopped, traced, or ended
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
@@ -141,7 +139,9 @@ class Tree:
             if monotonic() > deadline:
                 self.kill()
                 return False
-            _stop_all(running)
+            for pid in running:
+                _send(pid, signal.SIGSTOP)
+            _wait_for_rest(running)
             pids = self._pids()
         self._stopped = pids
         self._runs = {}
@@ -198,21 +198,26 @@ class Tree:
         return pids + _below(pids)
 
 
-def _stop_all(pids: list[int]) -> None:
-    """Send SIGSTOP to some processes and wait a while until they are at rest.
+def _wait_for_rest(pids: list[int]) -> None:
+    """Wait a while until processes that got SIGSTOP are at rest.
 
-    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
-    started the program. The child cannot do that while it is stopped itself. So the processes below
-    one that does not stop soon are woken for a while; the next search stops them again.
+    If one does not come to rest, its children are woken, and the search in `Tree.stop` begins anew.
     """
     for pid in pids:
-        _send(pid, signal.SIGSTOP)
-    for pid in pids:
         if not _comes_to_rest(pid):
-            for child in _below([pid]):
-                _send(child, signal.SIGCONT)
-            _comes_to_rest(pid)
+            _wake_children(pid)
             return
+
+
+def _wake_children(pid: int) -> None:
+    """Let the processes below one that does not stop go on until it stops, but not for long.
+
+    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
+    started the program. The child cannot do that while it is stopped itself.
+    """
+    for child in _below([pid]):
+        _send(child, signal.SIGCONT)
+    _comes_to_rest(pid)
 
 
 def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:

@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from referee.contestants import processes
-from referee.contestants.errors import UnstoppableError
+from referee.contestants.errors import UnstoppableError, WokenError
 from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.words import ERROR
@@ -150,6 +150,11 @@ def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
     assert not tree.has_run()
     time.sleep(1.5 * seconds)
     assert tree.has_run() == has_timer
+
+
+def test_the_reason_for_a_process_that_a_timer_wakes():
+    reason = "goes on after SIGSTOP, as by a timer, while importing"
+    assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
 
 
 def start_timer(number: int, seconds: float) -> None:
