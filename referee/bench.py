@@ -50,7 +50,7 @@ class Bench:
         self.plans: dict[str, Plan] = {}
 
     def try_walls(self) -> None:
-        """Try whether contestants on a GPU can have walls; if not, have the server build none.
+        """Try whether contestants on a GPU can have walls; if not, this server gives them none.
 
         Walls are impossible where CUDA IPC does not work through them. The trial must come before
         eager and all solutions start. For each GPU it is made once.

@@ -162,15 +162,15 @@ def _check_results_stay(grading: Grading) -> None:
         return
     count = held_count + 1  # after the last held result, one more call follows
     calls = []
-    for index, inputs in enumerate(_draw_different_inputs(problem, count)):
-        name = f"call {index + 1} of {count}"
-        calls.append(HeldCall(name, inputs, returned=_call(grading, inputs)))
-    compared_count = held_count
+    for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
+        returned = _call(grading, inputs)
+        calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
+    compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
-        compared_count = 1
-    for index in range(compared_count):
-        _check_held_result(grading, calls[index], later_calls=calls[index + 1 :])
+        compared_calls = calls[:1]
+    for number, call in enumerate(compared_calls, 1):
+        _check_held_result(grading, call, later_calls=calls[number:])
     bench.free_results(grading.solution)
 
 

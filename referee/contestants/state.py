@@ -249,18 +249,11 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
     indices: dict[tuple[int, int], int] = {}  # of storages in `sizes`, by their address and size
     forms = []
     for description in descriptions:
-        numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
-        if not all(type(n) is int and n >= 0 for n in numbers):
-            raise StateError("its reply says where its state is by something else than numbers")
-        address, size, offset = numbers
-        item_bytes = getattr(torch, description["dtype"]).itemsize
-        span = span_of(description["shape"], description["strides"], item_bytes)
-        if offset * item_bytes + span > size:
-            raise StateError("its reply says that a tensor of its state reaches beyond its memory")
-        storage = address, size
+        _check_reach(description)
+        storage = description["storage"], description["bytes"]
         if storage not in indices:
             indices[storage] = len(sizes)
-            sizes.append(size)
+            sizes.append(description["bytes"])
         if sum(sizes) > most_bytes:
             raise StateError(
                 f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
@@ -269,3 +262,15 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
     return sizes, forms
+
+
+def _check_reach(description: dict) -> None:
+    """Raise StateError unless a tensor is within its storage, as its description says."""
+    numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise StateError("its reply says where its state is by something else than numbers")
+    item_bytes = getattr(torch, description["dtype"]).itemsize
+    span = span_of(description["shape"], description["strides"], item_bytes)
+    end = description["offset"] * item_bytes + span
+    if end > description["bytes"]:
+        raise StateError("its reply says that a tensor of its state reaches beyond its memory")

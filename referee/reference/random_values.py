@@ -75,8 +75,7 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
     if not values.any():
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
     old_parts = values.reshape(-1).split(FACTORS)
-    factors = torch.empty_like(old_parts[0]).uniform_(-1, 1, generator=generator)
-    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
+    factors = _draw_factors(old_parts[0], generator)
     if not _have_both_signs(old_parts):
         factors.abs_()
     varied = torch.zeros_like(values, memory_format=torch.contiguous_format)
@@ -85,6 +84,16 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
         is_small = old.abs() < LARGEST_WITH_NEW_SIGN
         torch.where(is_small, new, torch.copysign(new, old), out=new)
     return varied
+
+
+def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return factors of sizes from 0.5 to 1.5, half of them negative, as many as a flat tensor has.
+
+    A number from -1 to 1 is moved by 0.5 away from zero: -0.3 becomes -0.8, and 0.3 becomes 0.8.
+    """
+    factors = torch.empty_like(like).uniform_(-1, 1, generator=generator)
+    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
+    return factors
 
 
 def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:

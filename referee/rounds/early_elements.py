@@ -3,6 +3,7 @@
 import math
 import random
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,18 @@ READ_ELEMENTS = 32  # of a request's results, in all
 CHANGES_LATE = (
     "result is not complete when its clock stops; finish all streams and threads before returning"
 )
+
+
+class _Elements(NamedTuple):
+    """Some elements of a result.
+
+    Attributes:
+        indices: their indices in the flattened result.
+        values: the elements.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
 
 
 class EarlyElements:
@@ -46,8 +59,8 @@ class EarlyElements:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
         self._reader = contestant.reader
-        # By the index of the call and of the result: flat indices and the elements there.
-        self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # By the index of the call and the index of the result.
+        self._elements: dict[tuple[int, int], _Elements] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
@@ -74,7 +87,7 @@ class EarlyElements:
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
         flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[call_index, result_index] = indices, values
+        self._elements[call_index, result_index] = _Elements(indices, values)
 
     def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results in the process's memory."""
@@ -86,7 +99,7 @@ class EarlyElements:
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._elements[call_index, result_index] = indices, values
+            self._elements[call_index, result_index] = _Elements(indices, values)
 
     def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
@@ -96,8 +109,8 @@ class EarlyElements:
             result_index: the index of the result in the call.
             whole: the result as it was read after the clock had stopped.
         """
-        if (call_index, result_index) not in self._elements:
+        early = self._elements.get((call_index, result_index))
+        if early is None:
             return False
-        indices, early = self._elements[call_index, result_index]
-        late = as_indexable(whole).reshape(-1)[indices.to(whole.device)].cpu()
-        return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))
+        late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()
+        return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))

@@ -69,18 +69,20 @@ def compare_times(
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
+    eager_to_itself = speed_up(eager, control)
+    farthest_control = max(eager_to_itself.high, 1 / eager_to_itself.low)
+    is_noisy = farthest_control > WIDEST_CONTROL
     shortest = min(median(eager), median(solution))
-    placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
-    control_ratio, low_control, high_control = speed_up(eager, control)
-    noise = max(control_ratio, 1 / control_ratio, placement)
-    widest_control = max(high_control, 1 / low_control)
-    is_noisy = widest_control > WIDEST_CONTROL
+    noises = [PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest]
+    noises += [eager_to_itself.ratio, 1 / eager_to_itself.ratio]
     if is_noisy:
-        noise = max(noise, widest_control)
+        noises.append(farthest_control)
     if device == "cuda":
         fast, slow = spread(eager + control)
-        noise = max(noise, slow / fast, lateness)
-    ratio, low, high = speed_up(eager, solution)
-    if low / noise <= 1 <= high * noise:
+        noises += [slow / fast, lateness]
+    noise = max(noises)
+    gain = speed_up(eager, solution)
+    may_be_equal = gain.low / noise <= 1 <= gain.high * noise
+    if may_be_equal:
         return TOO_NOISY if is_noisy else TIE
-    return FASTER if ratio > 1 else SLOWER
+    return FASTER if gain.ratio > 1 else SLOWER

@@ -190,7 +190,21 @@ def spread(times: list[float]) -> tuple[float, float]:
     return tenths[0], tenths[-1]
 
 
-def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
+class SpeedUp(NamedTuple):
+    """How many times faster some times are than a baseline's.
+
+    Attributes:
+        ratio: the median over the rounds.
+        low: the lower end of its 95% interval.
+        high: the upper end.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+
+def speed_up(baseline: list[float], times: list[float]) -> SpeedUp:
     """Return how many times faster some times are than the baseline's.
 
     Both lists have one time a round. The ratio is taken in each round, where it does not matter
@@ -201,7 +215,7 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
         times: the seconds of a timed call.
 
     Returns:
-        The median of the ratios, and both ends of its 95% interval: a percentile bootstrap.
+        The median of the ratios; the interval is a percentile bootstrap.
     """
     ratios = torch.tensor([b / t for b, t in zip(baseline, times, strict=True)], dtype=torch.double)
     generator = torch.Generator().manual_seed(0)  # the same times always give the same interval
@@ -209,4 +223,4 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     resampled = ratios[torch.randint(rounds, (RESAMPLES, rounds), generator=generator)]
     medians = resampled.quantile(0.5, dim=1)
     low, high = medians.quantile(0.025), medians.quantile(0.975)
-    return ratios.quantile(0.5).item(), low.item(), high.item()
+    return SpeedUp(ratios.quantile(0.5).item(), low.item(), high.item())
