@@ -168,8 +168,11 @@ class Contestant:
             give_back_unused(self._device)
 
     def _check_that_it_has_rested(self) -> None:
-        """Kill the process and raise WokenError if it has run since the last request."""
-        if self._tree.has_run():
+        """Kill the process and raise WokenError if it has run since the last request.
+
+        If it has been killed meanwhile, as for want of memory, the request will find that out.
+        """
+        if self._tree.has_run() and not processes.is_dead_child(self.pid):
             self._tree.kill()
             raise WokenError(-signal.SIGKILL, self.printed())
 

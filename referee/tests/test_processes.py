@@ -152,6 +152,61 @@ def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
     assert tree.has_run() == has_timer
 
 
+@pytest.mark.parametrize("is_woken_first", [True, False])
+def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
+    """The other one is in no list of stopped processes, and the woken one leaves no zombie.
+
+    Args:
+        is_woken_first: whether the timer wakes the process before its runs are noted.
+        fork: the fixture.
+    """
+    counter = Counter()
+    seconds = 0.2
+
+    def start_a_helper() -> NoReturn:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the helper vanishes when it ends
+        if os.fork() == 0:
+            signal.signal(signal.SIGCONT, leave_the_work_to_a_child)
+            start_timer(signal.SIGCONT, seconds)
+            counter.count()
+        while True:
+            signal.pause()
+
+    with processes.subreaper():
+        pid = fork(start_a_helper)
+        processes.own_pids.add(pid)
+        tree = processes.Tree(pid, is_solution=True)
+        assert counter.goes_on()
+        assert tree.stop()
+        assert counter.is_still()
+        if is_woken_first:
+            time.sleep(1.5 * seconds)
+        tree.note_runs()
+        if not is_woken_first:
+            assert not tree.has_run()
+            time.sleep(1.5 * seconds)
+        assert tree.has_run()
+        assert counter.goes_on()  # in the child
+        processes.own_pids.discard(pid)
+
+
+def leave_the_work_to_a_child(number: int, frame: object) -> None:
+    """End this process, whose work a child goes on with; a handler of a signal."""
+    if os.fork() != 0:
+        os._exit(0)
+
+
+def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
+    """The zombie may vanish at any time, and nothing has run."""
+    pid = fork(lambda: os._exit(0))
+    assert until(lambda: processes.is_dead_child(pid))
+    tree = processes.Tree(pid, is_solution=True)
+    assert tree.stop()
+    tree.note_runs()
+    os.waitpid(pid, 0)
+    assert not tree.has_run()
+
+
 def test_the_reason_for_a_process_that_a_timer_wakes():
     reason = "goes on after SIGSTOP, as by a timer, while importing"
     assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
