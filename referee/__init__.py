@@ -51,6 +51,7 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
+    timed_steps          a timed request of training steps
     turns                all take turns in a round
     samples              the samples of all rounds; whether the solution's clock is false
     step_samples         the same of training steps, divided into forward and backward
