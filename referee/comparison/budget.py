@@ -1,12 +1,8 @@
 """The error budget: how far off a result may be.
 
-The budget is a multiple of eager's own error, which the reference in float64 shows. A float32
-result may be FACTOR times as far off, because a fast exponential is less accurate than torch's; it
-may also be as far off as a plain sum of all terms. Products in TF32 or float16 are outside this
-budget: their errors are some 1,000 times eager's. Where eager's own error is that of a lower
-precision, as for half types, the factor is LOW_FACTOR.
-
-VERDICTS.md, "What is right", has the formulas.
+The budget is a multiple of eager's own error, which the reference in float64 shows; but a float32
+result may also be as far off as a plain sum of all terms. VERDICTS.md, "What is right?", has the
+formulas, and INTERNALS.md, "Long sums", those of sums.
 """
 
 import math

@@ -7,15 +7,10 @@ differ by much. A single wrong element is therefore a mistake only in these case
 - Only eager's values are right, as for integers.
 - It is in a result of a timed step, and a second look does not excuse it.
 
-In all other cases several steps decide, whose inputs have these places elsewhere. Each of four
-rules then finds a gradient wrong; "Gradients of timed steps" in INTERNALS.md explains them:
-
-    far off in one step         its relative error is large
-    far off in most steps       its relative error is larger than ReLU near zero makes it
-    wrong in every step         rounding does not explain the elements that are wrong in all steps
-    inaccurate in many steps    its typical error is larger than rounding makes it
-
-In steps that are not timed, only the third rule holds; it then judges results, too.
+In all other cases several steps decide, whose inputs have these places elsewhere. "Gradients of
+timed steps" in INTERNALS.md has four rules: a gradient is wrong if it is far off in one step, far
+off in most steps, wrong in every step, or inaccurate in many steps. In steps that are not timed,
+only "wrong in every step" holds; it then judges results, too.
 """
 
 import math

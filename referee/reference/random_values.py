@@ -63,13 +63,10 @@ def random_tensor(
 
 
 def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a tensor of other values: each is 0.5 to 1.5 times as large, with a random sign.
+    """Return a tensor of other values.
 
-    If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
-    and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
-    is added. But if all values are zeros, as in a new bias, they become small random numbers.
-
-    The random factors of more than FACTORS values repeat.
+    The table in README.md, "Parameters", has the rules. The random factors of more than FACTORS
+    values repeat.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():

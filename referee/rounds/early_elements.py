@@ -40,10 +40,8 @@ class _Elements(NamedTuple):
 class EarlyElements:
     """Elements of results that are read after the reply and before the clock stops.
 
-    A process may queue work on a GPU and reply before that is done. The work runs on while the
-    process is stopped. So some elements are read before the clock stops, chosen when the reply has
-    arrived. They must be the same when the whole results are read: an element that was computed
-    after the clock had stopped is different.
+    They are chosen when the reply has arrived, and must be the same when the whole results are
+    read: see README.md, "Why is a lazy result no gain?".
 
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.

@@ -234,27 +234,55 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
-def grading_with_slow_eager(device: str) -> SimpleNamespace:
-    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn."""
+class EagersProcesses:
+    """Takes the place of `Eager`: its contestants have the seconds that a call takes."""
+
+    def __init__(self, seconds_of_old: float, seconds_of_new: float) -> None:
+        self.processes = self._one(seconds_of_old)
+        self._new = self._one(seconds_of_new)
+
+    def _one(self, seconds: float) -> list[SimpleNamespace]:
+        contestant = SimpleNamespace(call_seconds=seconds)
+        return [SimpleNamespace(contestant=contestant, close=lambda: None)]
+
+    def take(self) -> list[SimpleNamespace]:
+        return self.processes
+
+    def start(self) -> None:
+        self.processes = self._new
+
+
+def grading_with_slow_eager(device: str, seconds_of_new: float = 3.0) -> SimpleNamespace:
+    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn.
+
+    Args:
+        device: "cpu" or "cuda".
+        seconds_of_new: what a call takes in a new process of eager.
+    """
     timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
+    problem = SimpleNamespace(names=NAMES, device=torch.device(device))
     return SimpleNamespace(
-        problem=SimpleNamespace(names=NAMES),
-        device=torch.device(device),
-        bench=None,
+        problem=problem,
+        device=problem.device,
+        bench=SimpleNamespace(problem=problem, eager=EagersProcesses(3.0, seconds_of_new)),
         findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
 
 
-@pytest.mark.parametrize("is_new_process_faster", [True, False])
+@pytest.mark.parametrize(("seconds_of_new", "is_error"), [(1.0, True), (1.9, True), (2.1, False)])
 def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
-    is_new_process_faster, monkeypatch
+    seconds_of_new, is_error, monkeypatch
 ):
-    """Eager took 1 s before the solution started."""
-    monkeypatch.setattr(slow_eager, "_is_new_process_faster", lambda *_: is_new_process_faster)
-    grading = grading_with_slow_eager("cpu")
+    """Eager took 1 s before the solution started, and 3 s beside it: more than 1.5 times 1.9."""
+
+    def time_and_free(_bench, timed_call, *_):
+        return Sample([timed_call.contestant.call_seconds], 30.0)
+
+    monkeypatch.setattr(slow_eager, "time_and_free", time_and_free)
+    grading = grading_with_slow_eager("cpu", seconds_of_new)
     plan = Plan(calls=1, seconds_alone=[1.0] * 5)
-    if is_new_process_faster:
+    if is_error:
         with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
             check_eager_speed(grading, plan, samples=None)
     else:

@@ -50,15 +50,8 @@ def compare_times(
 ) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
 
-    The ratio's interval is widened by the noise, a factor by which times of the same code differ.
-    If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
-    if there are few rounds. The noise is the largest of
-
-        - PLACEMENT, by which two processes differ, or PLACEMENT_SECONDS if they are more;
-        - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
-          interval that is farther from 1;
-        - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
-          for launches; and the lateness. On a CPU, what slows a round slows all timed calls in it.
+    VERDICTS.md, "When is a ratio a gain?", has the rule. The spread of eager's times counts on a
+    GPU alone: on a CPU, what slows a round slows all timed calls in it.
 
     Args:
         eager: eager's seconds of a call, for each round.

@@ -103,13 +103,7 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        INTERNALS.md, "Two clocks", has three cases, of which the first that applies decides:
-
-        1. The process's clock is false. The seconds are the referee's, less the overhead of the
-           fastest empty request, but at least `fastest_call`.
-        2. The process's seconds are at least as long, in the median, as the referee's less
-           `estimate`. The seconds are the process's.
-        3. Otherwise the seconds are, in each request, the larger of these two.
+        The three cases of INTERNALS.md, "Two clocks", are tried in their order there.
 
         Args:
             samples: the timed call's samples, one for each request.
