@@ -14,7 +14,7 @@ import torch
 
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
-from referee.checks.solution_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
@@ -218,7 +218,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
-        if OUT_OF_MEMORY in str(raised.args[0].get("type")):
+        if raised.is_lack_of_memory:
             grading.verdict.notes.append(NO_ROOM)
             return None
         _, line = outcome_of_exception(raised, "checking the backward")

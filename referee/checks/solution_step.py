@@ -13,8 +13,6 @@ from referee.comparison.quantity import Kind, Quantity
 from referee.grading import Grading
 from referee.reference.reference_step import draw_gradients
 
-OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
-
 
 class OutputGradients(NamedTuple):
     """New gradients for the reference's outputs.

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
-from referee.checks.solution_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
 from referee.contestants.errors import RaisedError
+from referee.eager import EagerOutOfMemoryError
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
@@ -74,18 +75,15 @@ def time_training_steps(grading: Grading) -> None:
         grading.findings.times.training_step = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
-    except (NoRoomError, torch.OutOfMemoryError, NotCorrectError, RaisedError) as error:
+    except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
         grading.findings.times.training_step = None
-        if not _is_lack_of_memory(error):
-            raise
         grading.verdict.notes.append("no memory for the training step")
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """Return whether memory was short, in the referee's process, eager's or the solution's."""
-    is_own = isinstance(error, (NoRoomError, torch.OutOfMemoryError))
-    # A NotCorrectError quotes eager's exception, and a RaisedError has the solution's.
-    return is_own or OUT_OF_MEMORY in str(error)
+    except RaisedError as error:  # in the solution's process
+        if not error.is_lack_of_memory:
+            raise
+        grading.findings.times.training_step = None
+        note = "the training step is not timed: the solution runs out of memory"
+        grading.verdict.notes.append(note)
 
 
 def _time_rounds(grading: Grading) -> None:
@@ -100,7 +98,7 @@ def _time_rounds(grading: Grading) -> None:
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
-    note_clock(grading, rounds.samples.whole)
+    note_clock(grading, rounds.samples.whole, wait_count=2 * calls)  # in each half of a step
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")

@@ -32,6 +32,11 @@ class TimeLimitError(Exception):
 class RaisedError(Exception):
     """The solution has raised an exception; the argument is the "raised" of the reply."""
 
+    @property
+    def is_lack_of_memory(self) -> bool:
+        """True if it is torch's exception for a GPU that has no memory left."""
+        return self.args[0].get("type") == "OutOfMemoryError"
+
 
 def was_killed(status: int) -> bool:
     """Return whether an exit status means SIGKILL, which the kernel sends if memory is short."""

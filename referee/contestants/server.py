@@ -3,13 +3,13 @@
 `child.main` is what runs in the server and in the forked processes.
 """
 
-import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from referee.contestants import processes
@@ -53,6 +53,7 @@ class Server:
     def __init__(self, builds: str = "") -> None:
         self.walls = True
         self._builds = builds
+        self._folders: dict[Path, str] = {}  # by a graded file, see `builds_folder`
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
         if builds:
             self._environment["TORCH_EXTENSIONS_DIR"] = builds
@@ -62,14 +63,15 @@ class Server:
         """Return where a graded file builds extensions; "" for the user's usual folder.
 
         Each file has a folder of its own. In a common one, it could find what another file has
-        built under the same name, or wait for ever for the lock of a build that was killed.
+        built under the same name, or wait for ever for the lock of a build that was killed. The
+        folder is made when the file's turn comes, under a random name, so that no file graded
+        before can have put anything into it.
         """
         if not self._builds:
             return ""
-        name = hashlib.sha256(str(file).encode()).hexdigest()
-        folder = Path(self._builds, name[:16])
-        folder.mkdir(exist_ok=True)
-        return str(folder)
+        if file not in self._folders:
+            self._folders[file] = tempfile.mkdtemp(dir=self._builds)
+        return self._folders[file]
 
     def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.

@@ -37,11 +37,13 @@ class Task:
     Attributes:
         name: the problem's: the path of its file in the folder of references, without ".py".
         reference: its file.
-        solutions: the files, read before any of them runs.
+        text: the content of that file.
+        solutions: the files. They and `text` are read before any solution runs.
     """
 
     name: str
     reference: Path
+    text: bytes
     solutions: list[GradedFile]
 
 
@@ -158,8 +160,8 @@ def _grade_task(
     """Grade the solutions of one problem; yield a record for each."""
     progress(f"{task.name}: running the reference")
     try:
-        problem = Problem(task.name, load(task.reference), device)
-    except (BadReferenceError, OSError, torch.OutOfMemoryError) as error:
+        problem = Problem(task.name, load(task.reference, task.text), device)
+    except (BadReferenceError, torch.OutOfMemoryError) as error:
         reason = first_error_line(str(error))
         yield from _same_record_for_all(task, Subject(task.name, "", ()), NOT_GRADED, reason)
         return

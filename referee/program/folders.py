@@ -58,7 +58,7 @@ def find_work(args: argparse.Namespace) -> Job:
     """Pair the solutions with references, read them, and leave out those that have a verdict.
 
     Raises:
-        ValueError: `--out` names a file of something else, or a solution cannot be read.
+        ValueError: `--out` names a file of something else, or a file cannot be read.
     """
     paired, unpaired = pair(args.reference, args.solution)
     earlier_records = read_out(args.out) if args.out else []
@@ -77,7 +77,7 @@ def _make_tasks(
         graded: problem and absolute path of each solution that has a verdict.
 
     Raises:
-        ValueError: a solution cannot be read.
+        ValueError: a file cannot be read.
     """
     tasks = []
     for reference, solutions in paired.items():
@@ -86,7 +86,8 @@ def _make_tasks(
         if not ungraded:
             continue
         try:
-            tasks.append(Task(name, reference, read_files(ungraded)))
+            text = reference.read_bytes()
+            tasks.append(Task(name, reference, text, read_files(ungraded)))
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
     return tasks

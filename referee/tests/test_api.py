@@ -119,3 +119,9 @@ def test_the_package_has_the_documented_names_and_no_others():
 def test_a_number_of_rounds_below_one_is_refused(trials):
     with pytest.raises(ValueError, match="trials of 1 or more"):
         referee.grade(None, "solution.py", "cpu", trials=trials)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_limit_that_is_not_positive_is_refused(timeout):
+    with pytest.raises(ValueError, match="timeout of more than 0 seconds; got"):
+        referee.grade(None, "solution.py", "cpu", timeout=timeout)

@@ -11,6 +11,7 @@ from referee.contestants.state import State
 from referee.rounds import turns
 from referee.tests.graded import grade, quick_and_slow
 from referee.tests.texts import (
+    IS_TIMED,
     LINEAR,
     LINEAR_INIT,
     RELU,
@@ -190,6 +191,35 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)
     assert len(are_whole) > 3  # there were later turns than those of the first round
     assert all(are_whole)
+
+
+# In timed steps, it describes each result as one of the type OutOfMemoryError.
+DESCRIBES_A_LACK_OF_MEMORY = f"""
+{IS_TIMED}
+from referee.child import kept_results
+
+describe = kept_results.describe
+
+def describe_falsely(value):
+    in_step = is_timed() and frame_of_request().f_locals["request"]["method"] == "run_steps"
+    return {{"type": "OutOfMemoryError"}} if in_step else describe(value)
+
+kept_results.describe = describe_falsely
+""" + module("return torch.relu(x)")
+RAISES_IN_STEPS = IS_TIMED + module("""
+if torch.is_grad_enabled() and is_timed():
+    raise torch.OutOfMemoryError("no memory")
+return torch.relu(x)
+""")
+LACKS = {
+    "describes": wrong(DESCRIBES_A_LACK_OF_MEMORY, "OutOfMemoryError"),
+    "raises": correct(RAISES_IN_STEPS, "step is not timed: the solution runs out of memory"),
+}
+
+
+@pytest.mark.slow
+def test_a_lack_of_memory_in_timed_steps_is_the_solutions_own(device, tmp_path):
+    grade(RELU, LACKS, tmp_path, device=device)
 
 
 NORM = "self.norm = nn.BatchNorm1d(64)"

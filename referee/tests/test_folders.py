@@ -189,7 +189,8 @@ def sent_by_workers(monkeypatch, solutions_of, device_count):
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Worker)
     monkeypatch.setattr(fork_server, "context", context)
     tasks = [
-        folder_workers.Task(name, Path(name), list(files)) for name, files in solutions_of.items()
+        folder_workers.Task(name, Path(name), b"", list(files))
+        for name, files in solutions_of.items()
     ]
     devices = [torch.device("cuda", index) for index in range(device_count)]
     return sorted(folder_workers.grade_tasks(tasks, devices, None, lambda *_: None))
@@ -307,6 +308,19 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
         assert process.poll() is None
         assert monotonic() < end
         sleep(0.05)
+
+
+@pytest.mark.slow
+def test_references_are_read_before_any_solution_runs(problems, tmp_path):
+    """The first problem's solution rewrites the files of the other problems."""
+    others = [str(problems / name) for name in NAMES[1:]]
+    rewrites = f"for path in {others}:\n    open(path, 'w').write('raise ValueError')\n"
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, IMPORTS + rewrites + PLAIN))
+    out = tmp_path / "out.jsonl"
+    arguments = [problems, solutions, "--device", "cpu", "--trials", "1", "--out", out]
+    assert command.main([str(argument) for argument in arguments]) == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["verdict"] for record in records] == ["correct"] * len(NAMES)
 
 
 @pytest.mark.slow

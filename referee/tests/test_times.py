@@ -13,11 +13,12 @@ from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
 from referee.rounds import slow_eager
-from referee.rounds.samples import RoundSamples
+from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
 from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import Names, Rate, Timings, speed_up, spread
+from referee.times.timing import Names, Rate, StepTimings, Timings, speed_up, spread
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
     SHORTEST,
@@ -80,6 +81,40 @@ def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
         samples.add(dict(zip((NAMES.eager, NAMES.control), requests, strict=True)))
     assert compare_times(eager, control, copy, "cuda") == "faster"
     assert compare_times(eager, control, copy, "cuda", samples.lateness()) == "a tie"
+
+
+def test_the_lateness_of_steps_counts_for_both_halves():
+    samples = StepSamples(NAMES, TIMED_CALLS)
+    sample = StepSample(Sample([5.0] * 12 + [20.0] * 20, 600.0), part_of_forwards=0.5)
+    samples.whole.empties.append(Sample([0.1], 1.0))
+    samples.add({timed_call.name: sample for timed_call in TIMED_CALLS})
+    step = StepTimings(*(Timings("cuda", NAMES, None, work=0) for _ in range(2)))
+    for half in (step.forward, step.backward):
+        half.start(timed_call.name for timed_call in TIMED_CALLS)
+    samples.set_times(step)
+    assert (step.forward.lateness, step.backward.lateness) == (2.875, 2.875)
+
+
+@pytest.mark.parametrize(
+    ("device", "wait_count", "is_confirmed"),
+    [("cpu", 1, True), ("cuda", 0, True), ("cuda", 1, True), ("cuda", 16, False)],
+)
+def test_a_gain_that_a_wait_of_the_gpu_may_hide_is_unconfirmed(device, wait_count, is_confirmed):
+    """Eight calls take 0.1 ms each, and eager's take 0.2 ms; a wait takes 0.15 ms."""
+    timed_calls = [*TIMED_CALLS, TimedCall(NAMES.solution, None, "")]
+    samples = RoundSamples(NAMES, timed_calls)
+    samples.empties.append(Sample([1e-6], 1e-4))
+    milliseconds = {NAMES.solution: 0.1, NAMES.eager: 0.2, NAMES.control: 0.2}
+    for _ in range(3):
+        samples.add({
+            name: Sample([1e-3 * ms] * 8, 8e-3 * ms + 1e-4) for name, ms in milliseconds.items()
+        })  # fmt: skip
+    verdict = SimpleNamespace(notes=[])
+    grading = SimpleNamespace(
+        problem=SimpleNamespace(names=NAMES), device=torch.device(device), verdict=verdict
+    )
+    note_clock(grading, samples, wait_count)
+    assert verdict.notes == ([] if is_confirmed else [UNCONFIRMED])
 
 
 # The samples of a timed call, and the seconds of a call in each of its requests.
