@@ -117,8 +117,8 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.relies_on_inputs and are_all_of_inputs:
-        names = ", another ".join(quantity.name for quantity in wrong)
-        grading.verdict.notes.append(f"forward only: another {names}")
+        names = ", wrong ".join(quantity.name for quantity in wrong)
+        grading.verdict.notes.append(f"forward only: wrong {names}")
         return []
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
     raise NotCorrectError(WRONG, mistakes[:LONGEST_LINE])

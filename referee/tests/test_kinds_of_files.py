@@ -170,7 +170,7 @@ KINDS["a parameter in columns"] = (
 # differ.
 KINDS["triangular"] = (
     reference("return torch.tril(x @ inputs[1])", "[torch.randn(64, 64).tril()] * 2"),
-    {"whole": correct(module("return x @ inputs[1]"), "forward only: another gradient of inp")},
+    {"whole": correct(module("return x @ inputs[1]"), "forward only: wrong gradient of inp")},
 )
 
 # A matrix that is barely positive definite, as `cholesky` needs it.
