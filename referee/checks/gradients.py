@@ -76,9 +76,12 @@ def _note_errors_of_gradients(grading: Grading) -> None:
     for quantity in grading.findings.quantities:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
-            eager = quantity.expected.eager_errors
             grading.verdict.note_errors(
-                name, grading.problem.setting, quantity.name, quantity.comparison.errors, eager
+                name,
+                grading.problem.setting,
+                quantity.name,
+                solution=quantity.comparison.errors,
+                reference=quantity.expected.reference_errors,
             )
 
 
@@ -87,8 +90,9 @@ def _make_room(grading: Grading) -> None:
     bench = grading.bench
     grading.forget_round()
     bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    for process in [grading.solution, *(eager.contestant for eager in bench.eager.processes)]:
-        bench.free_all_unused(process)
+    eagers = [process.contestant for process in bench.eager.processes]
+    for contestant in (grading.solution, *eagers):
+        bench.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -61,11 +61,16 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    eager = grading.findings.reference_tensors[0].eager_errors
-    has_errors = eager.largest != 0  # ReLU has none
+    reference_errors = grading.findings.reference_tensors[0].reference_errors
+    has_errors = reference_errors.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        setting = grading.problem.setting
-        grading.verdict.note_errors(_label(grading), setting, "output", compared.last_errors, eager)
+        grading.verdict.note_errors(
+            _label(grading),
+            grading.problem.setting,
+            "output",
+            solution=compared.last_errors,
+            reference=reference_errors,
+        )
     _check_results_stay(grading)
 
 

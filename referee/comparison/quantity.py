@@ -33,10 +33,10 @@ from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 LARGEST_RELATIVE_ERROR = 0.25
-# Far off in most steps: ReLU near zero also makes a part of eager's own error. So in at least half
-# of the steps, it makes at most MOST_TIMES_EAGERS_ERROR times that error. A relative error up to
-# LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
-MOST_TIMES_EAGERS_ERROR = 4
+# Far off in most steps: ReLU near zero also makes a part of the reference's own error. So in at
+# least half of the steps, it makes at most MOST_TIMES_OWN_ERROR times that error. A relative error
+# up to LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
+MOST_TIMES_OWN_ERROR = 4
 LEAST_FAR_OFF = 0.02
 # Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
 # explains those that are wrong if it predicts at least LEAST_PREDICTED_SHARE of their number;
@@ -245,10 +245,10 @@ class Quantity:
 
     def _far_off_limit(self) -> float:
         """Return the relative error beyond which a gradient counts as far off in a step."""
-        eagers_error = self.expected.eager_errors.relative
-        if eagers_error == 0:  # there is no float64 result, or no error
+        own_error = self.expected.reference_errors.relative
+        if own_error == 0:  # there is no float64 result, or no error
             return LARGEST_RELATIVE_ERROR
-        limit = max(MOST_TIMES_EAGERS_ERROR * eagers_error, LEAST_FAR_OFF)
+        limit = max(MOST_TIMES_OWN_ERROR * own_error, LEAST_FAR_OFF)
         return min(limit, LARGEST_RELATIVE_ERROR)
 
     def _keep_first(self, mistake: str) -> None:
