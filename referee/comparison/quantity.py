@@ -187,6 +187,22 @@ class Quantity:
             self.is_wrong_in_one_step = True
             self._keep_first(mistake)
 
+    def find_mistake(self) -> str | None:
+        """Return in words what is wrong for certain; None if rounding may explain it."""
+        is_wrong = (
+            self.is_wrong_in_one_step
+            or self._is_far_off_in_most_steps()
+            or self._wrong_in_every_step.is_mistake()
+            or self._is_inaccurate_in_many_steps()
+        )
+        return f"{self.name}: {self._first_mistake}" if is_wrong else None
+
+    def without_steps(self) -> "Quantity":
+        """Return a quantity with the same name and budget, for which no step was compared."""
+        made = Quantity(self.name, self.kind)
+        made.expected = self.expected
+        return made
+
     def _compare_gradient(
         self,
         got: torch.Tensor,
@@ -212,22 +228,6 @@ class Quantity:
             self._timed_steps_far_off += 1
         if self._is_inaccurate(got, eager, error_of_other_roundings):
             self._inaccurate_timed_steps += 1
-
-    def find_mistake(self) -> str | None:
-        """Return in words what is wrong for certain; None if rounding may explain it."""
-        is_wrong = (
-            self.is_wrong_in_one_step
-            or self._is_far_off_in_most_steps()
-            or self._wrong_in_every_step.is_mistake()
-            or self._is_inaccurate_in_many_steps()
-        )
-        return f"{self.name}: {self._first_mistake}" if is_wrong else None
-
-    def without_steps(self) -> "Quantity":
-        """Return a quantity with the same name and budget, for which no step was compared."""
-        made = Quantity(self.name, self.kind)
-        made.expected = self.expected
-        return made
 
     def _is_inaccurate(
         self, got: torch.Tensor, eager: torch.Tensor, error_of_other_roundings: Callable[[], float]
