@@ -16,6 +16,7 @@ from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
@@ -195,7 +196,8 @@ def _compare_quantities(
     ):
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
-            got = read_quantity(grading, quantity, description, prefix, (0, result_index))
+            place = ResultPlace(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, place)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 
