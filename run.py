@@ -12,16 +12,13 @@ if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
 # isort: split
 # `console` is imported before torch. After `end_on_interrupt`, Ctrl-C ends the process at once,
 # even while torch is imported, which takes seconds.
-import importlib.util
-
+from problems.torch_check import end_without_torch
 from referee import console
 
 if __name__ == "__main__":
     console.program = "run.py"
     console.end_on_interrupt()
-    if importlib.util.find_spec("torch") is None:
-        console.say("torch is not installed: README.md, Start, says what run.py needs")
-        sys.exit(1)
+    end_without_torch(console.program)
 
 # isort: split
 import argparse

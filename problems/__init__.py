@@ -7,6 +7,7 @@ linear_yardsticks.py    products that are timed beside Linear; one is in triton_
 operands.py             operands on which products err most
 small_cases.py          cases that both problems have
 sizes.py                the problems by name, and the shapes of x; its records are in shapes.py
+torch_check.py          what the programs say if torch is not installed
 benchmark/              measures the figures beside the headline; makes the tables and the picture
                         of README and docs/BENCHMARKS.md
 """

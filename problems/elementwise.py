@@ -24,9 +24,11 @@ MakeInput = Callable[[], torch.Tensor]  # returns a new tensor each time
 # of times, they are no multiple of 4 elements, so the last block of most kernels is not whole.
 REPETITIONS = 127
 RANDOM_DRAWS = 3  # how many larger tensors of each dtype are drawn, each from a seed of its own
+RANDOM_SHAPE = (64, 257)  # their shape
 RANDOM_PATTERNS = 100_003  # bit patterns of a dtype that has too many to try them all
 SPRINKLED = 4096  # elements that `sprinkle` overwrites at most
 
+DENSE_LAYOUTS = [Layout(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES]
 LAYOUTS = [
     Layout("x[::2]", (257,), lambda x: x[::2]),
     Layout("x[::3, 1::2]", (33, 65), lambda x: x[::3, 1::2]),
@@ -86,19 +88,38 @@ def small_inputs(device: torch.device, seed: int) -> Iterator[tuple[str, MakeInp
     Yields:
         A name, which begins with the dtype's name, and a function that returns the input.
     """
-    dense = [Layout(f"shape {list(shape)}", shape, lambda x: x) for shape in SHAPES]
     for name, dtype in dtypes_of_relu(device).items():
-        for k in range(RANDOM_DRAWS):
-            generator = torch.Generator().manual_seed(seed + k)
-            make = partial(random_tensor, (64, 257), dtype, torch.device("cpu"), generator)
-            yield f"{name}, random, seed {seed + k}", lambda make=make: make().to(device)
-        values = special_values(dtype).repeat(REPETITIONS)
-        yield f"{name}, special values", partial(values.to, device, copy=True)
-        generator = torch.Generator(device=device).manual_seed(seed)
-        yield f"{name}, bit patterns", partial(bit_patterns, dtype, device, generator)
-        for layout in [*dense, *LAYOUTS]:
-            make = partial(random_tensor, layout.shape, dtype, device, generator)
-            yield f"{name}, {layout.name}", lambda make=make, view=layout.view: view(make())
+        for kind, make in _inputs_of_dtype(dtype, device, seed):
+            yield f"{name}, {kind}", make
+
+
+def _inputs_of_dtype(
+    dtype: torch.dtype, device: torch.device, seed: int
+) -> Iterator[tuple[str, MakeInput]]:
+    """Yield what `small_inputs` yields for one dtype; the names are without that of the dtype."""
+    for k in range(RANDOM_DRAWS):
+        generator = torch.Generator().manual_seed(seed + k)
+        yield f"random, seed {seed + k}", partial(_draw_on_cpu, dtype, device, generator)
+    values = special_values(dtype).repeat(REPETITIONS)
+    yield "special values", partial(values.to, device, copy=True)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    yield "bit patterns", partial(bit_patterns, dtype, device, generator)
+    for layout in [*DENSE_LAYOUTS, *LAYOUTS]:
+        yield layout.name, partial(_draw_in_layout, layout, dtype, device, generator)
+
+
+def _draw_on_cpu(
+    dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Return random values that a seed gives on every device: they are drawn on the CPU."""
+    return random_tensor(RANDOM_SHAPE, dtype, torch.device("cpu"), generator).to(device)
+
+
+def _draw_in_layout(
+    layout: Layout, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Return random values in a layout."""
+    return layout.view(random_tensor(layout.shape, dtype, device, generator))
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:

@@ -115,8 +115,7 @@ class LinearReluDivideProblem(Problem):
         """Return the exact result, and how far each of its elements may be off."""
         [x] = inputs
         [eager] = self.run(module, inputs)
-        is_timed_size = tuple(x.shape) == tuple(self.shape)
-        if is_timed_size:
+        if self._is_timed_size(x):
             # The inputs of this size are uniform in [-1, 1), so their magnitudes can be summed in
             # float32. Other inputs may be near the ends of its range.
             z = functional.linear(*_convert_operands(module.linear, x, torch.float64))
@@ -179,7 +178,7 @@ class LinearReluDivideProblem(Problem):
         error that occurs on all of them counts.
         """
         [x] = inputs
-        if tuple(x.shape) != tuple(self.shape):
+        if not self._is_timed_size(x):
             return None
         if x.dtype == torch.float32 and not self._may_be_tf32:
             # Sums in float32 are good enough: their errors are far below 64 roundings of the terms.
@@ -187,14 +186,18 @@ class LinearReluDivideProblem(Problem):
             magnitude = _sum_magnitudes(module.linear, x, torch.float32)
         else:
             z, magnitude = exact_sums(module.linear, x)
-        if x.dtype.itemsize == 2:
+        return z.abs() > self._relative_error_of_z(x.dtype) * magnitude
+
+    def _is_timed_size(self, x: Tensor) -> bool:
+        """Return whether x has the size at which solutions are timed."""
+        return tuple(x.shape) == tuple(self.shape)
+
+    def _relative_error_of_z(self, dtype: torch.dtype) -> float:
+        """Return how far ReLU's input may be off, divided by the sum of its terms' magnitudes."""
+        if dtype.itemsize == 2:
             # The product may be rounded before the bias is added.
-            relative_error = torch.finfo(x.dtype).eps
-        elif self._may_be_tf32:
-            relative_error = U_TF32 * 4
-        else:
-            relative_error = U32 * 64
-        return z.abs() > relative_error * magnitude
+            return torch.finfo(dtype).eps
+        return U_TF32 * 4 if self._may_be_tf32 else U32 * 64
 
     def accuracy(self, relative: float, is_equal: bool, usual: str) -> str:
         """Return the accuracy class of the results, from the Frobenius norm of their errors."""

@@ -78,7 +78,7 @@ def choose_shape(
     needs = _needs(name, dtype, device)
     headline_rows = PROBLEMS[name].rows
     usual_rows = headline_rows if device.type == "cuda" else min(headline_rows, CPU_ROWS)
-    rows, note = choose_rows(asked_rows, usual_rows, needs.row_bytes, device, needs.fixed_bytes)
+    rows, note = choose_rows(asked_rows, usual_rows, needs, device)
     is_limited_for_cpu = asked_rows is None and usual_rows < headline_rows
     if is_limited_for_cpu and not note:
         note = f"{usual_rows:,} of {headline_rows:,} rows, because a CPU would need minutes for all"
@@ -86,11 +86,7 @@ def choose_shape(
 
 
 def choose_rows(
-    asked_rows: int | None,
-    usual_rows: int,
-    row_bytes: int,
-    device: torch.device,
-    fixed_bytes: int = 0,
+    asked_rows: int | None, usual_rows: int, needs: RowNeeds, device: torch.device
 ) -> tuple[int, str]:
     """Return how many rows are measured, and a note that says why if memory limits them.
 
@@ -98,20 +94,19 @@ def choose_rows(
         asked_rows: the number that the user asks for; None for as many as fit in the default share
             of the free memory.
         usual_rows: how many are measured if the memory suffices.
-        row_bytes: size of a row, in each of the `BUFFERS` tensors that are in memory.
+        needs: the memory that a forward needs.
         device: where the rows are measured.
-        fixed_bytes: memory that is needed for any number of rows.
 
     Raises:
         ValueError: `asked_rows` rows, or a single one, need more memory than there is.
     """
     free = free_bytes(device)
-    bytes_for_a_row = BUFFERS[device.type] * row_bytes
+    bytes_for_a_row = BUFFERS[device.type] * needs.row_bytes
     share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
-    rows_that_fit = (int(free * share) - fixed_bytes) // bytes_for_a_row
+    rows_that_fit = (int(free * share) - needs.fixed_bytes) // bytes_for_a_row
     count = asked_rows if asked_rows else max(1, min(usual_rows, rows_that_fit))
     if count > rows_that_fit:
-        needed = (count * bytes_for_a_row + fixed_bytes) / 2**30
+        needed = (count * bytes_for_a_row + needs.fixed_bytes) / 2**30
         raise ValueError(
             f"{count:,} rows need {needed:,.1f} GiB of memory on {device}, and "
             f"{free * share / 2**30:,.1f} GiB can be used"

@@ -63,7 +63,7 @@ grading: `Grading`, which has what the checks of a file share
 
 bench: `Bench`, which has what the gradings of one problem share
 
-eager: eager's processes, which all solutions of a problem use
+eager_processes: those in which eager runs, which all solutions of a problem use
 
 request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from referee.contestants import cuda_walls
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
-from referee.eager import Eager, Reserve
+from referee.eager_processes import EagerProcesses, Reserve
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
@@ -46,7 +46,7 @@ class Bench:
         self.problem = problem
         self.server = server
         self.memory = RequestMemory(problem.device)
-        self.eager = Eager(problem, server, self.memory, reserve)
+        self.eager = EagerProcesses(problem, server, self.memory, reserve)
         self.plans: dict[str, Plan] = {}
 
     def try_walls(self) -> None:

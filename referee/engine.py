@@ -30,7 +30,7 @@ from referee.checks import (
 from referee.contestants import processes
 from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError

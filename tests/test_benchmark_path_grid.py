@@ -1,16 +1,27 @@
 """`python -m problems.benchmark path-grid`: its products, times and table."""
 
 import json
+import re
 
 import pytest
 import torch
 
-from problems.benchmark import command, grid, measure_path_grid, path_calls, products, views
+from problems.benchmark import (
+    command,
+    grid,
+    measure_path_grid,
+    pages,
+    path_calls,
+    products,
+    views,
+)
+from problems.benchmark.choose_again import GPUS
 from problems.benchmark.clock import CpuClock
 from problems.benchmark.grid_rows import NOT_TIMED, TimedProduct, as_row, read_row
 from problems.benchmark.grid_table import path_grid_table
 from problems.benchmark.products import Product
 from referee.report import markdown
+from tests.support.processes import ROOT
 
 
 def made_up(product: Product, chosen: str, cold: dict, warm: dict) -> TimedProduct:
@@ -121,7 +132,7 @@ def test_a_tiny_grid_is_timed_on_each_path(device, monkeypatch, tmp_path, capsys
     if device == "cpu":
         monkeypatch.setattr(measure_path_grid, "CudaClock", lambda device: CpuClock())
         monkeypatch.setattr(measure_path_grid, "WarmCudaClock", CpuClock)
-        monkeypatch.setattr(path_calls, "capability_and_multiprocessors", lambda: (90, 132))
+        monkeypatch.setattr(path_calls, "current_gpu", lambda: GPUS["NVIDIA H200"])
         monkeypatch.setattr(command, "check_device", lambda what, device: None)
         monkeypatch.setitem(
             command.WITHOUT_OPTIONS,
@@ -152,3 +163,30 @@ def test_a_tiny_grid_is_timed_on_each_path(device, monkeypatch, tmp_path, capsys
     assert forwards["products"][1].count(f" {NOT_TIMED} ") == 2
     assert "torch / chosen, cold" in capsys.readouterr().out
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+# ------------------------------------------------------------------------------- choose-again
+
+
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    """Return the path of a copy of the stored results, in which every chosen path is "torch"."""
+    text = (pages.RESULTS / pages.PATH_GRID).read_text()
+    path = tmp_path / pages.PATH_GRID
+    path.write_text(re.sub(r"^( +\"\d+ \d+ \d+) \w+", r"\1 torch", text, flags=re.MULTILINE))
+    assert path.read_text() != text
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "make_pages", lambda: None)
+    return path
+
+
+def test_the_stored_results_have_the_choices_of_the_present_limits(results):
+    stored = (ROOT / "docs" / "benchmarks" / pages.PATH_GRID).read_text()
+    assert command.main(["choose-again"]) == 0
+    assert results.read_text() == stored
+
+
+def test_results_of_an_unknown_gpu_get_no_choices(results):
+    results.write_text(results.read_text().replace("NVIDIA H200", "a GPU"))
+    with pytest.raises(ValueError, match="has no a GPU"):
+        command.main(["choose-again"])

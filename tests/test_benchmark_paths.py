@@ -16,10 +16,12 @@ from problems.benchmark import (
     views,
 )
 from problems.benchmark.choice import chosen_paths
+from problems.benchmark.choose_again import GPUS
 from problems.benchmark.tables import TABLES
 from referee.report import markdown
 from tests.support.processes import KERNELS
 
+H200 = GPUS["NVIDIA H200"]
 # Two results of `paths`. The first chosen path is not good. The second is good, although it is not
 # the fastest.
 ROWS = [
@@ -107,7 +109,7 @@ def test_each_path_of_each_kind_of_product_is_timed(device, monkeypatch):
     ]
     monkeypatch.setattr(products, "PRODUCTS", made)
     monkeypatch.setattr(rounds, "ROUNDS", 3)
-    monkeypatch.setattr(path_calls, "capability_and_multiprocessors", lambda: (90, 132))
+    monkeypatch.setattr(path_calls, "current_gpu", lambda: H200)
     rows = measure_paths.measure_paths(device)
     assert [row["operation"] for row in rows] == [product.operation for product in made]
     for row in rows:
@@ -127,7 +129,7 @@ def test_the_measurements_of_paths_need_a_gpu(what, capsys):
 
 def test_the_products_that_paths_times_are_on_both_sides_of_each_limit():
     """If a limit moves beyond them, _PAIRS of problems/benchmark/products.py needs other sizes."""
-    path_of = dict(zip(products.PRODUCTS, chosen_paths(products.PRODUCTS, 90, 132), strict=True))
+    path_of = dict(zip(products.PRODUCTS, chosen_paths(products.PRODUCTS, H200), strict=True))
     pairs = zip(products.PRODUCTS[::2], products.PRODUCTS[1::2], strict=True)
     assert [pair for pair in pairs if path_of[pair[0]] == path_of[pair[1]]] == []
 

@@ -16,6 +16,7 @@ from problems.benchmark import (
     command,
     measure_host,
     measure_linear,
+    options,
     pages,
     report,
     rounds,
@@ -30,11 +31,11 @@ from tests.support.made_up_results import HEADLINE, document, record
 COMMANDS = {name: c for commands in report.COMMANDS.values() for name, c in commands.items()}
 ENVIRONMENT = {"device": "a CPU", "threads": None, "torch": "2", "cuda": None}
 # A row of the results of `host`, without our time; and the part of a page with the table.
-ROW = {"call": "ReLU", "part": "forward", "device": "cpu", "eager_seconds": 9.5e-9, "ratio": 1.5}
+ROW = {"call": "ReLU", "part": "forward", "device": "cpu", "eager_seconds": 9.5e-6, "ratio": 1.5}
 PAGE = """<!-- table: {name} -->
 a CPU, torch 2; `{command}`; commit abc, 2026-01-02
 
-| call | this, ns | eager, ns | speedup |
+| call | this, us | eager, us | speedup |
 |---|---|---|---|
 | ReLU, forward, cpu | {value} | 9.50 | 1.500 |
 <!-- end -->
@@ -85,6 +86,11 @@ def test_results_have_positive_times_and_operands_have_errors(
             assert uniform["ours_error"] == uniform["eager_error"]
 
 
+def test_every_measurement_of_the_command_line_has_a_function_and_a_table():
+    functions = [*command.WITH_DTYPE, *command.WITHOUT_OPTIONS]
+    assert options.MEASUREMENTS == functions == list(TABLES)
+
+
 def test_tables_of_linear_have_a_column_for_each_number_of_rows():
     """These are the command's table, and the view `range` of several commands."""
     rows = [
@@ -121,7 +127,7 @@ def results_of(value: str) -> dict:
         "command": "another",
         "environment": ENVIRONMENT,
         "date": "2026-01-02T03:04:05+00:00",
-        "rows": [{**ROW, "ours_seconds": float(value) * 1e-9}],
+        "rows": [{**ROW, "ours_seconds": float(f"{value}e-6")}],
     }
 
 
@@ -175,7 +181,7 @@ def test_report_measures_this_device_anew_unless_the_command_fails(
         name: json.loads((tmp_path / name).read_text())["rows"][0]["ours_seconds"]
         for name in ("here.json", "elsewhere.json")
     }
-    assert seconds == {"here.json": float(value) * 1e-9, "elsewhere.json": 1.25e-9}
+    assert seconds == {"here.json": float(f"{value}e-6"), "elsewhere.json": 1.25e-6}
     assert pages.PICTURE.read_text().startswith("<?xml")
 
 
@@ -311,7 +317,7 @@ def test_every_table_is_made_from_the_results_and_all_results_are_used():
         assert pages.fill(text, pages.RESULTS) == text
         used |= {name for _, _, names in blocks for name in names.split()}
     # `paths` and `path-grid` are not commands of `report`.
-    assert used == COMMANDS.keys() | {"paths.json", "path-grid.json"}
+    assert used == COMMANDS.keys() | {"paths.json", pages.PATH_GRID}
     assert {path.name for path in pages.RESULTS.iterdir()} <= used
 
 

@@ -51,7 +51,7 @@ def test_every_kernel_runs_and_is_right(program, seed):
 
 @pytest.mark.slow
 def test_quotients_near_midpoints_are_rounded_as_those_of_a_division(tmp_path):
-    """All pairs of a float and a mantissa for which the proof in docs/SPLIT.md leaves a doubt."""
+    """All pairs of a float and a mantissa for which docs/SPLIT-PROOF.md leaves a doubt."""
     done = subprocess.run(
         [build("division", tmp_path)], capture_output=True, text=True, check=False
     )

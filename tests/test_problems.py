@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from problems import elementwise, sizes
+from problems.shapes import RowNeeds
 from referee.reference import random_values
 from referee.reference.dtypes import DTYPES
 
@@ -45,14 +46,15 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
 
 def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):
     monkeypatch.setattr(sizes, "free_bytes", lambda device: 2000)
-    assert sizes.choose_rows(None, 4, 10, CPU) == (4, "")
-    rows, note = sizes.choose_rows(None, 4096, 10, CPU)
+    needs = RowNeeds((), row_bytes=10, fixed_bytes=0)
+    assert sizes.choose_rows(None, 4, needs, CPU) == (4, "")
+    rows, note = sizes.choose_rows(None, 4096, needs, CPU)
     assert rows == 5
     assert note.startswith("5 of 4,096 rows")
-    assert sizes.choose_rows(20, 4096, 10, CPU) == (20, "")
-    assert sizes.choose_rows(None, 4096, 10, CPU, 400)[0] == 1
+    assert sizes.choose_rows(20, 4096, needs, CPU) == (20, "")
+    assert sizes.choose_rows(None, 4096, needs._replace(fixed_bytes=400), CPU)[0] == 1
     with pytest.raises(ValueError, match="1 rows need"):
-        sizes.choose_rows(None, 4096, 10, CPU, 500)
+        sizes.choose_rows(None, 4096, needs._replace(fixed_bytes=500), CPU)
     for wanted, size in [(21, 10), (None, 56)]:
         with pytest.raises(ValueError, match="GiB"):
-            sizes.choose_rows(wanted, 4096, size, CPU)
+            sizes.choose_rows(wanted, 4096, needs._replace(row_bytes=size), CPU)

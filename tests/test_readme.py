@@ -33,6 +33,7 @@ READ = [
     re.compile(r"-D(KERNELS_\w+)"),
 ]
 SET_BY_THE_BUILD = {"PATH", "LC_ALL"}
+SPLIT = (ROOT / "docs" / "SPLIT.md").read_text()
 STEP = re.compile(r"^\| `([\w:.]+)` \| `([\w/]+\.(?:py|cpp|h|cuh?))` \|", re.MULTILINE)
 
 
@@ -103,6 +104,15 @@ def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
         text = (ROOT / path).read_text()
         for name in function.rpartition("::")[2].split("."):
             assert re.search(rf"\b(?:def|class) {name}\b|\b{name}\(", text), (function, path)
+
+
+def test_each_function_of_splits_table_of_steps_is_in_the_kernels():
+    _, _, section = SPLIT.partition("### Where each step is in the code\n")
+    table = [line for line in section.partition("\n### ")[0].splitlines() if line[:1] == "|"]
+    names = re.findall(r"`(\w+)`", "\n".join(table))
+    text = "\n".join(path.read_text() for path in (KERNELS / "linear").rglob("*.cuh"))
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"\b{name}\b(?:<.*>)?\(", text)] == []
 
 
 def test_the_variables_and_macros_that_the_code_reads_are_in_contributings_list():

@@ -154,13 +154,36 @@ def test_a_failed_build_names_the_compiler(tmp_path):
     assert ": BuildError: " in line and "no-such-compiler" in line
 
 
-def test_a_missing_torch_gives_the_command_that_installs_it():
-    """With -S and -E, Python sees its own library alone."""
-    line = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "--help"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    [message] = messages(done.stderr)
-    assert message.startswith("torch is not installed: README.md, Start")
+def run_without_torch(*words):
+    """Run Python with these words. By -S it sees its own library and PYTHONPATH, but no package."""
+    return subprocess.run(
+        [sys.executable, "-S", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_help_of_the_benchmarks_needs_no_torch():
+    done = run_without_torch("-m", "problems.benchmark", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m problems.benchmark")
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("run.py", ["run.py", "--help"]),
+        ("problems.benchmark", ["-m", "problems.benchmark", "host"]),
+    ],
+)
+def test_a_missing_torch_gives_the_command_that_installs_it(program, words):
+    done = run_without_torch(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{program}: torch is not installed: pip install -r require")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_old_python_is_named_before_anything_is_imported():

@@ -20,6 +20,7 @@ from tests.support.adversary import hunt
 from tests.support.compare import assert_same_bits
 from tests.support.compositions import operands
 from tests.support.named_operands import CASES, draw_case
+from tests.support.processes import ROOT
 from tests.support.promises import (
     FEW_TERMS_ERROR,
     FP16X3_SLACK,
@@ -121,8 +122,27 @@ def test_compositions_are_reproducible_finite_and_have_24_bits_of_range():
             assert (smallest * 2.0**24 >= twin.maxima(rows)).all(), name
 
 
+def test_the_example_of_the_guide_has_the_numbers_of_the_twin():
+    """The guide is docs/SPLIT.md."""
+    x = torch.tensor([[3.7, 0.01]])
+    weight = torch.tensor([[0.3, -2.0]])
+    e_x = twin.exponents(twin.maxima(x), SM90.x_top)
+    e_weight = twin.exponents(twin.maxima(weight), SM90.weight_top)
+    parts = [*twin.split(twin.scale(x, e_x)), *twin.split(twin.scale(weight, e_weight))]
+    total = twin.scaled_sum(x, weight, e_x, e_weight, SM90)
+    numbers = [*torch.cat(parts).flatten().tolist(), total.item()]
+    text = (ROOT / "docs" / "SPLIT.md").read_text()
+    _, _, example = text.partition("### An example\n")
+    assert (e_x.item(), e_weight.item()) == (13, 8)
+    assert [number for number in numbers if f"{number:.16g}" not in example] == []
+    out = linear(x, weight, torch.tensor([0.5]), DIVISOR, SM90).item()
+    assert f"/ 2 = {out:.10f} |" in example
+    exact = ((x.double() @ weight.double().t()).item() + 0.5) / DIVISOR
+    assert f"result of these float32 operands is {exact:.10f}" in example
+
+
 def derived_bound(k, kernel):
-    """Return the sum of the rows of docs/SPLIT.md's table, in units of 2^-24."""
+    """Return the sum of the rows of docs/SPLIT-PROOF.md's table, in units of 2^-24."""
     interval = twin.promotion_interval(k, kernel)
     promotions = 2 if kernel.compensates else math.ceil(k / interval)
     return 8 + 10 * interval / kernel.cores.terms + 0.2 + promotions + 3

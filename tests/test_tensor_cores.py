@@ -72,7 +72,7 @@ def test_tensor_cores_accumulate_as_the_twin_does():
 
 @pytest.mark.parametrize("cores", [twin.AMPERE, twin.HOPPER])
 def test_an_addition_truncates_at_most_ten_units(cores):
-    """docs/SPLIT.md derives the bound from this. Small terms beside a large sum come near it."""
+    """docs/SPLIT-PROOF.md uses this. Small terms beside a large sum come near it."""
     last = 2.0 ** -(23 + cores.alignment)  # the last bit that is kept of a sum in [1, 2)
     ends_in_ones = [1.999] * (2**cores.alignment - 1)
     small = [0.999] * (cores.terms - len(ends_in_ones))

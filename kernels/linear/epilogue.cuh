@@ -70,7 +70,7 @@ struct Divisor {
 //
 // The multiplication by scale is exact, unless the result is subnormal. So the result has the bits
 // of a true division, except where |x| is below 2^-102, the result is subnormal, or x is -0.0:
-// docs/SPLIT.md, "Division by other divisors", has the proof, an example and what happens then.
+// docs/SPLIT-PROOF.md, "Division by other divisors", explains the proof and these exceptions.
 template <>
 struct Divisor<float> {
   float mantissa;

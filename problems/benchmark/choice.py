@@ -6,6 +6,7 @@ alone.
 
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.build.toolchain import cxx_compiler
@@ -16,15 +17,22 @@ SOURCE = Path(__file__).with_name("print_paths.cpp")
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 
 
-def chosen_paths(products: list[Product], capability: int, multiprocessors: int) -> list[str]:
-    """Return the path of each product on a GPU: "skinny", "sm90", "sm80" or "torch".
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, as choose_path knows it.
 
-    Args:
-        products: for which choose_path is called.
-        capability: the GPU's compute capability times 10, 90 for Hopper.
+    Attributes:
+        capability: the compute capability times 10, 90 for Hopper.
         multiprocessors: how many the GPU has.
     """
-    lines = [_line(product, capability, multiprocessors) for product in products]
+
+    capability: int
+    multiprocessors: int
+
+
+def chosen_paths(products: list[Product], gpu: Gpu) -> list[str]:
+    """Return the path of each product on a GPU: "skinny", "sm90", "sm80" or "torch"."""
+    lines = [_line(product, gpu) for product in products]
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "print_paths")
         include = f"-I{ROOT / 'kernels'}"
@@ -32,8 +40,8 @@ def chosen_paths(products: list[Product], capability: int, multiprocessors: int)
         return subprocess.check_output([program], input="\n".join(lines), text=True).split()
 
 
-def _line(product: Product, capability: int, multiprocessors: int) -> str:
-    """Return a product and a GPU as print_paths.cpp reads them."""
+def _line(product: Product, gpu: Gpu) -> str:
+    """Return the ten numbers that print_paths.cpp reads, in its order."""
     numbers = [
         BITS[product.dtype],
         product.precision == "highest",
@@ -43,7 +51,7 @@ def _line(product: Product, capability: int, multiprocessors: int) -> str:
         product.is_forward,
         product.weight_has_vector_rows,
         product.x_is_transposed,
-        capability,
-        multiprocessors,
+        gpu.capability,
+        gpu.multiprocessors,
     ]
     return " ".join(str(int(number)) for number in numbers)

@@ -22,7 +22,7 @@ MOST_MULTIPLICATIONS_OF_SKINNY = 2**30
 @torch.no_grad()
 def measure_path_grid(device: str = "cuda") -> list[dict]:
     """Return a row for each operation, dtype and precision of `grid.PRODUCTS`."""
-    chosen = chosen_paths(grid.PRODUCTS, *path_calls.capability_and_multiprocessors())
+    chosen = chosen_paths(grid.PRODUCTS, path_calls.current_gpu())
     clocks = {"cold": CudaClock(torch.device(device)), "warm": WarmCudaClock()}
     timed_by_kind: dict[tuple[str, str, str], list[TimedProduct]] = {}
     for product, chosen_path in zip(grid.PRODUCTS, chosen, strict=True):

@@ -21,7 +21,7 @@ from problems.benchmark.rounds import time_in_turn
 @torch.no_grad()
 def measure_paths(device: str = "cuda") -> list[dict]:
     """Return a row for each product of `products.PRODUCTS`."""
-    chosen = chosen_paths(products.PRODUCTS, *path_calls.capability_and_multiprocessors())
+    chosen = chosen_paths(products.PRODUCTS, path_calls.current_gpu())
     rows = []
     for product, chosen_path in zip(products.PRODUCTS, chosen, strict=True):
         calls, operand = path_calls.calls_by_path(product, device)

@@ -1,7 +1,7 @@
 """`pages`: makes README, docs/BENCHMARKS.md and README's picture anew from docs/benchmarks/*.json.
 
 A file of results is what a command wrote by `--json`: either `python -m problems.benchmark`, whose
-keys problems/benchmark/command.py explains, or `python run.py` (referee/RESULTS.md). `report` adds
+keys problems/benchmark/options.py explains, or `python run.py` (referee/RESULTS.md). `report` adds
 the key "commit", which run.py does not write, and removes `--json` from "command".
 
 A block of a page begins with a comment that names a view and one or more files of results,
@@ -22,6 +22,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "BENCHMARKS.md"]
 PICTURE = ROOT / "docs" / "figures.svg"
 HEADLINE = "headline.json"  # the file that the picture shows
+PATH_GRID = "path-grid.json"  # the results of `path-grid`
 
 # A block: its comment, whose groups are the view with its arguments and the names of the files, and
 # the text below the comment.

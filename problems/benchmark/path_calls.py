@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from problems.benchmark.choice import Gpu
 from problems.benchmark.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
 
 Call = Callable[[Tensor], object]  # takes the first operand
@@ -37,10 +38,11 @@ def check_device(command: str, device: str) -> None:
         raise ValueError(f"{command} needs a GPU of compute capability 9.0, got {major}.{minor}")
 
 
-def capability_and_multiprocessors() -> tuple[int, int]:
-    """Return the GPU's compute capability times 10, and the number of its multiprocessors."""
-    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return 10 * gpu.major + gpu.minor, gpu.multi_processor_count
+def current_gpu() -> Gpu:
+    """Return the GPU on which the calls run."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    capability = 10 * properties.major + properties.minor
+    return Gpu(capability, properties.multi_processor_count)
 
 
 @contextmanager

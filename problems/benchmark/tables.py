@@ -34,17 +34,17 @@ def operands_table(rows: list[dict]) -> Cells:
         ["operands", "this, us", "eager, us", "speedup", "error of this, u", "eager's error, u"]
     ]
     for row in rows:
-        errors = [f"{row['ours_error']:.3g}", f"{row['eager_error']:.3g}"]
-        table.append([row["operands"], *_times(row, units_per_second=1e6), *errors])
+        errors = [_three_digits(row[key]) for key in ("ours_error", "eager_error")]
+        table.append([row["operands"], *_times(row), *errors])
     return table
 
 
 def host_table(rows: list[dict]) -> Cells:
-    """Return a row for each call: nanoseconds of the host, and the speedup."""
-    table = [["call", "this, ns", "eager, ns", "speedup"]]
+    """Return a row for each call: microseconds of the host, and the speedup."""
+    table = [["call", "this, us", "eager, us", "speedup"]]
     for row in rows:
         title = f"{row['call']}, {row['part']}, {row['device']}"
-        table.append([title, *_times(row, units_per_second=1e9)])
+        table.append([title, *_times(row)])
     return table
 
 
@@ -57,11 +57,25 @@ def import_table(rows: list[dict]) -> Cells:
     ]
 
 
-def _times(row: dict, units_per_second: float) -> list[str]:
-    """Return the cells of a comparison: our time, eager's, and the speedup."""
-    ours = f"{row['ours_seconds'] * units_per_second:.2f}"
-    eager = f"{row['eager_seconds'] * units_per_second:.2f}"
+def _times(row: dict) -> list[str]:
+    """Return the cells of a comparison: our microseconds, eager's, and the speedup."""
+    ours, eager = (_microseconds(row[key]) for key in ("ours_seconds", "eager_seconds"))
     return [ours, eager, f"{row['ratio']:.3f}"]
+
+
+def _three_digits(value: float) -> str:
+    """Return a number rounded to three digits, below a million without an exponent: "13000"."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def _microseconds(seconds: float) -> str:
+    """Return microseconds with three digits: "3.35", "24.9", "157"; all digits of whole ones."""
+    time = seconds * 1e6
+    if time < 10:
+        return f"{time:.2f}"
+    if time < 100:
+        return f"{time:.1f}"
+    return f"{time:.0f}"
 
 
 TABLES: dict[str, Callable[[list[dict]], Cells]] = {

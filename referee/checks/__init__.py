@@ -1,8 +1,9 @@
 """The checks of a grading, in order.
 
-A check is a function that takes a `Grading`. It has the solution's process do something, compares
-the answer with the reference's, and raises `NotCorrectError` as soon as something is wrong. Each of
-the tuples below lists checks in the order in which they are made.
+A check is a function that takes a `Grading`. It has the solution's process do something, and raises
+`NotCorrectError` as soon as something is wrong. The two checks whose names begin with `time` also
+time the calls whose results they compare. Each of the tuples below lists checks in the order in
+which they are made.
 
 To add a check, write such a function in a new file of this folder and name it in a tuple. A check
 that calls the module comes after `check_values`, which constructs it.

@@ -16,6 +16,7 @@ from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
@@ -76,9 +77,12 @@ def _note_errors_of_gradients(grading: Grading) -> None:
     for quantity in grading.findings.quantities:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
-            eager = quantity.expected.eager_errors
             grading.verdict.note_errors(
-                name, grading.problem.setting, quantity.name, quantity.comparison.errors, eager
+                name,
+                grading.problem.setting,
+                quantity.name,
+                solution=quantity.comparison.errors,
+                reference=quantity.expected.reference_errors,
             )
 
 
@@ -87,8 +91,9 @@ def _make_room(grading: Grading) -> None:
     bench = grading.bench
     grading.forget_round()
     bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    for process in [grading.solution, *(eager.contestant for eager in bench.eager.processes)]:
-        bench.free_all_unused(process)
+    eagers = [process.contestant for process in bench.eager.processes]
+    for contestant in (grading.solution, *eagers):
+        bench.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -191,7 +196,8 @@ def _compare_quantities(
     ):
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
-            got = read_quantity(grading, quantity, description, prefix, (0, result_index))
+            place = ResultPlace(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, place)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 

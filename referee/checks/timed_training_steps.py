@@ -13,6 +13,7 @@ import torch
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.eager import EagerOutOfMemoryError
 from referee.grading import Grading
@@ -222,7 +223,7 @@ class _StepRounds:
             if quantity.expected.shape != list(expected.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
-            got = self._read(quantity, description, (call_index, result_index), early)
+            got = self._read(quantity, description, ResultPlace(call_index, result_index), early)
             quantity.compare_timed(
                 got,
                 expected,
@@ -231,23 +232,19 @@ class _StepRounds:
             )
 
     def _read(
-        self,
-        quantity: Quantity,
-        description: dict,
-        indices: tuple[int, int],
-        early: EarlyElements,
+        self, quantity: Quantity, description: dict, place: ResultPlace, early: EarlyElements
     ) -> torch.Tensor:
         """Return the solution's result or gradient, which must not change late.
 
         Args:
             quantity: the result or gradient.
             description: describes the solution's.
-            indices: the index of the step in the request, and of the result in the step.
+            place: its place in the reply.
             early: as for `_compare_request`.
         """
         prefix = f"a timed step's {quantity.name}: "
-        got = read_quantity(self._grading, quantity, description, prefix, indices)
-        if early.differs(*indices, got):
+        got = read_quantity(self._grading, quantity, description, prefix, place)
+        if early.differs(place, got):
             raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
         return got
 

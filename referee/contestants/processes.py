@@ -161,6 +161,11 @@ class Tree:
         self._runs = None
         return True
 
+    def go_on(self) -> None:
+        """Continue all processes that `stop` has stopped."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
+
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `has_run` compares.
 
@@ -191,11 +196,6 @@ class Tree:
         for pid in self._pids():
             _send(pid, signal.SIGKILL)
         self._stopped = []
-
-    def go_on(self) -> None:
-        """Continue all processes that `stop` has stopped."""
-        for pid in self._stopped:
-            _send(pid, signal.SIGCONT)
 
     def end(self) -> None:
         """Kill all processes of the tree.

@@ -166,23 +166,29 @@ class State:
                 del unmatched[name]
         for name, value in reference_state.items():
             if name not in names:
-                own_name = self._find(unmatched, value)
-                if own_name is None:
-                    form = f"{list(value.shape)} {dtype_name(value.dtype)}"
-                    raise StateError(
-                        "its state is not the reference's: no tensor of its state_dict is "
-                        f"{name}, {form}, by name or by value"
-                    )
-                names[name] = own_name
-                del unmatched[own_name]
+                names[name] = self._find(unmatched, name, value)
+                del unmatched[names[name]]
         return {name: names[name] for name in reference_state}
 
-    def _find(self, unmatched: dict[str, dict], value: torch.Tensor) -> str | None:
-        """Return the name of an unmatched tensor that has this value; None if there is none."""
-        for name, description in unmatched.items():
+    def _find(self, unmatched: dict[str, dict], name: str, value: torch.Tensor) -> str:
+        """Return the name of an unmatched tensor of the contestant that has the reference's value.
+
+        Args:
+            unmatched: the descriptions of the contestant's tensors that have no match yet.
+            name: the reference's name of its tensor.
+            value: the reference's tensor.
+
+        Raises:
+            StateError: there is none.
+        """
+        for own_name, description in unmatched.items():
             if _is_alike(description, value) and self._has_value(description, value):
-                return name
-        return None
+                return own_name
+        form = f"{list(value.shape)} {dtype_name(value.dtype)}"
+        raise StateError(
+            "its state is not the reference's: no tensor of its state_dict is "
+            f"{name}, {form}, by name or by value"
+        )
 
     def _can_read(self, description: dict) -> bool:
         """Return whether the system lets the referee read a tensor; if not, results are copied."""

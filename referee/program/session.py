@@ -14,7 +14,7 @@ import torch
 
 from referee import console
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line

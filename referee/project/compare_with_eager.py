@@ -9,7 +9,7 @@ from time import monotonic
 
 from referee import console, records
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.project import Project

@@ -14,7 +14,7 @@ import torch
 from referee import console, records
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.roofline import add_roofline, copy_bandwidth

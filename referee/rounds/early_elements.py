@@ -9,6 +9,7 @@ import torch
 
 from referee.bench import Bench
 from referee.contestants.contestant import Contestant
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.reading import (
     LARGEST_NUMBER,
     BadDescriptionError,
@@ -57,8 +58,7 @@ class EarlyElements:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
         self._reader = contestant.reader
-        # By the index of the call and the index of the result.
-        self._elements: dict[tuple[int, int], _Elements] = {}
+        self._elements: dict[ResultPlace, _Elements] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
@@ -85,7 +85,7 @@ class EarlyElements:
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
         flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[call_index, result_index] = _Elements(indices, values)
+        self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
 
     def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results in the process's memory."""
@@ -97,17 +97,16 @@ class EarlyElements:
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._elements[call_index, result_index] = _Elements(indices, values)
+            self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
 
-    def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
+    def differs(self, place: ResultPlace, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            call_index: the index of the call in the request.
-            result_index: the index of the result in the call.
+            place: the result's place in the reply.
             whole: the result as it was read after the clock had stopped.
         """
-        early = self._elements.get((call_index, result_index))
+        early = self._elements.get(place)
         if early is None:
             return False
         late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()

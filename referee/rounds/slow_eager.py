@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import median
 
 from referee.bench import Bench, Plan
-from referee.eager import EagerProcess
+from referee.eager_processes import EagerProcess
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.rounds.samples import RoundSamples

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load

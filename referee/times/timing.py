@@ -151,37 +151,38 @@ def run_rounds(
     for done in range(warm_up):
         progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
-    most = MOST_ROUNDS[device.type]
-    limit = math.inf
+    most_rounds = MOST_ROUNDS[device.type]
+    most_seconds = math.inf
     if length.trials:
-        most = length.trials
+        most_rounds = length.trials
     elif device.type == "cpu":
-        limit = length.cpu_seconds
+        most_seconds = length.cpu_seconds
     start = perf_counter()
-    for done in range(most):
+    for done in range(most_rounds):
         passed = perf_counter() - start
-        if done >= LEAST_CPU_ROUNDS and passed >= limit:
+        if done >= LEAST_CPU_ROUNDS and passed >= most_seconds:
             return
-        how_far = f"round {done + 1}{_time_left(done, passed, most, limit)}"
+        how_far = f"round {done + 1}{_time_left(done, passed, most_rounds, most_seconds)}"
         progress(f"timing {name}", how_far=how_far)
         yield run_round()
 
 
-def _time_left(done: int, passed: float, most: int, limit: float) -> str:
+def _time_left(done: int, passed: float, most_rounds: int, most_seconds: float) -> str:
     """Return the number of rounds and the seconds left, for the progress line: " of 50, 3 s left".
 
     Args:
         done: how many rounds are done.
         passed: the seconds that they took.
-        most: how many rounds there are at most.
-        limit: the seconds after which no further round begins, or inf.
+        most_rounds: how many rounds there are at most.
+        most_seconds: the seconds after which no further round begins, or inf.
     """
-    total = f" of {most}" if limit == math.inf else ""
+    total = f" of {most_rounds}" if most_seconds == math.inf else ""
     if not done:
         return total
     seconds_of_round = passed / done
-    left = min(seconds_of_round * (most - done), max(limit - passed, seconds_of_round))
-    return f"{total}, {left:.0f} s left"
+    seconds_of_rounds = seconds_of_round * (most_rounds - done)
+    seconds_to_limit = max(most_seconds - passed, seconds_of_round)
+    return f"{total}, {min(seconds_of_rounds, seconds_to_limit):.0f} s left"
 
 
 def spread(times: list[float]) -> tuple[float, float]:

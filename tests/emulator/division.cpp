@@ -1,9 +1,9 @@
 // Tests the division by Divisor<float> (linear/epilogue.cuh) where it could round the wrong way.
 //
-// Divisor<float> divides x by the divisor's mantissa. docs/SPLIT.md ("Division by other divisors")
-// shows that the quotient can be wrong only if x / mantissa is very close to a midpoint between two
-// floats. This program finds all such pairs of x and a mantissa, and compares with a true division.
-// It prints the number of pairs and of wrong quotients.
+// Divisor<float> divides x by the divisor's mantissa. docs/SPLIT-PROOF.md ("Division by other
+// divisors") shows that the quotient can be wrong only if x / mantissa is very close to a midpoint
+// between two floats. This program finds all such pairs of x and a mantissa, and compares with a
+// true division. It prints the number of pairs and of wrong quotients.
 //
 // x and mantissa are in [1, 2). The integers X = x 2^23 and M = mantissa 2^23 have 24 bits:
 //
@@ -21,7 +21,7 @@
 
 namespace {
 
-constexpr int kLargestDistance = 8;  // of |d|; docs/SPLIT.md needs 4
+constexpr int kLargestDistance = 8;  // of |d|; docs/SPLIT-PROOF.md needs 4
 constexpr int64_t kOne = 1 << 23;    // the integer of 1.0
 
 int64_t checked = 0;

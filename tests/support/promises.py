@@ -124,7 +124,8 @@ class Reference:
         # The promise has two terms, and at float32's lower end 2^-149 + 2^-147 / |divisor| more.
         # This bound is stricter: it has only 2^-149. For a divisor that is a power of two, the
         # unscaled sum and the output are the only numbers that may be rounded to a subnormal, which
-        # costs 2^-150 / |divisor| + 2^-150 (docs/SPLIT.md, "float32's lower end").
+        # costs 2^-150 / |divisor| + 2^-150 (docs/SPLIT-PROOF.md, "float32's lower
+        # end").
         largest = x.abs().amax(1)[:, None] * weight.abs().amax(1)
         self.bound = (64 + k / 64) * 2.0**-24 * self.magnitude
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149

@@ -143,8 +143,9 @@ bool linear_sm90_supports(const LinearArguments& call) {
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the
-  // smaller limit of K in float32, but the proof of the error bound uses it (docs/SPLIT.md). At
-  // K = 2^24, the bound is already 2^-6 of the sum of the terms' magnitudes.
+  // smaller limit of K in float32, but the proof of the error bound uses it
+  // (docs/SPLIT-PROOF.md). At K = 2^24, the bound is already 2^-6 of the sum of the terms'
+  // magnitudes.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

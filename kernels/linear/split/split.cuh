@@ -1,7 +1,7 @@
 // The split of a float32 matrix [rows, k] into scaled fp16 numbers for the tensor cores: its
 // arithmetic, and its format in memory.
 //
-// The arithmetic, for one element of a row (docs/SPLIT.md proves the error bound):
+// The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
 //
 //   scaled = element * 2^exponent           exact; the row's exponent
 //   hi     = fp16(scaled)                   rounded to nearest

@@ -132,7 +132,7 @@ class EagerProcess:
         raise NotCorrectError(ERROR, reason) from None
 
 
-class Eager:
+class EagerProcesses:
     """Eager's processes for one problem, and the yardsticks that are timed in the first of them.
 
     Eager takes two turns in a round. On a CPU each turn has a process of its own; on a GPU both
