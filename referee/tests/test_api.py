@@ -51,10 +51,8 @@ def test_the_readmes_verdicts_are_those_that_the_command_prints(tmp_path):
     (tmp_path / "half.py").write_text(solution.replace(exp, exp_in_half))
     line = [sys.executable, "-m", "referee", "problem.py", "solution.py", "half.py"]
     environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [*line, "--device", "cpu"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,
-        check=False,
-    )  # fmt: skip
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run([*line, "--device", "cpu"], check=False, **options)  # half.py is wrong
     [verdicts] = re.findall(
         r"```\n(solution\.py: .*?)(half\.py: .*?)```", (FOLDER / "README.md").read_text(), re.S
     )
