@@ -96,22 +96,19 @@ def test_an_element_beyond_its_limit_and_eagers_error_is_wrong(results, factor):
 
 # ------------------------------------------------------------------------------------------- times
 
-SECONDS = st.floats(1e-4, 10.0)
-ROUNDS = st.integers(1, 8)
-
-
-def times_of(data, names: str) -> list[list[float]]:
-    """Draw the seconds of some timed calls in the same rounds."""
-    rounds = data.draw(ROUNDS)
-    return [data.draw(st.lists(SECONDS, min_size=rounds, max_size=rounds)) for _ in names.split()]
+# The seconds of eager, of the control and of a solution: a row for each round.
+SECONDS = st.floats(0.5, 2.0)
+ROUNDS = st.lists(st.tuples(SECONDS, SECONDS, st.floats(0.1, 10.0)), min_size=1, max_size=8)
 
 
 @EXAMPLES
-@given(st.data(), st.integers(-10, 10))
-def test_a_word_on_a_cpu_does_not_depend_on_the_unit(data, exponent):
-    times = times_of(data, "eager control solution")
-    scaled = [[seconds * 2.0**exponent for seconds in its_times] for its_times in times]
-    assert compare_times(*times, "cpu") == compare_times(*scaled, "cpu")
+@given(ROUNDS, st.integers(-10, 10))
+def test_a_word_on_a_cpu_does_not_depend_on_the_unit(rounds, exponent):
+    scaled = [[seconds * 2.0**exponent for seconds in its_round] for its_round in rounds]
+    word, word_of_scaled = (
+        compare_times(*zip(*rows, strict=True), "cpu") for rows in (rounds, scaled)
+    )
+    assert word == word_of_scaled
 
 
 @EXAMPLES
@@ -128,14 +125,15 @@ def test_times_that_are_those_of_the_control_are_neither_faster_nor_slower(rows,
 
 
 @EXAMPLES
-@given(st.data())
-def test_what_is_faster_stays_faster_if_it_takes_half_the_time(data):
-    eager, control, solution = times_of(data, "eager control solution")
+@given(ROUNDS)
+def test_what_is_faster_stays_faster_if_it_takes_half_the_time(rounds):
+    eager, control, solution = zip(*rounds, strict=True)
     half = [seconds / 2 for seconds in solution]
-    if compare_times(eager, control, solution, "cpu") == "faster":
-        assert compare_times(eager, control, half, "cpu") == "faster"
-    if compare_times(eager, control, half, "cpu") == "slower":
-        assert compare_times(eager, control, solution, "cpu") == "slower"
+    word, word_of_half = (compare_times(eager, control, its, "cpu") for its in (solution, half))
+    if word == "faster":
+        assert word_of_half == "faster"
+    if word_of_half == "slower":
+        assert word == "slower"
 
 
 @st.composite
