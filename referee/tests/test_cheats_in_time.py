@@ -12,7 +12,7 @@ from referee.tests.texts import LATE_MODE, RELU, correct, module, reference
 
 PLAIN = module("return torch.relu(x)")
 
-SLEEP = 0.02  # seconds that each call of CLOCKS really takes
+SLEEP = 0.005  # seconds that each call of CLOCKS really takes
 # Makes the clocks that other modules imported run at a hundredth of the speed.
 CLOCKS = """
 import sys, time

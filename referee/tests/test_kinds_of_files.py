@@ -255,7 +255,7 @@ KINDS["products"] = (
 
 
 # Kinds that are graded even without -m slow.
-QUICK = {"kept rows", "sorted", "the input"}
+QUICK = {"kept rows", "the input"}
 SLOW = pytest.mark.slow
 PARAMETERS = [
     pytest.param(*KINDS[kind], id=kind, marks=[] if kind in QUICK else SLOW) for kind in KINDS
