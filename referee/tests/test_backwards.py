@@ -11,6 +11,7 @@ from referee.reference.float64 import NO_ROOM_FOR_FLOAT64
 from referee.tests.graded import grade
 from referee.tests.texts import Table, correct, module, own_linear_relu, reference
 
+pytestmark = pytest.mark.slow
 FC = "self.fc = nn.Linear(256, 192)\n"
 STEP = "training step"
 # By name: the text of a reference, that of the files, and a table of files. A row of the table is
@@ -80,21 +81,12 @@ BACKWARDS["one row"] = (
 )
 
 
-QUICK = {"a changed gradient"}
-SLOW = pytest.mark.slow
-PARAMETERS = [
-    pytest.param(*row, id=name, marks=[] if name in QUICK else SLOW)
-    for name, row in BACKWARDS.items()
-]
-
-
-@pytest.mark.parametrize(("problem", "text", "files"), PARAMETERS)
+@pytest.mark.parametrize(("problem", "text", "files"), BACKWARDS.values(), ids=BACKWARDS)
 def test_backwards_of_their_own_get_their_verdicts(problem, text, files, device, tmp_path):
     table = {name: (text.replace("HERE", here), *rest) for name, (here, *rest) in files.items()}
     grade(problem, table, tmp_path, device=device)
 
 
-@pytest.mark.slow
 def test_a_lack_of_memory_for_one_file_is_none_for_the_next(tmp_path, monkeypatch):
     """The first file's gradients are not compared in float64; those of the second one are."""
     module_in_float64 = reference_step.module_in_float64

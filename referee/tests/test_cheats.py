@@ -62,8 +62,8 @@ return torch.relu(x)
 # The first row is right, and all others are copies of it.
 FIRST_ROW = module("return torch.relu(x[:1].expand(x.shape).clone())")
 AT_RELU = {
-    "one_in_a_million": wrong(ONE_IN_A_MILLION, "1 of 524,288 elements"),
-    "tail": wrong(TAIL, r"1 of 524,288 elements .* the first at \[31, 16383\]"),
+    "one_in_a_million": wrong(ONE_IN_A_MILLION, ": 1 of 524,288 elements"),
+    "tail": wrong(TAIL, r": 1 of 524,288 elements .* the first at \[31, 16383\]"),
     "first_row": wrong(FIRST_ROW, r"the first at \[1, "),
     "zeros": wrong(module("return torch.zeros_like(x)"), "returns zeros"),
     "replies": (

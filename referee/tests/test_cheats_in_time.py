@@ -1,6 +1,6 @@
 """Cheats that return right results and try to be timed as faster, graded against reference files.
 
-They are correct and gain nothing: only times decide.
+They gain nothing. Two of them are wrong if a thread is late; all others are correct.
 """
 
 from statistics import median
@@ -12,7 +12,7 @@ from referee.tests.texts import LATE_MODE, RELU, correct, module, reference
 
 PLAIN = module("return torch.relu(x)")
 
-SLEEP = 0.02  # seconds that each call of CLOCKS really takes
+SLEEP = 0.005  # seconds that each call of CLOCKS really takes
 # Makes the clocks that other modules imported run at a hundredth of the speed.
 CLOCKS = """
 import sys, time
@@ -78,8 +78,6 @@ NO_GAIN = {
         "torch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n" + module("return fast(x)")),
     "plain": correct(PLAIN),
 }  # fmt: skip
-
-
 TAKES_LONG = {"hides_time", "thread_with_the_lock"}  # each call takes SLEEP or more
 # Without walls it does gain on a busy machine: see "Out of reach" in VERDICTS.md.
 NEEDS_WALLS = {"demotes_eager"}

@@ -15,8 +15,9 @@ from referee.rounds.early_elements import EarlyElements
 from referee.tests.graded import grade, quick_and_slow
 from referee.tests.texts import IS_TIMED, RELU, correct, module, wrong
 
-# The cheats fill their result with 7 before they return it, and compute later.
-SEVENS = "524,288 of 524,288 elements beyond the error budget, .* got 7, expected"
+# The cheats fill their result with 7 before they return it, and compute later. On a GPU the referee
+# may see that some elements have changed since the call returned.
+SEVENS = "524,288 of 524,288 elements .* got 7, expected|its result is not complete"
 
 # Computes in the finalizer of an object that hangs on the result.
 FINALIZER = """

@@ -133,7 +133,7 @@ TRUSTING = {
     "limits": correct(LIMITS + PLAIN),
     "imports from its folder": correct("import reference\nreference.get_inputs()\n" + PLAIN),
 }
-QUICK = ("a missing key", "other names", "same Parameter")  # one of each of the tables
+QUICK = ("a missing key", "same Parameter")
 
 
 @pytest.mark.parametrize("table", quick_and_slow(SUSPICIOUS | UNUSUAL | TRUSTING, *QUICK))

@@ -4,6 +4,7 @@ Most numbers are chosen so that each expected one can be found by hand; the unit
 """
 
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from referee.bench import Plan
 from referee.names import COPY
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
-from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.slow_eager import TURNS, check_eager_speed
 from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import TimesOfSetting, compare_times
@@ -270,14 +271,14 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
 
 
 class EagersProcesses:
-    """Takes the place of `Eager`: its contestants have the seconds that a call takes."""
+    """Takes the place of `Eager`: its contestants have the seconds of a call in each turn."""
 
-    def __init__(self, seconds_of_old: float, seconds_of_new: float) -> None:
+    def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
         self.processes = self._one(seconds_of_old)
         self._new = self._one(seconds_of_new)
 
-    def _one(self, seconds: float) -> list[SimpleNamespace]:
-        contestant = SimpleNamespace(call_seconds=seconds)
+    def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
+        contestant = SimpleNamespace(seconds_of_turns=iter(seconds_of_turns))
         return [SimpleNamespace(contestant=contestant, close=lambda: None)]
 
     def take(self) -> list[SimpleNamespace]:
@@ -287,32 +288,41 @@ class EagersProcesses:
         self.processes = self._new
 
 
-def grading_with_slow_eager(device: str, seconds_of_new: float = 3.0) -> SimpleNamespace:
+def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -> SimpleNamespace:
     """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn.
 
     Args:
         device: "cpu" or "cuda".
-        seconds_of_new: what a call takes in a new process of eager.
+        seconds_of_new: what a call takes in a new process of eager, in each turn.
     """
     timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
     problem = SimpleNamespace(names=NAMES, device=torch.device(device))
+    eager = EagersProcesses([3.0] * TURNS, seconds_of_new)
     return SimpleNamespace(
         problem=problem,
         device=problem.device,
-        bench=SimpleNamespace(problem=problem, eager=EagersProcesses(3.0, seconds_of_new)),
+        bench=SimpleNamespace(problem=problem, eager=eager),
         findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
 
 
-@pytest.mark.parametrize(("seconds_of_new", "is_error"), [(1.0, True), (1.9, True), (2.1, False)])
+@pytest.mark.parametrize(
+    ("seconds_of_new", "is_error"),
+    [
+        ([1.0] * TURNS, True),
+        ([1.9] * TURNS, True),
+        ([2.1] * TURNS, False),
+        ([1.0] * (TURNS - 1) + [2.1], False),  # it must be faster in every turn
+    ],
+)
 def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
     seconds_of_new, is_error, monkeypatch
 ):
     """Eager took 1 s before the solution started, and 3 s beside it: more than 1.5 times 1.9."""
 
     def time_and_free(_bench, timed_call, *_):
-        return Sample([timed_call.contestant.call_seconds], 30.0)
+        return Sample([next(timed_call.contestant.seconds_of_turns)], 30.0)
 
     monkeypatch.setattr(slow_eager, "time_and_free", time_and_free)
     grading = grading_with_slow_eager("cpu", seconds_of_new)
