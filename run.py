@@ -1,7 +1,7 @@
 """This project's command line: `python run.py --help`.
 
-referee/project/command.py reads the arguments and runs the work. This file describes the project to
-it: its problems, its solution, and the sizes to measure.
+referee/project/project_command.py reads the arguments and runs the work. This file describes the
+project to it: its problems, its solution, and the sizes to measure.
 """
 
 import sys
@@ -28,7 +28,7 @@ import torch
 
 from model import PROBLEMS
 from problems import sizes
-from referee.project import command
+from referee.project import project_command
 from referee.project.project import Project
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
@@ -39,7 +39,7 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 # The dtypes of a sweep if the user asks for no other. On a CPU, more than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
-# A quick check is a run that no option makes longer, see `command.is_quick_check`.
+# A quick check is a run that no option makes longer, see `project_command.is_quick_check`.
 QUICK_SETTINGS = 2  # how many precision settings it measures
 QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # how long it takes for one problem in one dtype
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         quick_seconds=QUICK_SECONDS,
         documents="README.md and referee/README.md",
     )
-    return command.main(arguments, project)
+    return project_command.main(arguments, project)
 
 
 def _bundle(problem: str) -> str:
@@ -100,7 +100,7 @@ def _subjects_of(
     shape, note = sizes.choose_shape(name, args.rows, DTYPES[dtype], device)
     if args.sweep:
         return _sweep_subjects(name, dtype, device)
-    if command.is_quick_check(args):
+    if project_command.is_quick_check(args):
         return [_quick_subject(name, dtype, device, shape, note)]
     return [Subject(name, dtype, shape, note=note)]
 

@@ -15,10 +15,10 @@ __main__: `python -m referee`
 
 project/: the command line of a project with problems of its own; `python -m referee` has no use for
 it
-    command              the command line; it chooses one of the kinds of work below
-    arguments            its arguments and options
+    project_command      the command line; it chooses one of the kinds of work below
+    project_arguments    its arguments and options
     project              `Project`: what a project tells the command
-    comparison           compares the project's own solution with eager
+    compare_with_eager   compares the project's own solution with eager
     sweep, roofline      time that solution at many sizes; the least time of each size
 
 program/: the command line of `python -m referee`
@@ -46,11 +46,12 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
     timed_training_steps a forward and its backward beside eager's
-    forward, training_step, results, intact, diagnosis
+    forward, solution_step, returned_results, intact, diagnosis
                          functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
+    timed_steps          a timed request of training steps
     turns                all take turns in a round
     samples              the samples of all rounds; whether the solution's clock is false
     step_samples         the same of training steps, divided into forward and backward
@@ -62,7 +63,7 @@ grading: `Grading`, which has what the checks of a file share
 
 bench: `Bench`, which has what the gradings of one problem share
 
-eager: eager's processes, which all solutions of a problem use
+eager_processes: those in which eager runs, which all solutions of a problem use
 
 request_memory: the shared memory of requests: inputs, gradients of outputs, copies of results
 
@@ -108,7 +109,8 @@ contestants/: the processes of solutions and of eager, and their memory
     contestant           `Contestant`: such a process, as the referee sees it
     server               starts the process that forks contestants; child/ has its code
     pipes, errors        requests, replies and output; how a contestant can fail to answer
-    reading, results     results in a contestant's memory, and where they are there
+    reading              reads results in a contestant's memory
+    described_results    describes results: their nesting, and where they are in memory
     mapping              the shared memory in a contestant's process
     region, pool         values in shared memory; the memory that the referee shares, in blocks
     forms                shape, strides and dtype of values
@@ -125,7 +127,8 @@ report/: texts and pictures of results
     tables               parts of all texts
     graded_files         the line on a graded file; the ranking of several
     folder_table         the table of graded folders
-    comparison, sweep    what project/ prints
+    comparison_tables    what a comparison with eager prints
+    sweep_lines          what a sweep prints
     markdown, plot       the file of --markdown; the picture of a sweep
     files                writes files as a whole or not at all
 

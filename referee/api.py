@@ -129,12 +129,14 @@ def grade_all(
 
     Raises:
         OSError: a solution cannot be read.
-        ValueError: the device does not exist, or `trials` is less than 1.
+        ValueError: the device does not exist, or `trials` or `timeout` is not positive.
         BadReferenceError: the problem cannot be graded.
         torch.OutOfMemoryError: there is no memory for the reference itself.
     """
     if trials is not None and trials < 1:
         raise ValueError(f"expected trials of 1 or more, or None; got {trials}")
+    if not timeout > 0:
+        raise ValueError(f"expected a timeout of more than 0 seconds; got {timeout}")
     chosen_device, _ = choose_device(device)
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from referee.contestants import cuda_walls
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
-from referee.eager import Eager, Reserve
+from referee.eager_processes import EagerProcesses, Reserve
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
@@ -46,11 +46,18 @@ class Bench:
         self.problem = problem
         self.server = server
         self.memory = RequestMemory(problem.device)
-        self.eager = Eager(problem, server, self.memory, reserve)
+        self.eager = EagerProcesses(problem, server, self.memory, reserve)
         self.plans: dict[str, Plan] = {}
-        # A GPU's contestants have no walls where CUDA IPC does not work through them.
-        if server.walls and problem.device.type == "cuda":
-            server.walls = not cuda_walls.why_none(server, problem.device)
+
+    def try_walls(self) -> None:
+        """Try whether contestants on a GPU can have walls; if not, this server gives them none.
+
+        Walls are impossible where CUDA IPC does not work through them. The trial must come before
+        eager and all solutions start. For each GPU it is made once.
+        """
+        device = self.problem.device
+        if self.server.walls and device.type == "cuda":
+            self.server.walls = not cuda_walls.why_none(self.server, device)
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

@@ -30,7 +30,7 @@ from referee.checks import (
 from referee.contestants import processes
 from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
@@ -102,7 +102,7 @@ class Engine:
         self._bench = Bench(problem, server, reserve)
 
     def prepare(self) -> None:
-        """Start eager and time it alone, before any solution has started.
+        """Try the walls, start eager and time it alone, before any solution has started.
 
         For each precision setting, a `timed_requests.Plan` is made of these times. The checks that
         time a solution follow it. Later calls time nothing.
@@ -110,6 +110,7 @@ class Engine:
         Raises:
             NotCorrectError: eager cannot be timed.
         """
+        self._bench.try_walls()
         for setting in self.problem.settings:
             self.problem.setting = setting
             torch.set_float32_matmul_precision(self.problem.precision)

@@ -146,6 +146,7 @@ class Grading:
         self.solution.close()
         self.state.close()
         self.forget_round()
+        self.bench.memory.pool.free_stray_pages()
 
     def set_precision(self, setting: str) -> None:
         """Set the precision of float32 products, in this process and in the solution's."""

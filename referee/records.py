@@ -186,7 +186,7 @@ def _summary(seconds_of: dict[str, list[float]], timings: Timings) -> list[dict[
     rows = []
     for name, seconds in seconds_of.items():
         p10, p90 = spread(seconds)
-        ratio, ratio_low, ratio_high = speed_up(eager, seconds)
+        eager_to_this = speed_up(eager, seconds)
         rows.append(
             {
                 "name": name,
@@ -195,9 +195,9 @@ def _summary(seconds_of: dict[str, list[float]], timings: Timings) -> list[dict[
                 "median_ms": median(seconds) * 1e3,
                 "p10_ms": p10 * 1e3,
                 "p90_ms": p90 * 1e3,
-                "ratio": ratio,
-                "ratio_low": ratio_low,
-                "ratio_high": ratio_high,
+                "ratio": eager_to_this.ratio,
+                "ratio_low": eager_to_this.low,
+                "ratio_high": eager_to_this.high,
             }
         )
     return rows

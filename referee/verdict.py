@@ -10,6 +10,7 @@ from referee.contestants.errors import (
     ForgedError,
     RaisedError,
     UnstoppableError,
+    WokenError,
     was_killed,
 )
 from referee.messages import first_error_line
@@ -47,7 +48,7 @@ class Verdict:
         walls: whether its processes had a namespace of their own.
         refused: the kinds of inputs that it did not take, and need not take.
         notes: sentences for the report's line that do not change the verdict.
-        errors: rows of the solution's and eager's errors against float64.
+        errors: rows of the solution's and the reference's errors against float64.
         times: the times, an entry for each precision setting.
         details: a traceback, and the end of what the file printed.
         has_traceback: whether `details` begins with a traceback; a crash has none.
@@ -68,7 +69,7 @@ class Verdict:
     has_traceback: bool = False
 
     def note_errors(
-        self, name: str, setting: str, quantity: str, solution: Errors, eager: Errors
+        self, name: str, setting: str, quantity: str, solution: Errors, reference: Errors
     ) -> None:
         """Add a row to `errors`.
 
@@ -77,10 +78,10 @@ class Verdict:
             setting: the precision of float32 products.
             quantity: the result that has the errors: "output", or "gradient of x" for example.
             solution: the errors of the solution's result against float64.
-            eager: the errors of eager's.
+            reference: the errors of the reference's own.
         """
         row: dict[str, object] = {"name": name, "setting": setting, "quantity": quantity}
-        for owner, errors in (("solution", solution), ("reference", eager)):
+        for owner, errors in (("solution", solution), ("reference", reference)):
             row[f"{owner}_max"] = errors.largest
             row[f"{owner}_mean"] = errors.mean
             row[f"{owner}_relative"] = errors.relative
@@ -100,6 +101,8 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
         return ERROR, f"sends a reply of its own while {stage}"
     if isinstance(error, UnstoppableError):
         return ERROR, f"does not obey SIGSTOP while {stage}"
+    if isinstance(error, WokenError):
+        return ERROR, f"goes on after SIGSTOP, as by a timer, while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""

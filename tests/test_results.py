@@ -21,7 +21,7 @@ from referee.console import Progress
 from referee.names import COMPILED
 from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
-from referee.report import comparison, graded_files, markdown, tables
+from referee.report import comparison_tables, graded_files, markdown, tables
 from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import NotCorrectError
@@ -170,7 +170,7 @@ def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result()
 @pytest.mark.parametrize(("ratio", "noise", "is_tie"), [(2.0, 0.0, False), (1.001, 0.2, True)])
 def test_ties_are_printed(ratio, noise, is_tie):
     """Eager's second measurement is always a tie. The solution is one if it is as fast as eager."""
-    text = comparison.results(
+    text = comparison_tables.results(
         records.make_run_record(TimesOfSetting("", timings(relu, ratio, noise=noise)))
     )
     rows = {line.split("  ")[0]: line.endswith("a tie") for line in text.splitlines()}
@@ -241,10 +241,10 @@ def test_noise_is_explained_once():
     run_record = records.make_run_record(
         TimesOfSetting("", noisy, timing.StepTimings(noisy, noisy))
     )
-    assert comparison.results(run_record).count("  too noisy\n") >= 2
+    assert comparison_tables.results(run_record).count("  too noisy\n") >= 2
     graded = record(relu)
     graded["runs"] = [run_record, run_record]
-    last_lines = comparison.last_lines([graded], 1.0, is_full=False, documents="a")
+    last_lines = comparison_tables.last_lines([graded], 1.0, is_full=False, documents="a")
     assert last_lines.count(tables.NOISY) == 1
     words = tables.words_of_lines([graded, graded])
     assert len(words) == 8  # of two forwards and two training steps in each record
@@ -253,7 +253,7 @@ def test_noise_is_explained_once():
     graded["runs"] = [
         records.make_run_record(TimesOfSetting("", quiet, timing.StepTimings(quiet, quiet)))
     ]
-    last_lines = comparison.last_lines([graded], 1.0, is_full=False, documents="a")
+    last_lines = comparison_tables.last_lines([graded], 1.0, is_full=False, documents="a")
     assert tables.NOISY not in last_lines
     assert tables.explain_noise(tables.words_of_lines([graded])) == []
 
@@ -276,8 +276,10 @@ def test_noise_is_not_explained_where_only_other_rows_are_noisy():
 def test_a_solution_that_is_faster_than_a_copy_is_explained():
     """The made-up copy takes 2 ms, the solution 3 ms / ratio."""
     for ratio, is_faster in ((1.2, False), (2.0, True)):
-        text = comparison.results(records.make_run_record(TimesOfSetting("", timings(relu, ratio))))
-        assert (comparison.NO_LIMIT in text) == is_faster
+        text = comparison_tables.results(
+            records.make_run_record(TimesOfSetting("", timings(relu, ratio)))
+        )
+        assert (comparison_tables.NO_LIMIT in text) == is_faster
 
 
 def test_an_interrupted_file_has_no_reason():

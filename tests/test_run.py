@@ -16,7 +16,7 @@ import torch
 import run
 from problems import elementwise
 from referee.program import command as grading_command
-from referee.project import command as project_command
+from referee.project import project_command
 from tests.support.command_line import interrupt_after, messages, run_to_end, start
 from tests.support.processes import ROOT, copy_project, python
 from tests.support.result_files import check_shape

@@ -1,8 +1,9 @@
 """The checks of a grading, in order.
 
-A check is a function that takes a `Grading`. It has the solution's process do something, compares
-the answer with the reference's, and raises `NotCorrectError` as soon as something is wrong. Each of
-the tuples below lists checks in the order in which they are made.
+A check is a function that takes a `Grading`. It has the solution's process do something, and raises
+`NotCorrectError` as soon as something is wrong. The two checks whose names begin with `time` also
+time the calls whose results they compare. Each of the tuples below lists checks in the order in
+which they are made.
 
 To add a check, write such a function in a new file of this folder and name it in a tuple. A check
 that calls the module comes after `check_values`, which constructs it.
@@ -10,7 +11,7 @@ that calls the module comes after `check_values`, which constructs it.
 The other files of this folder have the functions that several checks use:
 
     forward             one forward beside the reference's
-    training_step       gradients for a training step; its results and gradients
+    solution_step       gradients for a training step; its results and gradients
     returned_results    the form, the memory and the values of results
     intact              whether inputs, parameters and gradients of outputs are what was written
     diagnosis           what a wrong result is: zeros, a copy, an earlier result

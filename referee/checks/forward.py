@@ -11,6 +11,7 @@ from referee.checks.returned_results import check_complete, check_results, read_
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
@@ -59,12 +60,12 @@ def check_case(grading: Grading, case: Case, for_timed_calls: bool = False) -> l
         comparisons.append(result.comparison)
         if not result.comparison.mistake:
             continue
-        if _is_another_function(grading, case, result):  # then the other results say nothing
-            grading.findings.relies_on_inputs = True
-            grading.verdict.notes.append(f"differs from the reference for {case.name}")
-            grading.bench.free_results(grading.solution)
-            return comparisons
-        raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
+        if not _is_another_function(grading, case, result):
+            raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
+        grading.findings.relies_on_inputs = True
+        grading.verdict.notes.append(f"differs from the reference for {case.name}")
+        grading.bench.free_results(grading.solution)
+        return comparisons  # the other results say nothing
     _keep_result(grading, expected)
     if for_timed_calls:
         grading.findings.reference_tensors = expected
@@ -92,7 +93,7 @@ def _compare_results(
     """
     descriptions = check_results(grading, case.name, reply["returned"][0], expected)
     for result_index, (tensor, description) in enumerate(zip(expected, descriptions, strict=True)):
-        whole = read_result(grading, description, case.name, (0, result_index))
+        whole = read_result(grading, description, case.name, ResultPlace(0, result_index))
         check_complete(reply["elements"], result_index, whole, case.name)
         got = flat_reals(whole)
         second_look = grading.reference.second_look(case.inputs, result_index)
@@ -150,7 +151,7 @@ def _are_readable(descriptions: list[dict]) -> bool:
     """Return whether the referee can read these results in place.
 
     On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.results`.
+    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
     """
     return all(description.get("handle", "") is not None for description in descriptions)
 

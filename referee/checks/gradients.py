@@ -14,8 +14,9 @@ import torch
 
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
-from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
@@ -76,9 +77,12 @@ def _note_errors_of_gradients(grading: Grading) -> None:
     for quantity in grading.findings.quantities:
         if quantity.kind is not Kind.RESULT and quantity.comparison:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
-            eager = quantity.expected.eager_errors
             grading.verdict.note_errors(
-                name, grading.problem.setting, quantity.name, quantity.comparison.errors, eager
+                name,
+                grading.problem.setting,
+                quantity.name,
+                solution=quantity.comparison.errors,
+                reference=quantity.expected.reference_errors,
             )
 
 
@@ -87,8 +91,9 @@ def _make_room(grading: Grading) -> None:
     bench = grading.bench
     grading.forget_round()
     bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    for process in [grading.solution, *(eager.contestant for eager in bench.eager.processes)]:
-        bench.free_all_unused(process)
+    eagers = [process.contestant for process in bench.eager.processes]
+    for contestant in (grading.solution, *eagers):
+        bench.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -117,8 +122,8 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.relies_on_inputs and are_all_of_inputs:
-        names = ", another ".join(quantity.name for quantity in wrong)
-        grading.verdict.notes.append(f"forward only: another {names}")
+        names = ", wrong ".join(quantity.name for quantity in wrong)
+        grading.verdict.notes.append(f"forward only: wrong {names}")
         return []
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
     raise NotCorrectError(WRONG, mistakes[:LONGEST_LINE])
@@ -191,7 +196,8 @@ def _compare_quantities(
     ):
         if quantity.expected:
             prefix = f"{quantity.name}, recorded: "
-            got = read_quantity(grading, quantity, description, prefix, (0, result_index))
+            place = ResultPlace(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, place)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 
@@ -218,7 +224,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
-        if OUT_OF_MEMORY in str(raised.args[0].get("type")):
+        if raised.is_lack_of_memory:
             grading.verdict.notes.append(NO_ROOM)
             return None
         _, line = outcome_of_exception(raised, "checking the backward")

@@ -7,9 +7,9 @@ it with the reference's result, and read the values in the memory of the solutio
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.contestants.described_results import ResultPlace, elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
-from referee.contestants.results import elements_share_memory
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.verdict import NotCorrectError
@@ -115,7 +115,7 @@ def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
 
 
 def read_result(
-    grading: Grading, description: dict, case_name: str, indices: tuple[int, int]
+    grading: Grading, description: dict, case_name: str, place: ResultPlace
 ) -> torch.Tensor:
     """Return a result of the solution.
 
@@ -123,11 +123,10 @@ def read_result(
         grading: the file under grading.
         description: describes the result.
         case_name: the case in messages.
-        indices: the index of the call in the request, and of the result in the call.
+        place: the result's place in the reply.
     """
     if grading.bench.memory.are_results_copied:
-        call_index, result_index = indices
-        return grading.bench.memory.outputs[call_index].tensors[result_index]
+        return grading.bench.memory.outputs[place.call_index].tensors[place.result_index]
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:

@@ -18,6 +18,7 @@ import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
+from referee.contestants.described_results import ResultPlace
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.names import COMPILED, MODULE
@@ -68,7 +69,7 @@ def time_forwards(grading: Grading) -> None:
     for timed_call in timed_calls:
         bench.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, rounds.samples)
+    note_clock(grading, rounds.samples, wait_count=1)
     check_eager_speed(grading, plan, rounds.samples)
 
 
@@ -213,14 +214,15 @@ def _compare_calls(
     for call_index, of_call in enumerate(returned):
         descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
         for result_index, description in enumerate(descriptions):
-            got = read_result(grading, description, "a timed call", (call_index, result_index))
-            if early.differs(call_index, result_index, got):
+            place = ResultPlace(call_index, result_index)
+            got = read_result(grading, description, "a timed call", place)
+            if early.differs(place, got):
                 raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
-            _compare_result(grading, got, drawn, (call_index, result_index))
+            _compare_result(grading, got, drawn, place)
 
 
 def _compare_result(
-    grading: Grading, got: torch.Tensor, drawn: DrawnRound, indices: tuple[int, int]
+    grading: Grading, got: torch.Tensor, drawn: DrawnRound, place: ResultPlace
 ) -> None:
     """Compare one result of a timed call.
 
@@ -228,9 +230,9 @@ def _compare_result(
         grading: the file under grading.
         got: the solution's result.
         drawn: the calls' inputs and the reference's results.
-        indices: the index of the call in the request, and of the result in the call.
+        place: the result's place in the reply.
     """
-    call_index, result_index = indices
+    call_index, result_index = place
     tensor = grading.findings.reference_tensors[result_index]
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
     expected = drawn.expected[call_index][result_index]

@@ -5,15 +5,17 @@ and all results and gradients are compared.
 """
 
 import math
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
-from referee.checks.training_step import OUT_OF_MEMORY, draw_output_gradients, read_quantity
+from referee.checks.solution_step import draw_output_gradients, read_quantity
+from referee.comparison.quantity import Quantity
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
+from referee.eager import EagerOutOfMemoryError
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
@@ -22,7 +24,7 @@ from referee.reference.reference_step import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
 from referee.rounds.samples import note_clock
-from referee.rounds.step_samples import StepSample, StepSamples, make_step_sample
+from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import (
     EMPTY_REQUESTS,
     TimedCall,
@@ -30,6 +32,7 @@ from referee.rounds.timed_requests import (
     make_flush,
     plan_of,
 )
+from referee.rounds.timed_steps import count_kept_bytes, time_steps
 from referee.rounds.turns import (
     fill_with_nan,
     in_random_order,
@@ -59,20 +62,6 @@ class DrawnStep(NamedTuple):
     expected: list[torch.Tensor | None]
 
 
-class TimedSteps(NamedTuple):
-    """A request of training steps and what came of it.
-
-    Attributes:
-        step_sample: the times of the request.
-        reply: the process's reply.
-        early: the elements that were read before the clock stopped.
-    """
-
-    step_sample: StepSample
-    reply: dict
-    early: EarlyElements
-
-
 class ChangingShapeError(Exception):
     """The shape of a result or gradient depends on the inputs' values."""
 
@@ -87,18 +76,15 @@ def time_training_steps(grading: Grading) -> None:
         grading.findings.times.training_step = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
-    except (NoRoomError, torch.OutOfMemoryError, NotCorrectError, RaisedError) as error:
+    except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
         grading.findings.times.training_step = None
-        if not _is_lack_of_memory(error):
-            raise
         grading.verdict.notes.append("no memory for the training step")
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """Return whether memory was short, in the referee's process, eager's or the solution's."""
-    is_own = isinstance(error, (NoRoomError, torch.OutOfMemoryError))
-    # A NotCorrectError quotes eager's exception, and a RaisedError has the solution's.
-    return is_own or OUT_OF_MEMORY in str(error)
+    except RaisedError as error:  # in the solution's process
+        if not error.is_lack_of_memory:
+            raise
+        grading.findings.times.training_step = None
+        note = "the training step is not timed: the solution runs out of memory"
+        grading.verdict.notes.append(note)
 
 
 def _time_rounds(grading: Grading) -> None:
@@ -113,7 +99,7 @@ def _time_rounds(grading: Grading) -> None:
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
-    note_clock(grading, rounds.samples.whole)
+    note_clock(grading, rounds.samples.whole, wait_count=2 * calls)  # in each half of a step
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
@@ -158,9 +144,9 @@ class _StepRounds:
     def prepare(self) -> None:
         """Count the bytes that autograd keeps and time some empty requests."""
         _draw_round(self._grading, self._calls)
-        _note_kept_bytes(self._grading)
+        self._grading.findings.times.training_step.kept = count_kept_bytes(self._grading)
         for _ in range(EMPTY_REQUESTS):
-            timed = _time_steps(self._grading, self._nothing, self._calls)
+            timed = time_steps(self._grading, self._nothing, self._calls)
             self.samples.whole.empties.append(timed.step_sample.sample)
         self._memory.begin()
 
@@ -183,7 +169,7 @@ class _StepRounds:
         templates = None
         if timed_call.call == MODULE:  # nobody reads what others return
             templates = _templates_of(drawn_steps[0])
-        timed = _time_steps(grading, timed_call, self._calls, templates)
+        timed = time_steps(grading, timed_call, self._calls, templates)
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["returned"], drawn_steps, timed.early)
         self._memory.end_turn(timed_call.contestant)
@@ -226,32 +212,41 @@ class _StepRounds:
             drawn: the step's arguments, and the reference's results and gradients.
             early: as for `_compare_request`.
         """
-        grading = self._grading
+        reference = self._grading.reference
         if len(descriptions) != len(self.quantities):
             raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
-        other_roundings = _ErrorsOfOtherRoundings(grading.reference, drawn)
+        other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             expected = drawn.expected[result_index]
-            has_reference = quantity.expected is not None and expected is not None
-            if not has_reference:
+            if quantity.expected is None or expected is None:
                 continue
             if quantity.expected.shape != list(expected.shape):
                 raise ChangingShapeError
-            got = read_quantity(
-                grading,
-                quantity,
-                descriptions[result_index],
-                prefix=f"a timed step's {quantity.name}: ",
-                indices=(call_index, result_index),
-            )
-            if early.differs(call_index, result_index, got):
-                raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
+            description = descriptions[result_index]
+            got = self._read(quantity, description, ResultPlace(call_index, result_index), early)
             quantity.compare_timed(
                 got,
                 expected,
-                second_look=grading.reference.second_look(drawn.arguments.inputs, result_index),
+                second_look=reference.second_look(drawn.arguments.inputs, result_index),
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
+
+    def _read(
+        self, quantity: Quantity, description: dict, place: ResultPlace, early: EarlyElements
+    ) -> torch.Tensor:
+        """Return the solution's result or gradient, which must not change late.
+
+        Args:
+            quantity: the result or gradient.
+            description: describes the solution's.
+            place: its place in the reply.
+            early: as for `_compare_request`.
+        """
+        prefix = f"a timed step's {quantity.name}: "
+        got = read_quantity(self._grading, quantity, description, prefix, place)
+        if early.differs(place, got):
+            raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
+        return got
 
 
 def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
@@ -288,42 +283,6 @@ def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:
     return [torch.empty(0) if x is None else x for x in drawn.expected]
 
 
-def _time_steps(
-    grading: Grading,
-    timed_call: TimedCall,
-    calls: int,
-    templates: list[torch.Tensor] | None = None,
-) -> TimedSteps:
-    """Time the training steps of one request of a timed call.
-
-    Args:
-        grading: the file under grading.
-        timed_call: the call, with the contestant that is asked for it.
-        calls: the number of training steps of the request.
-        templates: as for `timed_requests.time_request`.
-    """
-    bench = grading.bench
-    contestant = timed_call.contestant
-    parameters = grading.reference.parameter_names()
-    if contestant is grading.solution:  # its file may give them other names
-        parameters = [grading.state.names[name] for name in parameters]
-    early = EarlyElements(bench, contestant)
-    outputs = None
-    if templates is not None:
-        outputs = bench.memory.room_for(templates, calls)
-    reply = contestant.ask(
-        "run_steps",
-        early.read,
-        call_name=timed_call.call,
-        inputs=bench.memory.input_locations(calls),
-        output_gradients=bench.memory.output_gradient_locations(calls),
-        parameters=parameters,
-        outputs=outputs,
-    )
-    step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
-    return TimedSteps(step_sample, reply, early)
-
-
 class _ErrorsOfOtherRoundings:
     """Computes how far other roundings move the gradients of one training step, when asked.
 
@@ -343,19 +302,3 @@ class _ErrorsOfOtherRoundings:
             arguments, expected = self._drawn
             self._errors = self._reference.errors_of_other_roundings(arguments, expected)
         return self._errors[result_index]
-
-
-def _note_kept_bytes(grading: Grading) -> None:
-    """Set the bytes that autograd keeps from a forward to its backward.
-
-    Hooks count the bytes. If a program raises because of the hooks, no bytes are set for it.
-    """
-    names, bench = grading.problem.names, grading.bench
-    for name, process in (
-        (names.solution, grading.solution),
-        (names.eager, bench.eager.processes[0].contestant),
-    ):
-        with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
-            if isinstance(reply["bytes"], int):
-                grading.findings.times.training_step.kept[name] = reply["bytes"]

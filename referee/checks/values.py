@@ -1,5 +1,6 @@
 """Whole results at the timed size, for several sets of inputs and parameters."""
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
+from referee.comparison.reference_tensor import Comparison
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
@@ -29,7 +32,8 @@ LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
 SHARE_FOR_HELD = 1 / 8
 
 
-class ComparedForwards(NamedTuple):
+@dataclass
+class ComparedForwards:
     """The comparisons of several forwards, with different inputs and parameters.
 
     Attributes:
@@ -38,9 +42,17 @@ class ComparedForwards(NamedTuple):
         have_eagers_bits: whether all results equal eager's.
     """
 
-    last_errors: Errors
-    largest_relative_error: float
-    have_eagers_bits: bool
+    last_errors: Errors = field(default_factory=Errors)
+    largest_relative_error: float = 0.0
+    have_eagers_bits: bool = True
+
+    def add(self, comparisons: list[Comparison]) -> None:
+        """Add the comparisons of a forward's results."""
+        self.last_errors = comparisons[0].errors
+        for comparison in comparisons:
+            relative_error = comparison.errors.relative
+            self.largest_relative_error = max(self.largest_relative_error, relative_error)
+            self.have_eagers_bits = self.have_eagers_bits and comparison.has_eagers_bits
 
 
 class HeldCall(NamedTuple):
@@ -61,11 +73,16 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    eager = grading.findings.reference_tensors[0].eager_errors
-    has_errors = eager.largest != 0  # ReLU has none
+    reference_errors = grading.findings.reference_tensors[0].reference_errors
+    has_errors = reference_errors.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
-        setting = grading.problem.setting
-        grading.verdict.note_errors(_label(grading), setting, "output", compared.last_errors, eager)
+        grading.verdict.note_errors(
+            _label(grading),
+            grading.problem.setting,
+            "output",
+            solution=compared.last_errors,
+            reference=reference_errors,
+        )
     _check_results_stay(grading)
 
 
@@ -75,21 +92,15 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
     count = FORWARDS
     if grading.problem.file.covers_all_values:
         count = FORWARDS_AFTER_OWN_CASES
-    largest_relative_error = 0.0
-    have_eagers_bits = True
-    last_errors = Errors()
+    compared = ComparedForwards()
     for index in range(count):
         inputs = _inputs_of_forward(grading, index)
         if index > 0:
             grading.reference.redraw_values()
         is_last = index == count - 1
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
-        comparisons = check_case(grading, case, for_timed_calls=True)
-        last_errors = comparisons[0].errors
-        for comparison in comparisons:
-            largest_relative_error = max(largest_relative_error, comparison.errors.relative)
-            have_eagers_bits = have_eagers_bits and comparison.has_eagers_bits
-    return ComparedForwards(last_errors, largest_relative_error, have_eagers_bits)
+        compared.add(check_case(grading, case, for_timed_calls=True))
+    return compared
 
 
 def _construct_or_redraw(grading: Grading) -> None:
@@ -162,15 +173,15 @@ def _check_results_stay(grading: Grading) -> None:
         return
     count = held_count + 1  # after the last held result, one more call follows
     calls = []
-    for index, inputs in enumerate(_draw_different_inputs(problem, count)):
-        name = f"call {index + 1} of {count}"
-        calls.append(HeldCall(name, inputs, returned=_call(grading, inputs)))
-    compared_count = held_count
+    for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
+        returned = _call(grading, inputs)
+        calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
+    compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
-        compared_count = 1
-    for index in range(compared_count):
-        _check_held_result(grading, calls[index], later_calls=calls[index + 1 :])
+        compared_calls = calls[:1]
+    for number, call in enumerate(compared_calls, 1):
+        _check_held_result(grading, call, later_calls=calls[number:])
     bench.free_results(grading.solution)
 
 
@@ -208,7 +219,8 @@ def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldC
     descriptions = check_results(grading, call.name, call.returned, expected)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
-        got = read_result(grading, description, call.name, (0, result_index)).reshape(-1)
+        place = ResultPlace(0, result_index)
+        got = read_result(grading, description, call.name, place).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
         mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
         if not mistake:

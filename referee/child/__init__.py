@@ -2,7 +2,8 @@
 
     main               forks contestants' processes; receives requests and sends replies
     request_handler    answers requests: a method for each
-    clock              times calls
+    call_timer         runs and times the calls of a request
+    clock              the clock with which it times them
     kept_results       keeps results while the referee reads them, and describes them
     nan_memory         fills memory with NaN
     yardsticks         functions that eager's process times, to show what the device can do

@@ -4,9 +4,9 @@ import random
 
 import torch
 
+from referee.contestants.described_results import describe, flatten, plain
 from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
-from referee.contestants.results import describe, flatten, plain
 
 READ_AT_ONCE = 4  # elements, see `read_at_once`
 
@@ -29,7 +29,9 @@ class KeptResults:
         self._kept = []
 
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
-        """Keep what each call of a request has returned; return descriptions, see `results`.
+        """Keep what each call of a request has returned; return a description of each.
+
+        `described_results` has an example of a description.
 
         Args:
             returned: a tensor, or nested lists and tuples, for each call.

@@ -8,7 +8,7 @@
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
 are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
-descriptions of where they are in this process's memory (see `results.describe`).
+descriptions of where they are in this process's memory (see `described_results.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
 """
@@ -16,31 +16,25 @@ The referee believes none of these replies: the solution can change all that is 
 import base64
 import gc
 import os
-import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from referee.child import yardsticks
-from referee.child.clock import CpuClock, CudaClock
-from referee.child.kept_results import KeptResults, read_at_once
-from referee.child.nan_memory import (
-    fill_free_memory_with_nan,
-    fill_new_tensors_with_nan,
-    set_malloc_threshold,
-)
-from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.child.call_timer import CallTimer
+from referee.child.kept_results import KeptResults
+from referee.child.nan_memory import set_malloc_threshold
+from referee.child.yardsticks import YardstickMaker
+from referee.contestants.autograd import recorded, sources_of
+from referee.contestants.described_results import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping
-from referee.contestants.results import describe, flatten
 from referee.names import MODULE, NOTHING
 
 CHECKED_AT_ONCE = 1 << 24  # elements of a large tensor
@@ -65,11 +59,8 @@ class RequestHandler:
         self._module: nn.Module | None = None
         self._callables: dict[str, Callable] = {}  # what can be called: see `referee.names`
         self._results = KeptResults(mapping, device)
-        self._clock = CudaClock() if device.type == "cuda" else CpuClock()
-        self._random = random.Random()  # torch's and Python's generators are the solution's
         set_malloc_threshold()
-        # torch fills this tensor with all of its threads. So they are awake before the first call.
-        self._thread_waker = torch.empty(1 << 18, device=device)
+        self._timer = CallTimer(self._results, device)
         ready_result = torch.zeros(1, device=device)
         self._callables[NOTHING] = lambda *inputs: ready_result
 
@@ -96,14 +87,7 @@ class RequestHandler:
         sys.path.extend(folders)
         data = base64.b64decode(text)
         start = perf_counter()
-        module = execute("solution", path, data)
-        candidates = [getattr(module, name, None) for name in class_names]
-        classes = [candidate for candidate in candidates if callable(candidate)]
-        if not classes:
-            own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
-            found = ", ".join(own) or "no class or function"
-            raise AttributeError(f"the file defines no {class_names[-1]}; it defines {found}")
-        self._class = classes[0]
+        self._class = _find_class(execute("solution", path, data), class_names)
         return {"seconds": perf_counter() - start}
 
     def set_precision(self, setting: str) -> None:
@@ -170,14 +154,9 @@ class RequestHandler:
         """
         arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
         call = self._callables[call_name]
-        self._prepare_calls(nan_bytes)
-        self._clock.get_ahead()
-        mode = fill_new_tensors_with_nan() if fill_new_tensors else nullcontext()
-        with torch.no_grad(), mode:
-            returned = [
-                self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls
-            ]
-        return self._make_reply(returned, nan_bytes, outputs)
+        self._timer.prepare(nan_bytes)
+        returned = self._timer.run_forwards(call, arguments_of_calls, fill_new_tensors)
+        return self._timer.make_reply(returned, nan_bytes, outputs)
 
     def run_steps(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
         self,
@@ -201,71 +180,22 @@ class RequestHandler:
             nan_bytes: as in `run_forwards`.
             outputs: a location for copies of each step's results, as in `run_forwards`.
         """
+        call = self._callables[call_name]
         state = self._state()
-        returned = []
-        self._prepare_calls(nan_bytes)
+        returned: list = []
+        self._timer.prepare(nan_bytes)
         for location, gradients_location in zip(inputs, output_gradients, strict=True):
             arguments = recorded(self._mapping.tensors(location))
             gradients = self._mapping.tensors(gradients_location)
             if call_name == NOTHING:
-                returned.append(self._time_empty_step(arguments))
+                returned.append(self._timer.run_empty_step(call, arguments))
             else:
                 sources = sources_of(arguments, state, parameters)
-                returned.append(self._time_step(call_name, arguments, sources, gradients))
-        reply = self._make_reply(returned, nan_bytes, outputs)
+                returned.append(self._timer.run_step(call, arguments, sources, gradients))
+        reply = self._timer.make_reply(returned, nan_bytes, outputs)
         seconds = reply["seconds"]  # of a forward, its backward, the next forward, ...
-        return reply | {"seconds": {"forward": seconds[::2], "backward": seconds[1::2]}}
-
-    def _prepare_calls(self, nan_bytes: int) -> None:
-        """Fill free memory with NaN if that is asked for; wake torch's threads."""
-        fill_free_memory_with_nan(nan_bytes, self._device)
-        self._thread_waker.fill_(0)
-
-    def _make_reply(self, returned: list, nan_bytes: int, outputs: list[dict] | None) -> dict:
-        """Keep what each call has returned; return the seconds and descriptions.
-
-        Args:
-            returned: the calls' outputs.
-            nan_bytes: as in `run_forwards`.
-            outputs: likewise.
-        """
-        elements = {}
-        if nan_bytes:  # before `wait`, which waits for all streams
-            elements = read_at_once(returned[-1], self._device, self._random)
-        backlog = self._clock.wait()
-        seconds = self._clock.seconds()
-        return {
-            "seconds": seconds,
-            "backlog": backlog,
-            "returned": self._results.keep_all(returned, outputs),
-            "elements": elements,
-        }
-
-    def _time_empty_step(self, arguments: list) -> object:
-        """Time the empty call as a forward, and nothing as its backward; return the result."""
-        with torch.enable_grad():
-            self._clock.get_ahead()
-            result = self._clock.time(partial(self._callables[NOTHING], *arguments))
-            self._clock.get_ahead()
-            self._clock.time(lambda: None)
-        return result
-
-    def _time_step(self, call_name: str, arguments: list, sources: list, gradients: list) -> list:
-        """Time a forward and its backward; return the outputs and the computed gradients.
-
-        Args:
-            call_name: the call's name.
-            arguments: the forward's arguments.
-            sources: the tensors whose gradients the backward computes.
-            gradients: the gradients of the outputs.
-        """
-        with torch.enable_grad():
-            self._clock.get_ahead()
-            result = self._clock.time(partial(self._callables[call_name], *arguments))
-            _, leaves = flatten(result)
-            self._clock.get_ahead()
-            computed = self._clock.time(partial(differentiate, leaves, sources, gradients))
-        return [*leaves, *computed]
+        reply["seconds"] = {"forward": seconds[::2], "backward": seconds[1::2]}
+        return reply
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request.
@@ -346,13 +276,12 @@ class RequestHandler:
             path, text = own_file
             own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
+        maker = YardstickMaker(self._module, arguments, copied_bytes, own_yardsticks)
         callables: dict[str, Callable] = {}
         notes = []
         for name in names:
             try:
-                callables |= yardsticks.make(
-                    name, self._module, arguments, copied_bytes, own_yardsticks
-                )
+                callables |= maker.make(name)
             except Exception as error:  # for example, Triton is not installed
                 first_line = str(error).strip().partition("\n")[0]
                 notes.append(f"{name} is left out: {first_line or type(error).__name__}")
@@ -362,6 +291,21 @@ class RequestHandler:
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""
         return self._module.state_dict(keep_vars=True)
+
+
+def _find_class(module: ModuleType, class_names: list[str]) -> Callable:
+    """Return the solution's class, the first of these names that the imported file defines.
+
+    Raises:
+        AttributeError: it defines none of them.
+    """
+    for name in class_names:
+        candidate = getattr(module, name, None)
+        if callable(candidate):
+            return candidate
+    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
+    found = ", ".join(own) or "no class or function"
+    raise AttributeError(f"the file defines no {class_names[-1]}; it defines {found}")
 
 
 def _has_finite_elements(x: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ function that the problem defines.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -16,37 +17,53 @@ from referee.names import COMPILED, COPY, COPY_FRESH
 Callables = dict[str, Callable[..., object]]
 
 
-def make(
-    name: str, module: nn.Module, inputs: list, copied_bytes: int, own_yardsticks: ModuleType | None
-) -> Callables:
-    """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
+@dataclass(frozen=True)
+class YardstickMaker:
+    """Makes the yardsticks of a forward.
 
-    A compiled or a problem's own yardstick is called once, and then compiles nothing more.
-
-    Args:
-        name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
+    Attributes:
         module: eager's module.
-        inputs: arguments of a forward.
+        inputs: the arguments of the forward.
         copied_bytes: bytes that a copy reads; it writes as many.
-        own_yardsticks: the problem's own, a Python module with `yardstick(name, module, inputs)`.
+        own_yardsticks: the problem's own, a Python module with `yardstick(name, module, inputs)`;
+            None if it has none.
     """
-    if name == COPY:
-        return _copies(copied_bytes, inputs)
-    if name == COMPILED:
-        # Without the reset, torch.compile would make one program for all shapes at the second
-        # shape and fall back to eager after the eighth.
-        torch.compiler.reset()
-        from torch._inductor import config  # takes seconds
 
-        # Else the compiler would start processes, which would be stopped and woken in each request.
-        config.compile_threads = 1
-        function = torch.compile(module)
-    else:
-        function = own_yardsticks.yardstick(name, module, inputs)
-    if function is None:
-        return {}
-    function(*inputs)
-    return {name: function}
+    module: nn.Module
+    inputs: list
+    copied_bytes: int
+    own_yardsticks: ModuleType | None
+
+    def make(self, name: str) -> Callables:
+        """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
+
+        A compiled or a problem's own yardstick is called once, and then compiles nothing more.
+
+        Args:
+            name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
+        """
+        if name == COPY:
+            return _copies(self.copied_bytes, self.inputs)
+        if name == COMPILED:
+            function = _compile(self.module)
+        else:
+            function = self.own_yardsticks.yardstick(name, self.module, self.inputs)
+        if function is None:
+            return {}
+        function(*self.inputs)
+        return {name: function}
+
+
+def _compile(module: nn.Module) -> Callable[..., object]:
+    """Return eager's module under torch.compile, which compiles when it is first called."""
+    # Without the reset, torch.compile would make one program for all shapes at the second shape
+    # and fall back to eager after the eighth.
+    torch.compiler.reset()
+    from torch._inductor import config  # takes seconds
+
+    # Else the compiler would start processes, which would be stopped and woken in each request.
+    config.compile_threads = 1
+    return torch.compile(module)
 
 
 def _copies(size: int, inputs: list) -> Callables:

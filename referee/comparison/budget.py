@@ -1,12 +1,8 @@
 """The error budget: how far off a result may be.
 
-The budget is a multiple of eager's own error, which the reference in float64 shows. A float32
-result may be FACTOR times as far off, because a fast exponential is less accurate than torch's; it
-may also be as far off as a plain sum of all terms. Products in TF32 or float16 are outside this
-budget: their errors are some 1,000 times eager's. Where eager's own error is that of a lower
-precision, as for half types, the factor is LOW_FACTOR.
-
-VERDICTS.md, "What is right", has the formulas.
+The budget is a multiple of eager's own error, which the reference in float64 shows; but a float32
+result may also be as far off as a plain sum of all terms. VERDICTS.md, "What is right?", has the
+formulas, and INTERNALS.md, "Long sums", those of sums.
 """
 
 import math
@@ -69,7 +65,7 @@ class Budget:
         """
         return replace(self, slack=growth * self.slack, mean_slack=growth_of_mean * self.mean_slack)
 
-    def of_distance_from_eager(self, eager: Errors, count: int) -> "Budget":
+    def of_distance_from_eager(self, reference: Errors, count: int) -> "Budget":
         """Return the budget of a result's distance from eager's in another draw.
 
         Eager's result is off itself. If both results are within their limits, their mean distance
@@ -77,14 +73,14 @@ class Budget:
         errors varies. The slack of each element stays the same.
 
         Args:
-            eager: the errors of eager's result in the draw that set the budget.
+            reference: the errors of the reference's own result in the draw that set the budget.
             count: the number of elements.
         """
         mean_slack = self.mean_slack
-        if eager.are_sparse:
-            mean_slack = max(mean_slack, SPARSE_FACTOR * eager.mean)
+        if reference.are_sparse:
+            mean_slack = max(mean_slack, SPARSE_FACTOR * reference.mean)
         free = FREE_ELEMENTS * self.slack / max(count, 1)
-        return replace(self, mean_slack=mean_slack + eager.mean + free)
+        return replace(self, mean_slack=mean_slack + reference.mean + free)
 
 
 @dataclass(frozen=True)
@@ -120,30 +116,31 @@ class _Leniency:
         """Return how much further each element may be off, relative to its magnitude."""
         return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
 
-    def mean_slack(self, eager: Errors) -> float:
+    def mean_slack(self, reference: Errors) -> float:
         """Return the largest mean error."""
-        from_error = self.factor * eager.mean + self.roundings * self.eps * eager.mean_magnitude
-        from_plain_sum = DEVIATIONS_OF_MEAN * self.sum_deviation * eager.root_mean_square
+        from_roundings = self.roundings * self.eps * reference.mean_magnitude
+        from_error = self.factor * reference.mean + from_roundings
+        from_plain_sum = DEVIATIONS_OF_MEAN * self.sum_deviation * reference.root_mean_square
         return max(from_error, from_plain_sum)
 
 
-def budget_from_errors(eager: Errors, dtype: torch.dtype, terms: int) -> Budget:
+def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Budget:
     """Return the error budget of a result whose float64 result is known.
 
     Args:
-        eager: the errors of eager's result.
+        reference: the errors of the reference's own result.
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
-    leniency = _leniency(eager, dtype, terms)
+    leniency = _leniency(reference, dtype, terms)
     return Budget(
-        slack=leniency.slack(eager.largest, eager.root_mean_square),
+        slack=leniency.slack(reference.largest, reference.root_mean_square),
         relative_slack=leniency.relative_slack(),
-        mean_slack=leniency.mean_slack(eager),
+        mean_slack=leniency.mean_slack(reference),
     )
 
 
-def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int) -> float:
+def typical_slack(typical: float, reference: Errors, dtype: torch.dtype, terms: int) -> float:
     """Return the largest typical error of a result, relative to its elements' typical size.
 
     It is the budget's limit for an element of typical size, with eager's typical error in place of
@@ -151,11 +148,11 @@ def typical_slack(typical: float, eager: Errors, dtype: torch.dtype, terms: int)
 
     Args:
         typical: eager's typical error; see `accuracy.typical_error`.
-        eager: the errors of eager's result.
+        reference: the errors of the reference's own result.
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
     """
-    leniency = _leniency(eager, dtype, terms)
+    leniency = _leniency(reference, dtype, terms)
     # The unit is the typical size, so the size itself is 1.
     return leniency.slack(typical, root_mean_square=1.0) + leniency.relative_slack()
 
@@ -166,10 +163,10 @@ def budget_without_float64(dtype: torch.dtype) -> Budget:
     return Budget(slack=tolerance, relative_slack=tolerance)
 
 
-def _leniency(eager: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
+def _leniency(reference: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
     """Return how lenient the budget is; the arguments are those of `budget_from_errors`."""
     eps = torch.finfo(dtype).eps
-    if eager.relative > CLASSES["float32-grade"]:
+    if reference.relative > CLASSES["float32-grade"]:
         return _Leniency(eps, LOW_FACTOR, LOW_ROUNDINGS, sum_deviation=0.0)
     sum_deviation = 0.0
     if dtype == torch.float32:

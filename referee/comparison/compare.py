@@ -97,16 +97,16 @@ def first_mismatch(
 def _differs(a: torch.Tensor, b: torch.Tensor, bitwise: bool) -> torch.Tensor:
     """Return a mask of the elements that differ; an empty mask if two flat tensors are equal."""
     integer = INTEGERS[a.element_size()]
-    x, y = a.view(integer), b.view(integer)
-    if torch.equal(x, y):
+    a_bits, b_bits = a.view(integer), b.view(integer)
+    if torch.equal(a_bits, b_bits):
         return torch.zeros(0, dtype=torch.bool)
-    differs = x != y
+    differs = a_bits != b_bits
     if a.is_floating_point() and not bitwise:
         infinity = torch.tensor(torch.inf, dtype=a.dtype).view(integer).item()
-        magnitude_bits = torch.iinfo(integer).max  # all bits but the sign
-        x, y = x & magnitude_bits, y & magnitude_bits
-        are_both_nan = (x > infinity) & (y > infinity)
-        are_both_zero = (x | y) == 0
+        all_but_sign = torch.iinfo(integer).max
+        a_magnitude, b_magnitude = a_bits & all_but_sign, b_bits & all_but_sign
+        are_both_nan = (a_magnitude > infinity) & (b_magnitude > infinity)
+        are_both_zero = (a_magnitude | b_magnitude) == 0
         differs &= ~are_both_nan & ~are_both_zero
     return differs
 

@@ -21,14 +21,14 @@ class Limits:
 
     Attributes:
         budget: the error budget.
-        eager_errors: how far off eager's result is, or the one in TF32 if that is further off;
-            zeros where there is no exact result.
+        reference_errors: how far off the reference's own result is: eager's, or the one in TF32
+            if that is further off; zeros where there is no exact result.
         typical_slack: the largest typical error that a result may have, in any draw; see
             `accuracy.typical_error`. It is infinity where there is no exact result.
     """
 
     budget: Budget
-    eager_errors: Errors = field(default_factory=Errors)
+    reference_errors: Errors = field(default_factory=Errors)
     typical_slack: float = math.inf
 
 
@@ -53,6 +53,6 @@ def limits_of(values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None)
         typical = max(typical, typical_error(in_tf32, values.exact))
     return Limits(
         budget=budget_from_errors(errors, dtype, terms),
-        eager_errors=errors,
+        reference_errors=errors,
         typical_slack=typical_slack(typical, errors, dtype, terms),
     )

@@ -35,16 +35,16 @@ class OtherDraws:
     Args:
         budget: how far from eager's a result may be if eager's is no larger than in the first
             draw, as `Budget.of_distance_from_eager` returns it.
-        eager_errors: the errors of eager's result in the first draw, and its magnitudes.
+        reference_errors: as in `Limits`, for the first draw.
         must_equal_eager: whether only eager's values are right.
 
     Attributes:
         budget: as in the arguments.
     """
 
-    def __init__(self, budget: Budget, eager_errors: Errors, must_equal_eager: bool) -> None:
+    def __init__(self, budget: Budget, reference_errors: Errors, must_equal_eager: bool) -> None:
         self.budget = budget
-        self._eager_errors = eager_errors
+        self._reference_errors = reference_errors
         self._must_equal_eager = must_equal_eager
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
@@ -109,7 +109,7 @@ class OtherDraws:
         Args:
             eager: eager's flat result in this draw.
         """
-        first = self._eager_errors
+        first = self._reference_errors
         if not first.root_mean_square:
             return self.budget
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)

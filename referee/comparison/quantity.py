@@ -7,15 +7,10 @@ differ by much. A single wrong element is therefore a mistake only in these case
 - Only eager's values are right, as for integers.
 - It is in a result of a timed step, and a second look does not excuse it.
 
-In all other cases several steps decide, whose inputs have these places elsewhere. Each of four
-rules then finds a gradient wrong; "Gradients of timed steps" in INTERNALS.md explains them:
-
-    far off in one step         its relative error is large
-    far off in most steps       its relative error is larger than ReLU near zero makes it
-    wrong in every step         rounding does not explain the elements that are wrong in all steps
-    inaccurate in many steps    its typical error is larger than rounding makes it
-
-In steps that are not timed, only the third rule holds; it then judges results, too.
+In all other cases several steps decide, whose inputs have these places elsewhere. "Gradients of
+timed steps" in INTERNALS.md has four rules: a gradient is wrong if it is far off in one step, far
+off in most steps, wrong in every step, or inaccurate in many steps. In steps that are not timed,
+only "wrong in every step" holds; it then judges results, too.
 """
 
 import math
@@ -33,10 +28,10 @@ from referee.contestants.autograd import is_differentiable
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 LARGEST_RELATIVE_ERROR = 0.25
-# Far off in most steps: ReLU near zero also makes a part of eager's own error. So in at least half
-# of the steps, it makes at most MOST_TIMES_EAGERS_ERROR times that error. A relative error up to
-# LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
-MOST_TIMES_EAGERS_ERROR = 4
+# Far off in most steps: ReLU near zero also makes a part of the reference's own error. So in at
+# least half of the steps, it makes at most MOST_TIMES_OWN_ERROR times that error. A relative error
+# up to LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
+MOST_TIMES_OWN_ERROR = 4
 LEAST_FAR_OFF = 0.02
 # Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
 # explains those that are wrong if it predicts at least LEAST_PREDICTED_SHARE of their number;
@@ -187,6 +182,22 @@ class Quantity:
             self.is_wrong_in_one_step = True
             self._keep_first(mistake)
 
+    def find_mistake(self) -> str | None:
+        """Return in words what is wrong for certain; None if rounding may explain it."""
+        is_wrong = (
+            self.is_wrong_in_one_step
+            or self._is_far_off_in_most_steps()
+            or self._wrong_in_every_step.is_mistake()
+            or self._is_inaccurate_in_many_steps()
+        )
+        return f"{self.name}: {self._first_mistake}" if is_wrong else None
+
+    def without_steps(self) -> "Quantity":
+        """Return a quantity with the same name and budget, for which no step was compared."""
+        made = Quantity(self.name, self.kind)
+        made.expected = self.expected
+        return made
+
     def _compare_gradient(
         self,
         got: torch.Tensor,
@@ -213,22 +224,6 @@ class Quantity:
         if self._is_inaccurate(got, eager, error_of_other_roundings):
             self._inaccurate_timed_steps += 1
 
-    def find_mistake(self) -> str | None:
-        """Return in words what is wrong for certain; None if rounding may explain it."""
-        is_wrong = (
-            self.is_wrong_in_one_step
-            or self._is_far_off_in_most_steps()
-            or self._wrong_in_every_step.is_mistake()
-            or self._is_inaccurate_in_many_steps()
-        )
-        return f"{self.name}: {self._first_mistake}" if is_wrong else None
-
-    def without_steps(self) -> "Quantity":
-        """Return a quantity with the same name and budget, for which no step was compared."""
-        made = Quantity(self.name, self.kind)
-        made.expected = self.expected
-        return made
-
     def _is_inaccurate(
         self, got: torch.Tensor, eager: torch.Tensor, error_of_other_roundings: Callable[[], float]
     ) -> bool:
@@ -245,10 +240,10 @@ class Quantity:
 
     def _far_off_limit(self) -> float:
         """Return the relative error beyond which a gradient counts as far off in a step."""
-        eagers_error = self.expected.eager_errors.relative
-        if eagers_error == 0:  # there is no float64 result, or no error
+        own_error = self.expected.reference_errors.relative
+        if own_error == 0:  # there is no float64 result, or no error
             return LARGEST_RELATIVE_ERROR
-        limit = max(MOST_TIMES_EAGERS_ERROR * eagers_error, LEAST_FAR_OFF)
+        limit = max(MOST_TIMES_OWN_ERROR * own_error, LEAST_FAR_OFF)
         return min(limit, LARGEST_RELATIVE_ERROR)
 
     def _keep_first(self, mistake: str) -> None:

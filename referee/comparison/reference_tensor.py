@@ -68,7 +68,7 @@ class ReferenceTensor:
     Attributes:
         shape, strides, dtype, numel: of the result; they stay when `forget` frees it.
         must_equal_eager: whether only eager's values are right.
-        eager_errors, budget, typical_slack: as in `Limits`.
+        reference_errors, budget, typical_slack: as in `Limits`.
         other_draws: judges results for other draws.
     """
 
@@ -98,11 +98,11 @@ class ReferenceTensor:
             limits = Limits(Budget())
         else:
             limits = limits_of(self._values, terms, _flat(in_tf32))
-        self.eager_errors = limits.eager_errors
+        self.reference_errors = limits.reference_errors
         self.budget = limits.budget
         self.typical_slack = limits.typical_slack
         self.other_draws = OtherDraws(
-            self._budget_of_distance(), self.eager_errors, self.must_equal_eager
+            self._budget_of_distance(), self.reference_errors, self.must_equal_eager
         )
 
     @property
@@ -203,8 +203,8 @@ class ReferenceTensor:
 
     def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""
-        is_max_small = errors.largest <= CHANCE_OF_MAX * self.eager_errors.largest
-        is_mean_small = errors.mean <= CHANCE_OF_MEAN * self.eager_errors.mean
+        is_max_small = errors.largest <= CHANCE_OF_MAX * self.reference_errors.largest
+        is_mean_small = errors.mean <= CHANCE_OF_MEAN * self.reference_errors.mean
         return is_max_small and is_mean_small
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ class ReferenceTensor:
         if self._element_limits is not None:
             mean_limit = _mean(self._element_limits)
             budget = replace(budget, mean_slack=max(budget.mean_slack, mean_limit))
-        return budget.of_distance_from_eager(self.eager_errors, self._length)
+        return budget.of_distance_from_eager(self.reference_errors, self._length)
 
 
 def _flat(x: torch.Tensor | None) -> torch.Tensor | None:

@@ -47,27 +47,57 @@ def find_excused(
     most = max(LARGEST_UNSTABLE_SHARE * len(got), LEAST_UNSTABLE_COUNT)
     if not 0 < count_true(wrong) <= most:
         return None
-    indices = wrong.nonzero().view(-1)
-    low, high = eager[indices], eager[indices]
-    got_there = got[indices]
-    is_reached = torch.zeros_like(indices, dtype=torch.bool)
+    wrong_elements = _WrongElements(wrong, got, eager)
     for result in second_look():
         other = flat_reals(result)
         if other.shape != eager.shape or _count_far(other, eager, budget) > most:
             return None
-        values = other[indices]
-        expected = values.double()
-        is_reached |= element_errors(got_there, values, expected) <= budget.allowed(expected)
-        if got.is_floating_point():
-            low, high = low.minimum(values), high.maximum(values)
-            is_reached |= (low <= got_there) & (got_there <= high)
-        if is_reached.all():
+        wrong_elements.add(other, budget)
+        if wrong_elements.are_explained.all():
             break
-    if not is_reached.any():
+    if not wrong_elements.are_explained.any():
         return None
     excused = torch.zeros_like(wrong)
-    excused[indices] = is_reached
+    excused[wrong_elements.indices] = wrong_elements.are_explained
     return excused
+
+
+class _WrongElements:
+    """The wrong elements of a result, and those of them that rounding has explained so far.
+
+    Args:
+        wrong: a flat mask of the wrong elements.
+        got: the solution's flat result.
+        eager: eager's flat result.
+
+    Attributes:
+        indices: the indices of the wrong elements.
+        are_explained: a mask over these, true where rounding explains the solution's value.
+    """
+
+    def __init__(self, wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> None:
+        self.indices = wrong.nonzero().view(-1)
+        self.are_explained = torch.zeros_like(self.indices, dtype=torch.bool)
+        self._got = got[self.indices]
+        # The range of the reference's values, eager's and those with other roundings.
+        self._lowest = eager[self.indices]
+        self._highest = self._lowest
+
+    def add(self, other: torch.Tensor, budget: Budget) -> None:
+        """Explain the elements whose values a result with other roundings reaches or passes.
+
+        Args:
+            other: a flat result of the reference, rounded otherwise.
+            budget: how far off an element may be.
+        """
+        values = other[self.indices]
+        expected = values.double()
+        errors = element_errors(self._got, values, expected)
+        self.are_explained |= errors <= budget.allowed(expected)
+        if values.is_floating_point():
+            self._lowest = self._lowest.minimum(values)
+            self._highest = self._highest.maximum(values)
+            self.are_explained |= (self._lowest <= self._got) & (self._got <= self._highest)
 
 
 def _count_far(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:

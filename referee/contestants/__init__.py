@@ -9,7 +9,8 @@ From top to bottom; a module imports only modules below it:
     pipes         requests, replies and output of a contestant
     errors        how a contestant can fail to answer
     reading       reads results in a contestant's memory
-    results       describes results: their nesting, and where they are in memory
+    described_results
+                  describes results: their nesting, and where they are in memory
     mapping       the shared memory in a contestant's process
     region        a list of values in shared memory, such as the inputs of a call
     pool          the memory that the referee shares, in blocks

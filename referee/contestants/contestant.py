@@ -26,6 +26,7 @@ from referee.contestants.errors import (
     RaisedError,
     TimeLimitError,
     UnstoppableError,
+    WokenError,
 )
 from referee.contestants.memory import free_bytes, give_back_unused
 from referee.contestants.pipes import open_pipes
@@ -88,7 +89,8 @@ class Contestant:
         self._tree = processes.Tree(self.pid, is_solution, self._init_pid)
         self.reader = Reader(self.pid, device, pool)
         try:
-            first_reply = self._receive(token="")  # not forged: no solution's code has run yet
+            # It is not forged: no solution's code has run yet.
+            first_reply = self._receive(token="", call_count=0)
         except BaseException:
             self.close()
             raise
@@ -109,7 +111,8 @@ class Contestant:
 
         Raises:
             EndedError: the process has ended.
-            UnstoppableError: the process does not stop, or it has run since the last request.
+            UnstoppableError: the process does not stop.
+            WokenError: the process has run since the last request.
             ForgedError: the solution has sent or changed the reply.
             TimeLimitError: the deadline has passed.
             RaisedError: the method has raised.
@@ -119,27 +122,19 @@ class Contestant:
         # The process is stopped and reads nothing yet, and a long request does not fit into the
         # pipe. The rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
-        if self._device.type == "cuda":
-            # The GPU must have done the referee's own work: inputs are written, results are read.
-            torch.cuda.synchronize(self._device)
-            give_back_unused(self._device)
-        if self._tree.has_run():
-            self._tree.kill()
-            raise UnstoppableError(-signal.SIGKILL, self.printed())
+        self._finish_own_gpu_work()
+        self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
         self._tree.go_on()
         try:
             if rest:
                 self._pipes.write_all(rest, self.deadline)
-            reply = self._receive(token)
+            reply = self._receive(token, call_count=len(arguments.get("inputs", [])))
         finally:
             if not self._has_ended:
                 self._stop()
             self._stopped_at = monotonic()
-        requested_calls = len(arguments.get("inputs", []))
-        if "returned" in reply and len(reply["returned"]) != requested_calls:
-            raise ForgedError
         if read_early:
             read_early(reply)
         self.seconds = perf_counter() - start
@@ -166,13 +161,32 @@ class Contestant:
         self.reader.close()
         self._pipes.close()
 
+    def _finish_own_gpu_work(self) -> None:
+        """Wait until a GPU has done the referee's work: inputs are written, results are read."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            give_back_unused(self._device)
+
+    def _check_that_it_has_rested(self) -> None:
+        """Kill the process and raise WokenError if it has run since the last request.
+
+        If it has been killed meanwhile, as for want of memory, the request will find that out.
+        """
+        if self._tree.has_run() and not processes.is_dead_child(self.pid):
+            self._tree.kill()
+            raise WokenError(-signal.SIGKILL, self.printed())
+
     def _stop(self) -> None:
         """Stop the process and all that it started; raise UnstoppableError if one does not stop."""
         if not self._tree.stop():
             raise UnstoppableError(-signal.SIGKILL, self.printed())
 
-    def _receive(self, token: str) -> Reply:
-        """Wait for the reply to the request with this token and return it.
+    def _receive(self, token: str, call_count: int) -> Reply:
+        """Wait for a reply and return it.
+
+        Args:
+            token: the token of the request, which the reply repeats.
+            call_count: how many calls the request has.
 
         Raises:
             EndedError, ForgedError, TimeLimitError, RaisedError: as `ask` does.
@@ -187,6 +201,8 @@ class Contestant:
             raise ForgedError from None
         has_more = self._pipes.has_unread_replies  # one line answers a request
         if not is_answer or has_more or not _has_right_types(reply):
+            raise ForgedError
+        if "returned" in reply and len(reply["returned"]) != call_count:
             raise ForgedError
         if "raised" in reply:
             raise RaisedError(reply["raised"])

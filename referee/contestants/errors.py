@@ -11,7 +11,14 @@ class EndedError(Exception):
 
 
 class UnstoppableError(EndedError):
-    """The process was killed because something in its tree did not stop, or ran while stopped."""
+    """The process was killed because something in its tree did not stop."""
+
+
+class WokenError(EndedError):
+    """The process was killed because something in its tree ran between two requests.
+
+    It had stopped. A timer can send SIGCONT to a stopped process, for example.
+    """
 
 
 class ForgedError(Exception):
@@ -24,6 +31,11 @@ class TimeLimitError(Exception):
 
 class RaisedError(Exception):
     """The solution has raised an exception; the argument is the "raised" of the reply."""
+
+    @property
+    def is_lack_of_memory(self) -> bool:
+        """True if it is torch's exception for a GPU that has no memory left."""
+        return self.args[0].get("type") == "OutOfMemoryError"
 
 
 def was_killed(status: int) -> bool:

@@ -6,7 +6,7 @@ from time import monotonic
 
 from referee.contestants.errors import ForgedError, TimeLimitError
 
-MAX_REPLY_BYTES = 1 << 22
+MAX_REPLY_BYTES = 1 << 25  # descriptions of more than 100,000 results
 KEPT_OUTPUT_BYTES = 1 << 16  # of what the process prints, the end is kept
 MAX_READ_BYTES = 1 << 16  # of one read from a pipe
 

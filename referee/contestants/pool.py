@@ -117,6 +117,13 @@ class Pool:
         """Take a block back so that another region can use it."""
         self._free_blocks.append(block)
 
+    def free_stray_pages(self) -> None:
+        """Free the pages of the memfd that no block has taken.
+
+        A solution may have written there, and no limit of its process counts shared memory.
+        """
+        self._mapping.madvise(mmap.MADV_REMOVE, self._end, POOL_BYTES - self._end)
+
     def close(self) -> None:
         """Free the memory. All processes that mapped it must have ended or have forgotten it.
 

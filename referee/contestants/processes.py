@@ -25,14 +25,12 @@ from time import monotonic, sleep
 from referee.contestants import prctl
 
 SECONDS_TO_STOP = 10.0  # then a tree is killed
-# A process that is not at rest after so many seconds may wait for its child, which is then woken:
-# see `_stop_all`.
-SECONDS_TO_REST = 0.01
+SECONDS_TO_REST = 0.01  # then a process that does not stop may be waiting for its child
 SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
 # The letters in /proc/PID/stat for the state of a process.
 GONE = "X"  # it is dead; here also: it is not there
-ENDED = f"Z{GONE}"  # a zombie, or gone
-AT_REST = f"Tt{ENDED}"  # stopped, traced, or ended
+ENDED = {"Z", GONE}  # a zombie, or gone
+AT_REST = {"T", "t", *ENDED}  # stopped, traced, or ended
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
@@ -86,8 +84,20 @@ def state_of(pid: int) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process is dead, a zombie or not there."""
+    """Return whether a process, or at least its first thread, is dead, a zombie or not there."""
     return state_of(pid) in ENDED
+
+
+def is_dead_child(pid: int) -> bool:
+    """Return whether a child of the referee is dead, with all its threads, or not there.
+
+    `has_ended` is also true if only the first thread has ended.
+    """
+    try:
+        events = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, pid, events) is not None
+    except ChildProcessError:
+        return True
 
 
 def states_of_threads(pid: int) -> list[str]:
@@ -124,7 +134,9 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
-        self._runs: dict[tuple[int, str], str] = {}  # by a process and its thread, see `note_runs`
+        # How often each thread has run, by its process and itself. None before `note_runs`.
+        self._runs: dict[tuple[int, str], str] | None = None
+        self._was_woken = False  # a process has run between `stop` and `note_runs`
 
     def stop(self) -> bool:
         """Stop all processes of the tree. When this returns True, they have stopped.
@@ -141,40 +153,49 @@ class Tree:
             if monotonic() > deadline:
                 self.kill()
                 return False
-            _stop_all(running)
+            for pid in running:
+                _send(pid, signal.SIGSTOP)
+            _wait_for_rest(running)
             pids = self._pids()
         self._stopped = pids
-        self._runs = {}
+        self._runs = None
         return True
+
+    def go_on(self) -> None:
+        """Continue all processes that `stop` has stopped."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
 
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `has_run` compares.
 
-        `stop` does not do this, because the clock runs meanwhile, and it takes longer.
+        `stop` does not do this, because the clock runs meanwhile, and it takes longer. So another
+        search follows here, for a process that something has woken since `stop`: it still runs, or
+        it has started another process.
         """
-        if self._is_solution:
-            self._runs = _runs_of_threads(self._stopped)
+        if not self._is_solution:
+            return
+        self._runs = _runs_of_threads(self._stopped)
+        pids = self._pids()
+        is_new = not set(pids).issubset(self._stopped)
+        self._was_woken = is_new or not all(_is_at_rest(pid) for pid in pids)
 
     def has_run(self) -> bool:
-        """Return whether a thread has run since `note_runs`, although it was stopped.
+        """Return whether a thread has run since `stop`, although it was stopped.
 
-        A timer of the solution can send SIGCONT to its stopped process, for example.
+        A timer of the solution can send SIGCONT to its stopped process, for example. If the process
+        has ended since then, its threads are gone, and that counts as a run, too: it may have
+        started another process before.
         """
-        if not self._runs:
+        if self._runs is None:
             return False
-        runs = _runs_of_threads(self._stopped)
-        return any(runs.get(thread, count) != count for thread, count in self._runs.items())
+        return self._was_woken or _runs_of_threads(self._stopped) != self._runs
 
     def kill(self) -> None:
         """Kill all processes of the tree that a search finds, stopped or not."""
         for pid in self._pids():
             _send(pid, signal.SIGKILL)
         self._stopped = []
-
-    def go_on(self) -> None:
-        """Continue all processes that `stop` has stopped."""
-        for pid in self._stopped:
-            _send(pid, signal.SIGCONT)
 
     def end(self) -> None:
         """Kill all processes of the tree.
@@ -198,33 +219,40 @@ class Tree:
         return pids + _below(pids)
 
 
-def _stop_all(pids: list[int]) -> None:
-    """Send SIGSTOP to some processes and wait a while until they are at rest.
+def _wait_for_rest(pids: list[int]) -> None:
+    """Wait a while until processes that got SIGSTOP are at rest.
 
-    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
-    started the program. The child cannot do that while it is stopped itself. So the processes below
-    one that does not stop soon are woken for a while; the next search stops them again.
+    If one does not come to rest, its children are woken, and the search in `Tree.stop` begins anew.
     """
     for pid in pids:
-        _send(pid, signal.SIGSTOP)
-    for pid in pids:
         if not _comes_to_rest(pid):
-            for child in _below([pid]):
-                _send(child, signal.SIGCONT)
-            _comes_to_rest(pid)
+            _wake_children(pid)
             return
+
+
+def _wake_children(pid: int) -> None:
+    """Let the processes below one that does not stop go on until it stops, but not for long.
+
+    A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
+    started the program. The child cannot do that while it is stopped itself.
+    """
+    for child in _below([pid]):
+        _send(child, signal.SIGCONT)
+    _comes_to_rest(pid)
 
 
 def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
     """Return how often each thread of some processes has run, as /proc writes this number.
 
-    A thread has run once more when it gets a core. So the number grows before the thread runs, and
-    not when it stops.
+    The kernel counts a run when it puts the thread on a core. The result leaves out zombies, which
+    can vanish without a run. Only the first thread of a process becomes one.
     """
     runs = {}
     for pid in pids:
         with suppress(OSError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
+                if thread.name == str(pid) and _state_in(thread) in ENDED:
+                    continue
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
                 runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
     return runs

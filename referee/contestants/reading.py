@@ -1,7 +1,7 @@
 """Reads results in the memory of a contestant's process, which is stopped.
 
-The process describes each result by a dictionary, see `results.describe`: shape, strides, dtype,
-and an address or an IPC handle. The referee checks the description before it uses it.
+The process describes each result by a dictionary, see `described_results.describe`: shape, strides,
+dtype, and an address or an IPC handle. The referee checks the description before it uses it.
 
 The process cannot compute while it is stopped. A result that it would compute when somebody reads
 it is therefore wrong or unreadable.
@@ -16,10 +16,10 @@ from concurrent.futures import TimeoutError as ReadTimeoutError
 import torch
 
 from referee.contestants import cuda_ipc
+from referee.contestants.described_results import span_of
 from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.memory import free_bytes
 from referee.contestants.pool import Pool
-from referee.contestants.results import span_of
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
@@ -201,21 +201,13 @@ class Reader:
     def _copy_bytes(self, address: int, size: int, element_bytes: int) -> torch.Tensor:
         """Return a copy of the process's memory.
 
-        False strides may span far more bytes than the elements have. Such a copy may not take all
-        free memory.
-
         Args:
             address: the address of the first byte in the process.
             size: how many bytes.
             element_bytes: how many bytes the elements have, without the gaps between them.
         """
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
-            free = free_bytes(CPU)
-            most_bytes = min(free, max(2 * element_bytes, SHARE_FOR_GAPS * free))
-            if size > most_bytes:
-                raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
-            self._buffer = torch.empty(size, dtype=torch.uint8)
+            self._make_buffer(size, element_bytes)
         target = self._buffer.data_ptr()
         reading = self._thread.submit(copy_memory, self._pid, address, size, target)
         try:
@@ -225,6 +217,19 @@ class Reader:
                 "a page of it does not come while the process is stopped"
             ) from None
         return self._buffer[:size]
+
+    def _make_buffer(self, size: int, element_bytes: int) -> None:
+        """Replace the buffer for copies by a larger one; the arguments are those of `_copy_bytes`.
+
+        False strides may span far more bytes than the elements have. Such a copy may not take all
+        free memory.
+        """
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
+        free = free_bytes(CPU)
+        most_bytes = min(free, max(2 * element_bytes, SHARE_FOR_GAPS * free))
+        if size > most_bytes:
+            raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
+        self._buffer = torch.empty(size, dtype=torch.uint8)
 
     def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
         """Return `size` bytes of the GPU's memory, from the described place on, without a copy.

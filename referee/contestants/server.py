@@ -3,34 +3,38 @@
 `child.main` is what runs in the server and in the forked processes.
 """
 
-import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from referee.contestants import processes
 from referee.contestants.errors import EndedError
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# The program of the server. Its arguments are the folder that contains the package `referee`, and
-# the descriptor of the server's socket.
+# The module that runs in the server's process. This process only names it: child/ is above this
+# part of the package.
+SERVER_MODULE = "referee.child.main"
+# The program of the server. Its arguments are the folder that contains the package `referee`, the
+# module, and the descriptor of the server's socket.
 SERVER_PROGRAM = """
+import importlib
 import sys
 
 # Without "", the current folder: a file there could hide one of Python's own modules.
 sys.path = [sys.argv[1], *filter(None, sys.path)]
-from referee.child.main import start
-
+module = importlib.import_module(sys.argv[2])
 del sys.path[0]  # else graded files could import what is beside the package
-start(int(sys.argv[2]))
+module.start(int(sys.argv[3]))
 """
 # So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
 # would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+ATTEMPTS = 2  # to fork a contestant: a solution may have ended the server before the first
 
 
 class Server:
@@ -39,32 +43,35 @@ class Server:
     A fork is faster than a new Python. If a solution ends the server, `fork` starts another.
 
     Args:
-        folder: where graded files build extensions; "" for the user's usual folder.
+        builds: the folder in which graded files build extensions, each in a folder of its own; ""
+            for the user's usual folder.
 
     Attributes:
         walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, builds: str = "") -> None:
         self.walls = True
-        self._folder = folder
+        self._builds = builds
+        self._folders: dict[Path, str] = {}  # by a graded file, see `builds_folder`
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
-        if folder:
-            self._environment["TORCH_EXTENSIONS_DIR"] = folder
+        if builds:
+            self._environment["TORCH_EXTENSIONS_DIR"] = builds
         self._process, self._socket = _start_server(self._environment)
 
     def builds_folder(self, file: Path) -> str:
         """Return where a graded file builds extensions; "" for the user's usual folder.
 
         Each file has a folder of its own. In a common one, it could find what another file has
-        built under the same name, or wait for ever for the lock of a build that was killed.
+        built under the same name, or wait for ever for the lock of a build that was killed. The
+        folder is made when the file's turn comes, under a random name, so that no file graded
+        before can have put anything into it.
         """
-        if not self._folder:
+        if not self._builds:
             return ""
-        name = hashlib.sha256(str(file).encode()).hexdigest()
-        folder = Path(self._folder, name[:16])
-        folder.mkdir(exist_ok=True)
-        return str(folder)
+        if file not in self._folders:
+            self._folders[file] = tempfile.mkdtemp(dir=self._builds)
+        return self._folders[file]
 
     def fork(self, settings: dict, descriptors: tuple[int, ...]) -> tuple[int, int]:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
@@ -78,26 +85,17 @@ class Server:
             of its own.
 
         Raises:
-            EndedError: the server has ended twice while it forked.
+            EndedError: the server has ended in all attempts.
         """
-        request = json.dumps(settings | {"walls": self.walls}).encode()
-        for _ in range(2):
+        request = json.dumps({**settings, "walls": self.walls}).encode()
+        status = 0
+        for _ in range(ATTEMPTS):
             ids = self._send(request, descriptors)
             if ids:
-                return int(ids[0]), int(ids[1])
-            status = self._process.wait()
-            self.close()
-            self._process, self._socket = _start_server(self._environment)
+                pid, init_pid = ids
+                return int(pid), int(init_pid)
+            status = self._restart()
         raise EndedError(status, "")
-
-    def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
-        """Send a request to the server; return the two ids of its reply, [] if it has ended."""
-        try:
-            self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
-            socket.send_fds(self._socket, [request], descriptors)
-            return self._socket.recv(64).split()
-        except ConnectionError:
-            return []
 
     def close(self) -> None:
         """End the server's process; contestants go on."""
@@ -114,6 +112,22 @@ class Server:
         """
         processes.own_pids.add(self._process.pid)
 
+    def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
+        """Send a request to the server; return the two ids of its reply, [] if it has ended."""
+        try:
+            self._process.send_signal(signal.SIGCONT)  # a solution may have stopped it
+            socket.send_fds(self._socket, [request], descriptors)
+            return self._socket.recv(64).split()
+        except ConnectionError:
+            return []
+
+    def _restart(self) -> int:
+        """Start a server in place of one that has ended; return the old one's exit status."""
+        status = self._process.wait()
+        self.close()
+        self._process, self._socket = _start_server(self._environment)
+        return status
+
 
 def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
     """Start a server's process; return it and the socket through which it gets requests.
@@ -123,7 +137,7 @@ def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket
     """
     referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with servers_end:
-        arguments = [str(PACKAGE.parent), str(servers_end.fileno())]
+        arguments = [str(PACKAGE.parent), SERVER_MODULE, str(servers_end.fileno())]
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER_PROGRAM, *arguments],
             pass_fds=[servers_end.fileno()],

@@ -18,11 +18,11 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
+from referee.contestants.described_results import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, checked
 from referee.contestants.region import Region
-from referee.contestants.results import span_of
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
 # MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
@@ -166,23 +166,29 @@ class State:
                 del unmatched[name]
         for name, value in reference_state.items():
             if name not in names:
-                own_name = self._find(unmatched, value)
-                if own_name is None:
-                    form = f"{list(value.shape)} {dtype_name(value.dtype)}"
-                    raise StateError(
-                        "its state is not the reference's: no tensor of its state_dict is "
-                        f"{name}, {form}, by name or by value"
-                    )
-                names[name] = own_name
-                del unmatched[own_name]
+                names[name] = self._find(unmatched, name, value)
+                del unmatched[names[name]]
         return {name: names[name] for name in reference_state}
 
-    def _find(self, unmatched: dict[str, dict], value: torch.Tensor) -> str | None:
-        """Return the name of an unmatched tensor that has this value; None if there is none."""
-        for name, description in unmatched.items():
+    def _find(self, unmatched: dict[str, dict], name: str, value: torch.Tensor) -> str:
+        """Return the name of an unmatched tensor of the contestant that has the reference's value.
+
+        Args:
+            unmatched: the descriptions of the contestant's tensors that have no match yet.
+            name: the reference's name of its tensor.
+            value: the reference's tensor.
+
+        Raises:
+            StateError: there is none.
+        """
+        for own_name, description in unmatched.items():
             if _is_alike(description, value) and self._has_value(description, value):
-                return name
-        return None
+                return own_name
+        form = f"{list(value.shape)} {dtype_name(value.dtype)}"
+        raise StateError(
+            "its state is not the reference's: no tensor of its state_dict is "
+            f"{name}, {form}, by name or by value"
+        )
 
     def _can_read(self, description: dict) -> bool:
         """Return whether the system lets the referee read a tensor; if not, results are copied."""
@@ -249,18 +255,11 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
     indices: dict[tuple[int, int], int] = {}  # of storages in `sizes`, by their address and size
     forms = []
     for description in descriptions:
-        numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
-        if not all(type(n) is int and n >= 0 for n in numbers):
-            raise StateError("its reply says where its state is by something else than numbers")
-        address, size, offset = numbers
-        item_bytes = getattr(torch, description["dtype"]).itemsize
-        span = span_of(description["shape"], description["strides"], item_bytes)
-        if offset * item_bytes + span > size:
-            raise StateError("its reply says that a tensor of its state reaches beyond its memory")
-        storage = address, size
+        _check_reach(description)
+        storage = description["storage"], description["bytes"]
         if storage not in indices:
             indices[storage] = len(sizes)
-            sizes.append(size)
+            sizes.append(description["bytes"])
         if sum(sizes) > most_bytes:
             raise StateError(
                 f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
@@ -269,3 +268,15 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
     return sizes, forms
+
+
+def _check_reach(description: dict) -> None:
+    """Raise StateError unless a tensor is within its storage, as its description says."""
+    numbers = [description.get(key) for key in ("storage", "bytes", "offset")]
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise StateError("its reply says where its state is by something else than numbers")
+    item_bytes = getattr(torch, description["dtype"]).itemsize
+    span = span_of(description["shape"], description["strides"], item_bytes)
+    end = description["offset"] * item_bytes + span
+    if end > description["bytes"]:
+        raise StateError("its reply says that a tensor of its state reaches beyond its memory")

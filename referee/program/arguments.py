@@ -1,6 +1,6 @@
 """The arguments and options of the command: a parser for them, and checks of their combinations.
 
-The functions without an underscore are also used by a project's command, `project.arguments`.
+A project's command also uses the functions without an underscore, see `project_arguments`.
 """
 
 import argparse

@@ -103,20 +103,25 @@ def _grade_folders(
         why_no_gpu: the reason for the headline, see `choose_device`.
         progress: shows what is done now.
     """
-    devices = [device]
-    if args.devices:
-        chosen = [choose_device(name)[0] for name in args.devices]
-        # "cuda,cuda:0" is one GPU. The CPU may be named several times, for as many workers.
-        devices = [
-            device
-            for index, device in enumerate(chosen)
-            if device.type == "cpu" or device not in chosen[:index]
-        ]
+    devices = _choose_devices(args.devices) if args.devices else [device]
     document = records.document(command_line, "grading", records.environment(devices[0]))
     job = folders.find_work(args)
     names = ", ".join(map(str, devices))
     console.show(tables.headline(document["environment"], names, why_no_gpu))
     return folders.grade(job, devices, make_options(args), document, progress)
+
+
+def _choose_devices(names: list[str]) -> list[torch.device]:
+    """Return the devices that `--devices` names, each GPU once: "cuda,cuda:0" is one GPU.
+
+    The CPU may be named several times, for as many workers.
+    """
+    devices: list[torch.device] = []
+    for name in names:
+        device, _ = choose_device(name)
+        if device.type == "cpu" or device not in devices:
+            devices.append(device)
+    return devices
 
 
 def run(work: Callable[[], bool], write: Callable[[dict], bool], document: dict) -> int:

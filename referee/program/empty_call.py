@@ -62,6 +62,7 @@ def measure(elements: int, device: torch.device) -> str:
         path.write_text(RELU.replace("ELEMENTS", str(elements)))
         bench = Bench(Problem("relu", load(path), device), server)
         try:
+            bench.try_walls()
             bench.eager.start()
             bench.memory.write_inputs([bench.problem.draw()])
             bench.eager.prepare_yardsticks(())

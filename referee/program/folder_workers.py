@@ -37,11 +37,13 @@ class Task:
     Attributes:
         name: the problem's: the path of its file in the folder of references, without ".py".
         reference: its file.
-        solutions: the files, read before any of them runs.
+        text: the content of that file.
+        solutions: the files. They and `text` are read before any solution runs.
     """
 
     name: str
     reference: Path
+    text: bytes
     solutions: list[GradedFile]
 
 
@@ -57,22 +59,33 @@ def grade_tasks(
     workers: dict[Connection, BaseProcess] = {}
     try:
         for device in devices:
-            ours, workers_end = fork_server.context.Pipe()
-            process = fork_server.context.Process(
-                target=_run_worker, args=(workers_end, str(device), options)
-            )
-            process.start()
-            workers_end.close()
-            workers[ours] = process
+            connection, process = _start_worker(device, options)
+            workers[connection] = process
         queue = _balance(tasks, len(devices))
         yield from _collect(list(workers), queue, progress)
     finally:
-        for connection, process in workers.items():
-            connection.close()
-            process.terminate()  # raises KeyboardInterrupt in the worker, see `_run_worker`
-        for process in workers.values():
-            process.join(timeout=SECONDS_TO_END)
-            process.kill()
+        _end_workers(workers)
+
+
+def _start_worker(device: torch.device, options: Options) -> tuple[Connection, BaseProcess]:
+    """Start a worker for a device; return the connection to it, and its process."""
+    connection, workers_end = fork_server.context.Pipe()
+    process = fork_server.context.Process(
+        target=_run_worker, args=(workers_end, str(device), options)
+    )
+    process.start()
+    workers_end.close()
+    return connection, process
+
+
+def _end_workers(workers: dict[Connection, BaseProcess]) -> None:
+    """End all workers, after they have had some time to end the processes that they started."""
+    for connection, process in workers.items():
+        connection.close()
+        process.terminate()  # raises KeyboardInterrupt in the worker, see `_run_worker`
+    for process in workers.values():
+        process.join(timeout=SECONDS_TO_END)
+        process.kill()
 
 
 def _balance(tasks: list[Task], device_count: int) -> list[Task]:
@@ -158,8 +171,8 @@ def _grade_task(
     """Grade the solutions of one problem; yield a record for each."""
     progress(f"{task.name}: running the reference")
     try:
-        problem = Problem(task.name, load(task.reference), device)
-    except (BadReferenceError, OSError, torch.OutOfMemoryError) as error:
+        problem = Problem(task.name, load(task.reference, task.text), device)
+    except (BadReferenceError, torch.OutOfMemoryError) as error:
         reason = first_error_line(str(error))
         yield from _same_record_for_all(task, Subject(task.name, "", ()), NOT_GRADED, reason)
         return

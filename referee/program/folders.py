@@ -48,6 +48,16 @@ class Job:
     tasks: list[Task]
     unpaired: list[Path]
 
+    @property
+    def files_left(self) -> int:
+        """The number of files that have no verdict yet."""
+        return sum(len(task.solutions) for task in self.tasks)
+
+    @property
+    def file_count(self) -> int:
+        """The number of files that have a reference."""
+        return len(self.earlier_records) + self.files_left
+
 
 def are_named(args: argparse.Namespace) -> bool:
     """Return whether the command's reference is a folder."""
@@ -58,7 +68,7 @@ def find_work(args: argparse.Namespace) -> Job:
     """Pair the solutions with references, read them, and leave out those that have a verdict.
 
     Raises:
-        ValueError: `--out` names a file of something else, or a solution cannot be read.
+        ValueError: `--out` names a file of something else, or a file cannot be read.
     """
     paired, unpaired = pair(args.reference, args.solution)
     earlier_records = read_out(args.out) if args.out else []
@@ -77,7 +87,7 @@ def _make_tasks(
         graded: problem and absolute path of each solution that has a verdict.
 
     Raises:
-        ValueError: a solution cannot be read.
+        ValueError: a file cannot be read.
     """
     tasks = []
     for reference, solutions in paired.items():
@@ -86,7 +96,8 @@ def _make_tasks(
         if not ungraded:
             continue
         try:
-            tasks.append(Task(name, reference, read_files(ungraded)))
+            text = reference.read_bytes()
+            tasks.append(Task(name, reference, text, read_files(ungraded)))
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
     return tasks
@@ -110,15 +121,9 @@ def grade(
         document: the JSON file's content; all records are added to it.
         progress: shows what is done now.
     """
-    files_left = sum(len(task.solutions) for task in job.tasks)
-    file_count = len(job.earlier_records) + files_left
     document["records"] += job.earlier_records
     all_records = document["records"]  # grows with each verdict
-    for path in job.unpaired:
-        console.say(f"{path}: no reference has its name or number; not graded")
-    if job.earlier_records:
-        verdict_count = len(job.earlier_records)
-        console.show(f"{verdict_count} verdicts are in {job.args.out}; {files_left} files are left")
+    _announce(job)
     try:
         with closing(grade_tasks(job.tasks, devices, options, progress)) as new_records:
             for record in new_records:
@@ -126,16 +131,26 @@ def grade(
                 all_records.append(record)
                 if job.args.out:
                     _append(job.args.out, record)
-                console.show(_describe(record, len(all_records), file_count))
+                console.show(_describe(record, len(all_records), job.file_count))
     finally:  # after an interrupt, too
         progress.clear()
-        document["complete"] = len(all_records) == file_count
+        document["complete"] = len(all_records) == job.file_count
         is_written = _report(job.args, document)
     if not document["complete"]:
-        console.say(f"{file_count - len(all_records)} files have no verdict")
+        console.say(f"{job.file_count - len(all_records)} files have no verdict")
     are_correct = all(record["verdict"] == CORRECT for record in all_records)
     is_success = are_correct and document["complete"] and is_written and not job.unpaired
     return 0 if is_success else 1
+
+
+def _announce(job: Job) -> None:
+    """Print which files are not graded: those without a reference, and those with a verdict."""
+    for path in job.unpaired:
+        console.say(f"{path}: no reference has its name or number; not graded")
+    verdict_count = len(job.earlier_records)
+    if verdict_count:
+        left = f"{job.files_left} files are left"
+        console.show(f"{verdict_count} verdicts are in {job.args.out}; {left}")
 
 
 def _report(args: argparse.Namespace, document: dict) -> bool:

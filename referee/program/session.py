@@ -2,9 +2,9 @@
 
 Three modules use a session. Each does one kind of work, and prints the verdicts in its own way:
 
-    program/grade_files     solutions that the user names, on one problem
-    project/comparison      a project's own solution, on the project's problems
-    project/sweep           a project's own solution, at many sizes
+    program/grade_files           solutions that the user names, on one problem
+    project/compare_with_eager    a project's own solution, on the project's problems
+    project/sweep                 a project's own solution, at many sizes
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch
 
 from referee import console
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
 from referee.messages import first_error_line

@@ -14,13 +14,13 @@ import torch
 from referee import console, records
 from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.roofline import add_roofline, copy_bandwidth
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
-from referee.report import sweep
+from referee.report import sweep_lines
 from referee.verdict import NotCorrectError, Verdict
 from referee.words import CORRECT, LEFT_OUT
 
@@ -57,9 +57,9 @@ class Sweep:
             session.progress.clear()
             if self._records:
                 add_roofline(self._records, copy_bandwidth(session.device))
-        console.show(f"\n{sweep.last_lines(self._records, monotonic() - self._start)}")
+        console.show(f"\n{sweep_lines.last_lines(self._records, monotonic() - self._start)}")
         are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in self._records)
-        return are_right and not sweep.untimed(self._records)
+        return are_right and not sweep_lines.untimed(self._records)
 
     def _time_size(self, index: int, server: Server, reserve: Reserve) -> None:
         """Time a size, unless it is left out.
@@ -135,4 +135,4 @@ class Sweep:
         needs_title = bool(record["runs"]) and subject.problem not in self._titles_shown
         if needs_title:
             self._titles_shown.append(subject.problem)
-        console.show(sweep.line(record, needs_title))
+        console.show(sweep_lines.line(record, needs_title))

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from referee.contestants.described_results import flatten, plain
 from referee.contestants.execute import execute
-from referee.contestants.results import flatten, plain
 from referee.messages import first_error_line
 from referee.reference.random_values import reseed
 
@@ -141,8 +141,12 @@ class ReferenceFile:
         return list(value)
 
 
-def load(path: Path) -> ReferenceFile:
+def load(path: Path, text: bytes | None = None) -> ReferenceFile:
     """Import a reference file. Its folder is added to the end of `sys.path`, for its own imports.
+
+    Args:
+        path: the file.
+        text: its content, which was read before a solution could change it; None to read it here.
 
     Raises:
         BadReferenceError: it does not import, or a name is missing.
@@ -150,7 +154,8 @@ def load(path: Path) -> ReferenceFile:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    text = path.read_bytes()
+    if text is None:
+        text = path.read_bytes()
     module = _call_or_refuse(path, "the import", lambda: execute(MODULE_NAME, str(path), text))
     missing = [name for name in NAMES if not callable(getattr(module, name, None))]
     if missing:

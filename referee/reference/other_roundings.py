@@ -61,13 +61,15 @@ class OtherRoundings(TorchDispatchMode):
     ) -> object:
         """Call the operator, with noise in its operands and in its result if it rounds."""
         kwargs = kwargs or {}
-        schema = func._schema
-        name = schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
-        aliases = [x.alias_info for x in schema.returns if x.alias_info is not None]
+        name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
+        # A result that shares memory with an operand has an alias: a view of it, or it itself.
+        aliases = [x.alias_info for x in func._schema.returns if x.alias_info is not None]
         is_view = any(not alias.is_write for alias in aliases)
-        if is_view or name in EXACT_OPERATORS or not self._any_gets_noise(args):
+        writes_into_operand = bool(aliases) and not is_view
+        is_exact = is_view or name in EXACT_OPERATORS
+        if is_exact or not self._any_gets_noise(args):
             return func(*args, **kwargs)
-        if aliases:  # it writes its result into an operand
+        if writes_into_operand:
             result = func(*args, **kwargs)
             if self._gets_noise(result):
                 self._add_noise(result)

@@ -14,9 +14,9 @@ from torch import nn
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, recorded, sources_of
+from referee.contestants.described_results import flatten, plain
 from referee.contestants.forms import pack
 from referee.contestants.memory import LARGEST_SHARE, free_bytes
-from referee.contestants.results import flatten, plain
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward

@@ -63,20 +63,16 @@ def random_tensor(
 
 
 def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a tensor of other values: each is 0.5 to 1.5 times as large, with a random sign.
+    """Return a tensor of other values.
 
-    If all values have one sign, as variances have, they keep it. Zeros stay zeros, as in a mask,
-    and infinities and other values above LARGEST_WITH_NEW_SIGN keep their signs, as in a mask that
-    is added. But if all values are zeros, as in a new bias, they become small random numbers.
-
-    The random factors of more than FACTORS values repeat.
+    The table in README.md, "Parameters", has the rules. The random factors of more than FACTORS
+    values repeat.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
     if not values.any():
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
     old_parts = values.reshape(-1).split(FACTORS)
-    factors = torch.empty_like(old_parts[0]).uniform_(-1, 1, generator=generator)
-    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
+    factors = _draw_factors(old_parts[0], generator)
     if not _have_both_signs(old_parts):
         factors.abs_()
     varied = torch.zeros_like(values, memory_format=torch.contiguous_format)
@@ -85,6 +81,16 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
         is_small = old.abs() < LARGEST_WITH_NEW_SIGN
         torch.where(is_small, new, torch.copysign(new, old), out=new)
     return varied
+
+
+def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return factors of sizes from 0.5 to 1.5, half of them negative, as many as a flat tensor has.
+
+    A number from -1 to 1 is moved by 0.5 away from zero: -0.3 becomes -0.8, and 0.3 becomes 0.8.
+    """
+    factors = torch.empty_like(like).uniform_(-1, 1, generator=generator)
+    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
+    return factors
 
 
 def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:

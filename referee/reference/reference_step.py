@@ -79,17 +79,20 @@ def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:
     """Return the reference's results of a training step; None if it has no gradients to compare."""
-    gradient_count = step.gradient_count
     eager = step_or_none(lambda: problem.run_step(*step))
-    if not gradient_count or eager is None or all(x is None for x in eager[-gradient_count:]):
+    if eager is None:
         return None
-    if any(x is not None and x.layout != torch.strided for x in eager):
+    output_count = len(eager) - step.gradient_count
+    outputs, gradients = eager[:output_count], eager[output_count:]
+    has_gradients = any(gradient is not None for gradient in gradients)
+    are_dense = all(x is None or x.layout == torch.strided for x in eager)
+    if not has_gradients or not are_dense:
         return None
     in_float64 = _step_in_float64(problem, step)
     exact = in_float64.exact or [None] * len(eager)
     in_tf32 = in_float64.in_tf32 or [None] * len(eager)
     # A gradient of a parameter sums over as many terms as an output has elements, at most.
-    terms = max(y.numel() for y in eager[:-gradient_count])
+    terms = max(output.numel() for output in outputs)
     tensors: list[ReferenceTensor | None] = []
     for x, exact_x, tf32_x in zip(eager, exact, in_tf32, strict=True):
         if x is None:

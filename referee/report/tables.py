@@ -1,7 +1,7 @@
 """The parts of printed reports: tables, ratios, and the words on times.
 
-`comparison`, `sweep`, `graded_files`, `folder_table` and `markdown` use them. `referee/records.py`
-explains records, runs, summaries and rows.
+`comparison_tables`, `sweep_lines`, `graded_files`, `folder_table` and `markdown` use them.
+`referee/records.py` explains records, runs, summaries and rows.
 """
 
 from referee.report import by_role, machine

@@ -3,11 +3,13 @@
 import math
 import random
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 
 from referee.bench import Bench
 from referee.contestants.contestant import Contestant
+from referee.contestants.described_results import ResultPlace
 from referee.contestants.reading import (
     LARGEST_NUMBER,
     BadDescriptionError,
@@ -24,13 +26,23 @@ CHANGES_LATE = (
 )
 
 
+class _Elements(NamedTuple):
+    """Some elements of a result.
+
+    Attributes:
+        indices: their indices in the flattened result.
+        values: the elements.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
 class EarlyElements:
     """Elements of results that are read after the reply and before the clock stops.
 
-    A process may queue work on a GPU and reply before that is done. The work runs on while the
-    process is stopped. So some elements are read before the clock stops, chosen when the reply has
-    arrived. They must be the same when the whole results are read: an element that was computed
-    after the clock had stopped is different.
+    They are chosen when the reply has arrived, and must be the same when the whole results are
+    read: see README.md, "Why is a lazy result no gain?".
 
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.
@@ -46,8 +58,7 @@ class EarlyElements:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
         self._reader = contestant.reader
-        # By the index of the call and of the result: flat indices and the elements there.
-        self._elements: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._elements: dict[ResultPlace, _Elements] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
@@ -74,7 +85,7 @@ class EarlyElements:
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
         flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[call_index, result_index] = indices, values
+        self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
 
     def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results in the process's memory."""
@@ -86,18 +97,17 @@ class EarlyElements:
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._elements[call_index, result_index] = indices, values
+            self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
 
-    def differs(self, call_index: int, result_index: int, whole: torch.Tensor) -> bool:
+    def differs(self, place: ResultPlace, whole: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            call_index: the index of the call in the request.
-            result_index: the index of the result in the call.
+            place: the result's place in the reply.
             whole: the result as it was read after the clock had stopped.
         """
-        if (call_index, result_index) not in self._elements:
+        early = self._elements.get(place)
+        if early is None:
             return False
-        indices, early = self._elements[call_index, result_index]
-        late = as_indexable(whole).reshape(-1)[indices.to(whole.device)].cpu()
-        return not torch.equal(late.view(torch.uint8), early.view(torch.uint8))
+        late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()
+        return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))

@@ -10,9 +10,12 @@ from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.words import FASTER
 
 FALSE_CLOCK = "its clock is false: the referee's counts"
-# A clock that can hide less than this part of a call's time is not mentioned.
+# If less than this part of a call's time can be hidden, nothing is said.
 HIDDEN_PART = 0.1
-UNCONFIRMED = "only its own clock says that it is faster: the calls are too short for the referee's"
+UNCONFIRMED = "only its own clock says that it is faster: the referee's was not exact enough"
+# How long a GPU waits by `clock.WAIT_CYCLES`. Work on another stream that runs during the wait
+# takes no time by either clock.
+SECONDS_OF_A_WAIT = 0.15e-3
 
 
 class RoundSamples:
@@ -51,23 +54,33 @@ class RoundSamples:
         return largest
 
 
-def note_clock(grading: Grading, samples: RoundSamples) -> None:
-    """Add a note if the solution's clock is false or if that clock alone says "faster"."""
-    note = _clock_note(grading.problem.names, grading.device.type, samples)
+def note_clock(grading: Grading, samples: RoundSamples, wait_count: int) -> None:
+    """Add a note if the solution's clock is false or if that clock alone says "faster".
+
+    Args:
+        grading: the file under grading.
+        samples: the samples of all rounds.
+        wait_count: how often a GPU waits in a request, see `CudaClock.get_ahead`.
+    """
+    is_gpu = grading.device.type == "cuda"
+    waits = wait_count * SECONDS_OF_A_WAIT if is_gpu else 0.0
+    note = _clock_note(grading.problem.names, grading.device.type, samples, waits)
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
 
 
-def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
+def _clock_note(names: Names, device: str, samples: RoundSamples, waits: float) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
-    A false clock can hide a large part of a short call. So all that it can hide is added to the
-    solution's times. If the solution is no longer faster then, its gain is UNCONFIRMED.
+    A false clock can hide a large part of a short call, and so can work on another stream while the
+    GPU waits. So all that may be hidden is added to the solution's times. If the solution is no
+    longer faster then, its gain is UNCONFIRMED.
 
     Args:
         names: the names of the solution, of eager and of eager again.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
+        waits: the seconds of a request in which a GPU waits.
     """
     overhead = samples.overhead()
     solution_samples = samples.by_name[names.solution]
@@ -80,7 +93,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
     if compare_times(eager, control, solution, device, lateness) != FASTER:
         return ""
     calls = len(solution_samples[0].call_seconds)
-    hideable = overhead.hideable_seconds(calls)
+    hideable = overhead.hideable_seconds(calls) + waits / calls
     if hideable < HIDDEN_PART * median(solution):
         return ""
     longest = [seconds + hideable for seconds in solution]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import median
 
 from referee.bench import Bench, Plan
-from referee.eager import EagerProcess
+from referee.eager_processes import EagerProcess
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.rounds.samples import RoundSamples
@@ -21,6 +21,8 @@ from referee.words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared
+HOST_IS_SLOW = "the machine has become slower since eager was timed alone"
+GPU_IS_SLOW = "the GPU has become slower since eager was timed alone: grade the file again"
 
 
 def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> None:
@@ -35,27 +37,43 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         NotCorrectError: the solution has slowed eager, or eager's times on a GPU are too long for
             another reason.
     """
-    names, timings = grading.problem.names, grading.findings.times.timings
-    beside = timings.seconds[names.eager] + timings.seconds[names.control]
-    has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
-    if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
+    beside = _seconds_beside(grading)
+    if not _was_eager_slower(grading, plan, samples):
         return
-    is_on_gpu = grading.device.type == "cuda"
-    if is_on_gpu and not _is_slower(_fast_calls(grading, samples), plan.seconds_alone):
-        return  # other calls were launched too late, which the noise of the ratio includes
     alone = median(plan.seconds_alone) * 1e3
     times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    has_slowed_eager = f"it has slowed eager: {times}"
     if _is_new_process_faster(grading.bench, plan.calls):
-        raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
-    # If eager waits for launches, the host is slow, and not the GPU.
-    if is_on_gpu and samples.lateness() < LATENESS_OF_IDLE_GPU:
-        if _is_faster_alone(grading, beside, plan.calls):
-            raise NotCorrectError(ERROR, f"it has slowed eager: {times}")
-        reason = "the GPU has become slower since eager was timed alone: grade the file again"
-        raise NotCorrectError(ERROR, reason)
-    note = "the machine has become slower since eager was timed alone"
-    if note not in grading.verdict.notes:
-        grading.verdict.notes.append(note)
+        raise NotCorrectError(ERROR, has_slowed_eager)
+    # If a GPU waits for launches, the host is slow, and not the GPU.
+    is_host_slow = grading.device.type == "cpu" or samples.lateness() >= LATENESS_OF_IDLE_GPU
+    if is_host_slow:
+        if HOST_IS_SLOW not in grading.verdict.notes:
+            grading.verdict.notes.append(HOST_IS_SLOW)
+        return
+    if _is_faster_alone(grading, beside, plan.calls):
+        raise NotCorrectError(ERROR, has_slowed_eager)
+    raise NotCorrectError(ERROR, GPU_IS_SLOW)
+
+
+def _seconds_beside(grading: Grading) -> list[float]:
+    """Return eager's seconds of a call beside the solution, in both of its turns in each round."""
+    names, seconds = grading.problem.names, grading.findings.times.timings.seconds
+    return seconds[names.eager] + seconds[names.control]
+
+
+def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bool:
+    """Return whether eager was slower beside the solution; the arguments are `check_eager_speed`'s.
+
+    On a GPU the fast calls of each request must be slower, too. If only other calls are, they were
+    launched too late, which the noise of the ratio includes.
+    """
+    beside = _seconds_beside(grading)
+    has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
+    if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
+        return False
+    is_on_gpu = grading.device.type == "cuda"
+    return not is_on_gpu or _is_slower(_fast_calls(grading, samples), plan.seconds_alone)
 
 
 def _is_slower(seconds: list[float], others: list[float]) -> bool:
@@ -82,18 +100,18 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
         calls: the number of calls of a request.
     """
-    old = bench.eager.take()
+    old_processes = bench.eager.take()
     try:
         bench.eager.start()
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
-            old_seconds = _seconds_of_call(bench, old[0], calls, flush)
+            old_seconds = _seconds_of_call(bench, old_processes[0], calls, flush)
             new_seconds = _seconds_of_call(bench, bench.eager.processes[0], calls, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
-        for eager in old:
-            eager.close()
+        for process in old_processes:
+            process.close()
     return all(is_old_slower)
 
 
@@ -115,8 +133,8 @@ def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
 
 
 def _seconds_of_call(
-    bench: Bench, eager: EagerProcess, calls: int, flush: Callable[[], None]
+    bench: Bench, process: EagerProcess, calls: int, flush: Callable[[], None]
 ) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
-    sample = time_and_free(bench, TimedCall("eager", eager.contestant, MODULE), calls, flush)
+    sample = time_and_free(bench, TimedCall("eager", process.contestant, MODULE), calls, flush)
     return sample.mean_call

@@ -51,6 +51,7 @@ class StepSamples:
     def set_times(self, step: StepTimings) -> None:
         """Set the times of forwards and backwards in all rounds so far."""
         overhead = self.whole.overhead()
+        step.forward.lateness = step.backward.lateness = self.whole.lateness()
         for name, samples in self.whole.by_name.items():
             seconds = overhead.seconds_of_calls(samples)
             walls = [sample.request_seconds / len(sample.call_seconds) for sample in samples]

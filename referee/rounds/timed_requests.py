@@ -75,18 +75,28 @@ def _make_plan(bench: Bench) -> Plan:
     bench.eager.start()
     bench.memory.write_inputs([problem.draw()])
     bench.eager.prepare_yardsticks(())  # none; but eager's processes get the precision setting
-    contestant = bench.eager.processes[0].contestant
-    eager = TimedCall("eager", contestant, MODULE)
-    flush = make_flush(bench)
-    overhead = measure_overhead(time_empty(bench, 1, flush, FIRST_EMPTY_REQUESTS), [])
-    first_samples = [time_and_free(bench, eager, 1, flush) for _ in range(2)]  # the first warms up
-    _, warm_seconds = overhead.seconds_of_calls(first_samples)
+    _, warm_seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
     calls = _calls_of_a_request(bench, warm_seconds)
     bench.memory.write_inputs([problem.draw() for _ in range(calls)])
-    overhead = measure_overhead(time_empty(bench, calls, flush), [])
-    samples = [time_and_free(bench, eager, calls, flush) for _ in range(REQUESTS_ALONE)]
-    bench.free_results(contestant)
-    return Plan(calls, overhead.seconds_of_calls(samples))
+    seconds_alone = _time_eager(bench, calls, REQUESTS_ALONE, EMPTY_REQUESTS)
+    bench.free_results(bench.eager.processes[0].contestant)
+    return Plan(calls, seconds_alone)
+
+
+def _time_eager(bench: Bench, calls: int, requests: int, empty_requests: int) -> list[float]:
+    """Return eager's seconds of a call in each of some requests.
+
+    Args:
+        bench: the bench of the problem, with the inputs of a request written.
+        calls: the number of calls of a request.
+        requests: the number of eager's requests.
+        empty_requests: the number of empty requests before these; they show the overhead.
+    """
+    eager = TimedCall("eager", bench.eager.processes[0].contestant, MODULE)
+    flush = make_flush(bench)
+    overhead = measure_overhead(time_empty(bench, calls, flush, empty_requests), [])
+    samples = [time_and_free(bench, eager, calls, flush) for _ in range(requests)]
+    return overhead.seconds_of_calls(samples)
 
 
 def _calls_of_a_request(bench: Bench, seconds: float) -> int:

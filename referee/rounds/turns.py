@@ -79,8 +79,8 @@ def write_state_for_all(grading: Grading) -> None:
     """Write the reference's parameters and buffers for the solution and for eager."""
     values = grading.reference.values()
     grading.state.write(values)
-    for eager in grading.bench.eager.processes:
-        eager.state.write(values)
+    for process in grading.bench.eager.processes:
+        process.state.write(values)
 
 
 def fill_with_nan(grading: Grading, calls: int) -> None:
@@ -126,5 +126,5 @@ def rewrite_small_memory(grading: Grading) -> None:
             region.rewrite()
     if problem.parameter_bytes <= CACHED_BYTES:
         grading.state.rewrite()
-        for eager in grading.bench.eager.processes:
-            eager.state.rewrite()
+        for process in grading.bench.eager.processes:
+            process.state.rewrite()

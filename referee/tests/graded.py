@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
-from referee import records
+from referee import engine, records
+from referee.bench import Bench
 from referee.contestants.forms import dtype_name
-from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
@@ -52,17 +53,44 @@ def grade(
     subject = records.Subject("problem", dtype_name(problem.dtype), problem.shape)
     options = Options(Rounds(trials), timeout)
     record_of = {}
-    with referee_at_work(own_builds=True) as server:
+    with engine.referee_at_work(own_builds=True) as server:
         server.walls = walls
-        engine = Engine(problem, server, options, lambda *_: None)
+        grader = engine.Engine(problem, server, options, lambda *_: None)
         try:
-            for name, file in zip(table, read_files(paths), strict=True):
-                verdict = engine.grade(file)
+            for name, file in zip(table, engine.read_files(paths), strict=True):
+                verdict = grader.grade(file)
                 record_of[name] = records.make_record(subject, verdict, str(file.path))
         finally:
-            engine.close()
+            grader.close()
     check(table, record_of)
     return record_of
+
+
+def remember_benches(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
+    """Return a list to which the benches of all engines that are made later are added."""
+    benches = []
+
+    def make_bench(*arguments: object) -> Bench:
+        benches.append(Bench(*arguments))
+        return benches[-1]
+
+    monkeypatch.setattr(engine, "Bench", make_bench)
+    return benches
+
+
+def quick_and_slow(table: Table, *quick: str) -> list:
+    """Return a table in two parts, as parameters of a test. The second one is left out by default.
+
+    Args:
+        table: the rows by name.
+        quick: the names of the rows in the first part.
+    """
+    first = {name: table[name] for name in quick}
+    second = {name: row for name, row in table.items() if name not in first}
+    return [
+        pytest.param(first, id=", ".join(first)),
+        pytest.param(second, id="others", marks=pytest.mark.slow),
+    ]
 
 
 def check(table: Table, record_of: dict[str, dict]) -> None:

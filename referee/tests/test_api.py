@@ -33,6 +33,33 @@ def test_the_readmes_example_grades_its_solution_as_correct(tmp_path):
     assert output.startswith("correct ")
 
 
+def form_of(text: str) -> str:
+    """Return a text in one line, with N for each number and WORD for each word of times."""
+    one_line = " ".join(text.split())
+    return re.sub("faster|slower|a tie|too noisy", "WORD", re.sub(r"\d[\d,.]*\d|\d", "N", one_line))
+
+
+@pytest.mark.slow
+def test_the_readmes_verdicts_are_those_that_the_command_prints(tmp_path):
+    """But for numbers and words of times."""
+    exp = "torch.exp(x - x.amax(dim=1, keepdim=True))"
+    exp_in_half = "torch.exp((x - x.amax(dim=1, keepdim=True)).bfloat16()).float()"
+    solution = code_in("README.md", "class ModelNew(nn.Module)")
+    assert exp in solution
+    (tmp_path / "problem.py").write_text(code_in("README.md", "class Model(nn.Module)"))
+    (tmp_path / "solution.py").write_text(solution)
+    (tmp_path / "half.py").write_text(solution.replace(exp, exp_in_half))
+    line = [sys.executable, "-m", "referee", "problem.py", "solution.py", "half.py"]
+    environment = {"PYTHONPATH": str(FOLDER.parent), "PATH": "/usr/bin:/bin"}
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run([*line, "--device", "cpu"], check=False, **options)  # half.py is wrong
+    [verdicts] = re.findall(
+        r"```\n(solution\.py: .*?)(half\.py: .*?)```", (FOLDER / "README.md").read_text(), re.S
+    )
+    for verdict in verdicts:
+        assert form_of(verdict) in form_of(done.stdout)
+
+
 TIMES = ("milliseconds", "speedup", "interval", "step_speedup")  # attributes of a result
 
 
@@ -119,3 +146,9 @@ def test_the_package_has_the_documented_names_and_no_others():
 def test_a_number_of_rounds_below_one_is_refused(trials):
     with pytest.raises(ValueError, match="trials of 1 or more"):
         referee.grade(None, "solution.py", "cpu", trials=trials)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_limit_that_is_not_positive_is_refused(timeout):
+    with pytest.raises(ValueError, match="timeout of more than 0 seconds; got"):
+        referee.grade(None, "solution.py", "cpu", timeout=timeout)

@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from referee.program import command, folder_workers, folders
+from referee.program import command, folder_workers, folders, fork_server
 from referee.program.pairs import pair
 from referee.report import folder_table
 from referee.tests.texts import IMPORTS, module, reference
@@ -147,28 +150,76 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
     assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
 
 
-def test_the_last_problems_are_divided_among_devices():
-    names = [str(index) for index in range(5)]
+class Worker(Thread):
+    """Takes the place of a worker's process: for each task it sends its name and its solutions.
+
+    Args:
+        target: is not called.
+        args: the worker's end of the pipe, its device, and the options.
+    """
+
+    ending_devices = ()  # the workers of these devices end at once
+
+    def __init__(self, target, args):
+        super().__init__()
+        self.connection, self.device, _ = args
+        self.connection = os.dup(self.connection.fileno())  # the command closes its own copy
+
+    def run(self):
+        with suppress(EOFError), Connection(self.connection) as connection:
+            while self.device not in self.ending_devices:
+                task = connection.recv()
+                connection.send((task.name, "".join(task.solutions)))
+                connection.send(None)
+
+    def terminate(self):
+        """Do nothing: the end of the pipe ends the worker."""
+
+    kill = terminate
+
+
+def sent_by_workers(monkeypatch, solutions_of, device_count):
+    """Return what workers send for some problems: pairs of a problem and solutions, sorted.
+
+    Args:
+        monkeypatch: pytest's fixture.
+        solutions_of: by problem, its solutions, each a letter.
+        device_count: the number of devices, which are cuda:0, cuda:1 and so on.
+    """
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Worker)
+    monkeypatch.setattr(fork_server, "context", context)
     tasks = [
-        folder_workers.Task(name, Path(name), [f"{name}{c}" for c in "abcd"]) for name in names
+        folder_workers.Task(name, Path(name), b"", list(files))
+        for name, files in solutions_of.items()
     ]
-    balanced = folder_workers._balance(tasks, 2)
-    assert balanced[:4] == tasks[:4]
-    assert [(task.name, task.solutions) for task in balanced[4:]] == [
-        ("4", ["4a", "4c"]),
-        ("4", ["4b", "4d"]),
-    ]
-    few = folder_workers._balance([folder_workers.Task("0", Path("0"), ["a", "b"])], 3)
-    assert [task.solutions for task in few] == [["a"], ["b"]]
+    devices = [torch.device("cuda", index) for index in range(device_count)]
+    return sorted(folder_workers.grade_tasks(tasks, devices, None, lambda *_: None))
 
 
-def test_a_worker_that_has_ended_is_told(capsys):
+@pytest.mark.parametrize(
+    ("names", "device_count", "parts_of_the_last"),
+    [
+        ("01234", 2, [("4", "ac"), ("4", "bd")]),
+        ("012", 2, [("2", "ac"), ("2", "bd")]),
+        ("0123", 3, [("3", "ad"), ("3", "b"), ("3", "c")]),
+        ("0", 5, [("0", "a"), ("0", "b"), ("0", "c"), ("0", "d")]),
+        ("0123", 2, [("3", "abcd")]),
+    ],
+)
+def test_the_last_problem_is_divided_among_devices(
+    names, device_count, parts_of_the_last, monkeypatch
+):
+    sent = sent_by_workers(monkeypatch, dict.fromkeys(names, "abcd"), device_count)
+    assert sent == [(name, "abcd") for name in names[:-1]] + parts_of_the_last
+
+
+def test_a_worker_that_has_ended_is_told(monkeypatch, capsys):
     """Its problem has no verdict, and other problems go to other workers."""
-    ours, theirs = multiprocessing.Pipe()
-    theirs.close()
-    tasks = [folder_workers.Task(name, Path(name), []) for name in ("first", "second")]
-    assert list(folder_workers._collect([ours], tasks, lambda *_: None)) == []
-    assert "the worker for first has ended\n" in capsys.readouterr().err
+    monkeypatch.setattr(Worker, "ending_devices", ("cuda:1",))
+    problems = {"first", "second", "third", "fourth"}
+    sent = sent_by_workers(monkeypatch, dict.fromkeys(problems, "a"), device_count=2)
+    [lost] = problems - {name for name, _ in sent}
+    assert f"the worker for {lost} has ended\n" in capsys.readouterr().err
 
 
 def test_a_share_of_the_speed_of_light_may_round_to_zero():
@@ -257,6 +308,19 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
         assert process.poll() is None
         assert monotonic() < end
         sleep(0.05)
+
+
+@pytest.mark.slow
+def test_references_are_read_before_any_solution_runs(problems, tmp_path):
+    """The first problem's solution rewrites the files of the other problems."""
+    others = [str(problems / name) for name in NAMES[1:]]
+    rewrites = f"for path in {others}:\n    open(path, 'w').write('raise ValueError')\n"
+    solutions = make(tmp_path / "solutions", dict.fromkeys(NAMES, IMPORTS + rewrites + PLAIN))
+    out = tmp_path / "out.jsonl"
+    arguments = [problems, solutions, "--device", "cpu", "--trials", "1", "--out", out]
+    assert command.main([str(argument) for argument in arguments]) == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["verdict"] for record in records] == ["correct"] * len(NAMES)
 
 
 @pytest.mark.slow

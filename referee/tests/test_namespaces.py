@@ -17,7 +17,7 @@ from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
-from referee.tests.graded import check
+from referee.tests.graded import check, remember_benches
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
 
@@ -188,14 +188,23 @@ def test_all_processes_end_if_the_referee_or_the_contestant_ends(walls, who):
 
 
 def test_without_namespaces_there_are_no_walls(monkeypatch):
-    monkeypatch.setattr(namespaces, "_map_users", lambda pid: False)
+    """The system lets nobody write the maps of users; see user_namespaces(7)."""
+    write_text = Path.write_text
+
+    def write_no_maps(path: Path, *arguments: object, **options: object) -> int:
+        if path.name.endswith("_map"):
+            raise PermissionError
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", write_no_maps)
     with processes.subreaper():
+        children_before = processes.children_of(os.getpid())
         pid, init_pid = start(signal.pause)
         assert init_pid == 0
         assert processes.state_of(pid) != processes.GONE
         assert processes.children_of(os.getpid()).count(pid) == 1
         close(pid, init_pid)
-        assert not processes._orphans()
+        assert processes.children_of(os.getpid()) == children_before
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "no_device"])
@@ -247,17 +256,19 @@ ACTS = {
 
 
 @pytest.mark.slow
-def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
+def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, monkeypatch):
     (tmp_path / "reference.py").write_text(IMPORTS + PROBLEM)
     problem = Problem("problem", load(tmp_path / "reference.py"), CPU)
+    benches = remember_benches(monkeypatch)
     subject = records.Subject("problem", "float32", problem.shape)
     table, record_of = {}, {}
     with referee_at_work(own_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            eager_pids = [eager.contestant.pid for eager in engine._bench.eager.processes]
-            outside = str([*eager_pids, server._process.pid, os.getpid()])
+            [bench] = benches
+            eager_pids = [eager.contestant.pid for eager in bench.eager.processes]
+            outside = str([*processes.own_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
                 text = HARMS.replace("OUTSIDE", outside).replace("HERE", act)
@@ -269,7 +280,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path):
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in engine._bench.eager.processes] == eager_pids
+            assert [eager.contestant.pid for eager in bench.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from referee.contestants import processes
-from referee.contestants.errors import UnstoppableError
+from referee.contestants.errors import UnstoppableError, WokenError
 from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.words import ERROR
@@ -44,6 +44,12 @@ def fork():
             os.waitpid(pid, 0)
 
 
+@pytest.fixture
+def sleeper(fork):
+    """Return the id of a child process that sleeps."""
+    return fork(lambda: time.sleep(600))
+
+
 def test_a_stopped_tree_does_nothing(fork):
     """A process that it has started, in another session, does nothing either."""
     parents, childs = Counter(), Counter()
@@ -67,11 +73,17 @@ def test_a_stopped_tree_does_nothing(fork):
     assert until(lambda: processes.state_of(child) in "XZ")
 
 
-@pytest.mark.parametrize(("states", "is_at_rest"), [("TTT", True), ("TRT", False), ("", True)])
-def test_a_process_is_at_rest_when_all_its_threads_are(states, is_at_rest, monkeypatch):
+@pytest.mark.parametrize(("states", "has_stopped"), [("TTT", True), ("TRT", False), ("", True)])
+def test_a_process_has_stopped_when_all_its_threads_have(states, has_stopped, sleeper, monkeypatch):
+    """The states of threads decide for a process that is no child, as the sleeper seems to be."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise ChildProcessError
+
+    monkeypatch.setattr(os, "waitid", refuse)
     monkeypatch.setattr(processes, "states_of_threads", lambda _: list(states))
-    not_a_child = os.getppid()
-    assert processes._is_at_rest(not_a_child) == is_at_rest
+    monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
+    assert processes.Tree(sleeper, is_solution=False).stop() == has_stopped
 
 
 def test_all_threads_have_a_state():
@@ -86,12 +98,6 @@ def test_all_threads_have_a_state():
     assert len(states) >= len(threads) + 1
     assert processes.GONE not in states
     assert processes.states_of_threads(1 << 30) == []
-
-
-@pytest.fixture
-def sleeper(fork):
-    """Return the id of a child process that sleeps."""
-    return fork(lambda: time.sleep(600))
 
 
 def test_a_tree_that_starts_programs_is_stopped(fork):
@@ -152,6 +158,66 @@ def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
     assert tree.has_run() == has_timer
 
 
+@pytest.mark.parametrize("is_woken_first", [True, False])
+def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
+    """The other one is in no list of stopped processes, and the woken one leaves no zombie.
+
+    Args:
+        is_woken_first: whether the timer wakes the process before its runs are noted.
+        fork: the fixture.
+    """
+    counter = Counter()
+    seconds = 0.2
+
+    def start_a_helper() -> NoReturn:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the helper vanishes when it ends
+        if os.fork() == 0:
+            signal.signal(signal.SIGCONT, leave_the_work_to_a_child)
+            start_timer(signal.SIGCONT, seconds)
+            counter.count()
+        while True:
+            signal.pause()
+
+    with processes.subreaper():
+        pid = fork(start_a_helper)
+        processes.own_pids.add(pid)
+        tree = processes.Tree(pid, is_solution=True)
+        assert counter.goes_on()
+        assert tree.stop()
+        assert counter.is_still()
+        if is_woken_first:
+            time.sleep(1.5 * seconds)
+        tree.note_runs()
+        if not is_woken_first:
+            assert not tree.has_run()
+            time.sleep(1.5 * seconds)
+        assert tree.has_run()
+        assert counter.goes_on()  # in the child
+        processes.own_pids.discard(pid)
+
+
+def leave_the_work_to_a_child(number: int, frame: object) -> None:
+    """End this process, whose work a child goes on with; a handler of a signal."""
+    if os.fork() != 0:
+        os._exit(0)
+
+
+def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
+    """The zombie may vanish at any time, and nothing has run."""
+    pid = fork(lambda: os._exit(0))
+    assert until(lambda: processes.is_dead_child(pid))
+    tree = processes.Tree(pid, is_solution=True)
+    assert tree.stop()
+    tree.note_runs()
+    os.waitpid(pid, 0)
+    assert not tree.has_run()
+
+
+def test_the_reason_for_a_process_that_a_timer_wakes():
+    reason = "goes on after SIGSTOP, as by a timer, while importing"
+    assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
+
+
 def start_timer(number: int, seconds: float) -> None:
     """Have the kernel send a signal to this process later, by timer_create(2)."""
     libc = ctypes.CDLL(None)
@@ -164,7 +230,7 @@ def start_timer(number: int, seconds: float) -> None:
 
 
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
-    monkeypatch.setattr(processes, "_is_at_rest", lambda _: False)
+    monkeypatch.setattr(os, "waitid", lambda *_: None)  # says that the process has not stopped
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
     assert not processes.Tree(sleeper, is_solution=False).stop()
     _, status = os.waitpid(sleeper, 0)
@@ -203,12 +269,16 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
 
 
 def test_orphans_are_found_and_ended():
+    reads, writes = os.pipe()
     with processes.subreaper():
-        if os.fork() == 0:
+        parent = os.fork()
+        if parent == 0:
             if os.fork() == 0:
                 os.setsid()
+                os.write(writes, str(os.getpid()).encode())
                 signal.pause()
             os._exit(0)
-        assert until(processes._orphans)
-        orphans = processes._orphans()
-    assert not any(processes.state_of(pid) in "RSDT" for pid in orphans)
+        orphan = int(os.read(reads, 16))
+        assert until(lambda: orphan in processes.children_of(os.getpid()))
+    assert processes.state_of(parent) == processes.GONE
+    assert processes.state_of(orphan) == processes.GONE

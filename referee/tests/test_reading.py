@@ -9,10 +9,10 @@ import torch
 
 from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
+from referee.contestants.described_results import ResultPlace, describe, flatten
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
 from referee.contestants.region import Region
-from referee.contestants.results import describe, flatten
 from referee.rounds.early_elements import EarlyElements
 from referee.verdict import NotCorrectError
 
@@ -120,9 +120,9 @@ def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, va
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
     early.read({"returned": returned})
-    assert not early.differs(0, 0, values)
-    assert not early.differs(0, 1, values)
-    assert early.differs(0, 0, values + 1)
+    assert not early.differs(ResultPlace(0, 0), values)
+    assert not early.differs(ResultPlace(0, 1), values)
+    assert early.differs(ResultPlace(0, 0), values + 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -142,11 +142,13 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):
-            assert not early.differs(0, result_index, region.tensors[result_index])
+            assert not early.differs(ResultPlace(0, result_index), region.tensors[result_index])
         region.write(results)
-        assert not early.differs(0, 1, region.tensors[1])
+        assert not early.differs(ResultPlace(0, 1), region.tensors[1])
         for result_index in is_late:
-            is_late[result_index] |= early.differs(0, result_index, region.tensors[result_index])
+            is_late[result_index] |= early.differs(
+                ResultPlace(0, result_index), region.tensors[result_index]
+            )
     assert is_late == {0: True, 2: True}
     pool.close()
 

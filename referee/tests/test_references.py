@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from referee.checks import timed_training_steps
-from referee.contestants.results import elements_share_memory
+from referee.contestants.described_results import elements_share_memory
 from referee.program import command
 from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, load
@@ -138,13 +138,13 @@ def test_strides_tell_whether_elements_share_memory(shape, strides, is_shared):
 
 
 def test_a_shape_that_changes_only_in_timed_steps_ends_them(tmp_path, monkeypatch):
-    draw_round = timed_training_steps._draw_round
+    timed_calls_of = timed_training_steps.timed_calls_of
 
-    def draw_a_negative_element(*arguments):
+    def draw_a_negative_element_from_now_on(*arguments):
         monkeypatch.setenv("NEGATIVE", "1")
-        return draw_round(*arguments)
+        return timed_calls_of(*arguments)
 
-    monkeypatch.setattr(timed_training_steps, "_draw_round", draw_a_negative_element)
+    monkeypatch.setattr(timed_training_steps, "timed_calls_of", draw_a_negative_element_from_now_on)
     last = "torch.tensor([-1.0 if 'NEGATIVE' in os.environ else 1.0])"
     problem = "import os\n" + reference("return x[x > 0]", f"[torch.cat([torch.rand(63), {last}])]")
     table = {"same": correct(module("return x[x > 0]"), "not timed: shapes of its results depend")}

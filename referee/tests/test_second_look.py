@@ -142,12 +142,13 @@ def test_elements_of_a_comparison_may_differ_only_where_rounding_decides(device,
     table = {
         "same": correct(module("return x @ self.w > 256.0", W)),
         "in_float64": correct(module(IN_FLOAT64 + "return y", W)),
-        "one_in_many": wrong(module(ONE_IN_MANY, W), "elements differ"),
+        "one_in_many": wrong(module(ONE_IN_MANY, W), ": 1 of 65,536 elements differ"),
         "zeros": wrong(
             module("return torch.zeros(256, 256, device=x.device).bool()", W), "returns zeros"
         ),
         "stale": wrong(
-            module(STALE, W + "\nself.y = None"), "answers with old parameters|elements differ"
+            module(STALE, W + "\nself.y = None"),
+            "^(answers with old parameters: )?other parameters",
         ),
     }
     grade(COMPARES, table, tmp_path, device=device)

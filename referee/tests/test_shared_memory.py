@@ -1,11 +1,13 @@
 """The memory that the referee shares with contestants."""
 
+import os
+
 import pytest
 import torch
 
 from referee.contestants import cuda_ipc
 from referee.contestants.mapping import Mapping
-from referee.contestants.pool import Pool
+from referee.contestants.pool import POOL_BYTES, Pool
 from referee.contestants.region import Region
 
 CPU = torch.device("cpu")
@@ -80,6 +82,21 @@ def test_memory_that_was_given_back_is_used_again():
     other.make_room([torch.empty(1 << 21)])
     assert small.location["memory"] != start
     assert other.location["memory"] == start
+    pool.close()
+
+
+def test_pages_that_no_block_has_taken_are_freed():
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.make_room([torch.ones(1000)])
+    region.write([torch.ones(1000)])
+    size = os.fstat(pool.descriptor).st_blocks
+    for stray in (pool.block(1 << 20).start + (1 << 20), POOL_BYTES - 1):
+        os.pwrite(pool.descriptor, b"x", stray)
+    assert os.fstat(pool.descriptor).st_blocks > size
+    pool.free_stray_pages()
+    assert os.fstat(pool.descriptor).st_blocks == size
+    assert region.is_unchanged()
     pool.close()
 
 

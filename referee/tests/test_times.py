@@ -4,6 +4,7 @@ Most numbers are chosen so that each expected one can be found by hand; the unit
 """
 
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,12 @@ from referee import engine
 from referee.bench import Plan
 from referee.names import COPY
 from referee.rounds import slow_eager
-from referee.rounds.samples import RoundSamples
-from referee.rounds.slow_eager import check_eager_speed
+from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
+from referee.rounds.slow_eager import TURNS, check_eager_speed
+from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import Names, Rate, Timings, speed_up, spread
+from referee.times.timing import Names, Rate, StepTimings, Timings, speed_up, spread
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
     SHORTEST,
@@ -82,6 +84,40 @@ def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
     assert compare_times(eager, control, copy, "cuda", samples.lateness()) == "a tie"
 
 
+def test_the_lateness_of_steps_counts_for_both_halves():
+    samples = StepSamples(NAMES, TIMED_CALLS)
+    sample = StepSample(Sample([5.0] * 12 + [20.0] * 20, 600.0), part_of_forwards=0.5)
+    samples.whole.empties.append(Sample([0.1], 1.0))
+    samples.add({timed_call.name: sample for timed_call in TIMED_CALLS})
+    step = StepTimings(*(Timings("cuda", NAMES, None, work=0) for _ in range(2)))
+    for half in (step.forward, step.backward):
+        half.start(timed_call.name for timed_call in TIMED_CALLS)
+    samples.set_times(step)
+    assert (step.forward.lateness, step.backward.lateness) == (2.875, 2.875)
+
+
+@pytest.mark.parametrize(
+    ("device", "wait_count", "is_confirmed"),
+    [("cpu", 1, True), ("cuda", 0, True), ("cuda", 1, True), ("cuda", 16, False)],
+)
+def test_a_gain_that_a_wait_of_the_gpu_may_hide_is_unconfirmed(device, wait_count, is_confirmed):
+    """Eight calls take 0.1 ms each, and eager's take 0.2 ms; a wait takes 0.15 ms."""
+    timed_calls = [*TIMED_CALLS, TimedCall(NAMES.solution, None, "")]
+    samples = RoundSamples(NAMES, timed_calls)
+    samples.empties.append(Sample([1e-6], 1e-4))
+    milliseconds = {NAMES.solution: 0.1, NAMES.eager: 0.2, NAMES.control: 0.2}
+    for _ in range(3):
+        samples.add({
+            name: Sample([1e-3 * ms] * 8, 8e-3 * ms + 1e-4) for name, ms in milliseconds.items()
+        })  # fmt: skip
+    verdict = SimpleNamespace(notes=[])
+    grading = SimpleNamespace(
+        problem=SimpleNamespace(names=NAMES), device=torch.device(device), verdict=verdict
+    )
+    note_clock(grading, samples, wait_count)
+    assert verdict.notes == ([] if is_confirmed else [UNCONFIRMED])
+
+
 # The samples of a timed call, and the seconds of a call in each of its requests.
 SECONDS = {
     # The process's clock shows at least what the referee's does: it counts, in every request.
@@ -141,7 +177,7 @@ def test_the_hideable_seconds(estimate, least, calls, hideable):
     assert overhead.hideable_seconds(calls) == hideable
 
 
-# Empty requests take 1 to 11 s. Nine of ten take up to 10 s, and nine of ten at least 2 s.
+# Empty requests take 1 to 11 s: the 10th percentile is 2 s, and the 90th 10 s.
 EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
 
 
@@ -150,7 +186,7 @@ EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
     [
         ([], 10.0, 2.0),  # of the empty requests
         ([2.0, 3.0, 4.0], 10.0, 2.2),
-        ([20.0, 30.0, 40.0], 30.0, 22.0),  # the 90th percentile of three is the second
+        ([20.0, 30.0, 40.0], 38.0, 22.0),
     ],
 )
 def test_the_overhead_is_measured(overheads_of_eager, estimate, least):
@@ -234,27 +270,64 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
-def grading_with_slow_eager(device: str) -> SimpleNamespace:
-    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn."""
+class EagersProcesses:
+    """Takes the place of `Eager`: its contestants have the seconds of a call in each turn."""
+
+    def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
+        self.processes = self._one(seconds_of_old)
+        self._new = self._one(seconds_of_new)
+
+    def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
+        contestant = SimpleNamespace(seconds_of_turns=iter(seconds_of_turns))
+        return [SimpleNamespace(contestant=contestant, close=lambda: None)]
+
+    def take(self) -> list[SimpleNamespace]:
+        return self.processes
+
+    def start(self) -> None:
+        self.processes = self._new
+
+
+def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -> SimpleNamespace:
+    """Return the parts of a grading that `check_eager_speed` uses; eager took 3 s in each turn.
+
+    Args:
+        device: "cpu" or "cuda".
+        seconds_of_new: what a call takes in a new process of eager, in each turn.
+    """
     timings = SimpleNamespace(seconds={NAMES.eager: [3.0] * 3, NAMES.control: [3.0] * 3})
+    problem = SimpleNamespace(names=NAMES, device=torch.device(device))
+    eager = EagersProcesses([3.0] * TURNS, seconds_of_new)
     return SimpleNamespace(
-        problem=SimpleNamespace(names=NAMES),
-        device=torch.device(device),
-        bench=None,
+        problem=problem,
+        device=problem.device,
+        bench=SimpleNamespace(problem=problem, eager=eager),
         findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
 
 
-@pytest.mark.parametrize("is_new_process_faster", [True, False])
+@pytest.mark.parametrize(
+    ("seconds_of_new", "is_error"),
+    [
+        ([1.0] * TURNS, True),
+        ([1.9] * TURNS, True),
+        ([2.1] * TURNS, False),
+        ([1.0] * (TURNS - 1) + [2.1], False),  # it must be faster in every turn
+    ],
+)
 def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
-    is_new_process_faster, monkeypatch
+    seconds_of_new, is_error, monkeypatch
 ):
-    """Eager took 1 s before the solution started."""
-    monkeypatch.setattr(slow_eager, "_is_new_process_faster", lambda *_: is_new_process_faster)
-    grading = grading_with_slow_eager("cpu")
+    """Eager took 1 s before the solution started, and 3 s beside it: more than 1.5 times 1.9."""
+
+    def time_and_free(_bench, timed_call, *_):
+        return Sample([next(timed_call.contestant.seconds_of_turns)], 30.0)
+
+    monkeypatch.setattr(slow_eager, "time_and_free", time_and_free)
+    grading = grading_with_slow_eager("cpu", seconds_of_new)
     plan = Plan(calls=1, seconds_alone=[1.0] * 5)
-    if is_new_process_faster:
+    if is_error:
         with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
             check_eager_speed(grading, plan, samples=None)
     else:

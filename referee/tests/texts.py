@@ -16,9 +16,27 @@ from textwrap import indent
 # reason if the file is not correct; otherwise it has the notes and the accuracy class.
 Row = tuple[str | Path, str, str]
 Table = dict[str, Row]  # by the file's name, without .py
-# The reason if a result is computed too late. What the memory of the result held before decides
-# which of these reasons it is.
+# A reason if a result is computed too late. What the memory of the result held before decides which
+# of these it is.
 LATE = "has not written|returns zeros|elements|is not complete"
+# Defines functions that find the request in a frame of the process's own code, which called the
+# solution. Only requests of timed calls have the argument "outputs" and no argument "nan_bytes".
+IS_TIMED = """
+import sys
+
+def frame_of_request():
+    frame = sys._getframe(1)
+    while frame and "request" not in frame.f_locals:
+        frame = frame.f_back
+    return frame
+
+def is_timed():
+    frame = frame_of_request()
+    if frame is None:
+        return False
+    arguments = frame.f_locals["request"]["arguments"]
+    return "outputs" in arguments and "nan_bytes" not in arguments
+"""
 # A mode of torch. If its attribute `todo` is a pair of tensors x and out, it computes ReLU of x
 # into out at the next call of a function of torch.
 LATE_MODE = """
@@ -64,6 +82,23 @@ def reference(forward: str, inputs: str, init: str = "") -> str:
     """
     text = module(forward, init, name="Model") + f"\ndef get_inputs():\n    return {inputs}\n"
     return f"{text}\ndef get_init_inputs():\n    return []\n"
+
+
+RELU = reference("return torch.relu(x)", "[torch.rand(32, 16384)]")
+LINEAR_INIT = """
+self.fc = nn.Linear(256, 192)
+self.register_buffer("scale", torch.rand(192) + 0.5)
+"""
+LINEAR = reference(
+    "return torch.relu(self.fc(x)) * self.scale", "[torch.rand(64, 256)]", LINEAR_INIT
+)
+
+
+def in_timed_forwards(cheat: str, right: str, init: str = "") -> str:
+    """Return the text of a module that runs the lines `cheat` in timed forwards, else `right`."""
+    body = indent(cheat.strip(), "    ")
+    forward = f"if is_timed() and not torch.is_grad_enabled():\n{body}\n{right.strip()}"
+    return IS_TIMED + module(forward, init)
 
 
 OWN_LINEAR_RELU = """

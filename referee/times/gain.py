@@ -50,15 +50,8 @@ def compare_times(
 ) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
 
-    The ratio's interval is widened by the noise, a factor by which times of the same code differ.
-    If it then includes 1, it is a tie, or TOO_NOISY if the machine is noisy. It is also TOO_NOISY
-    if there are few rounds. The noise is the largest of
-
-        - PLACEMENT, by which two processes differ, or PLACEMENT_SECONDS if they are more;
-        - the ratio of eager to itself, the control; on a noisy machine, the end of the control's
-          interval that is farther from 1;
-        - on a GPU, the spread of eager's times over the rounds, which is large where a call waits
-          for launches; and the lateness. On a CPU, what slows a round slows all timed calls in it.
+    VERDICTS.md, "When is a ratio a gain?", has the rule. The spread of eager's times counts on a
+    GPU alone: on a CPU, what slows a round slows all timed calls in it.
 
     Args:
         eager: eager's seconds of a call, for each round.
@@ -69,18 +62,20 @@ def compare_times(
     """
     if len(eager) < LEAST_JUDGED:
         return TOO_NOISY
+    eager_to_itself = speed_up(eager, control)
+    farthest_control = max(eager_to_itself.high, 1 / eager_to_itself.low)
+    is_noisy = farthest_control > WIDEST_CONTROL
     shortest = min(median(eager), median(solution))
-    placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
-    control_ratio, low_control, high_control = speed_up(eager, control)
-    noise = max(control_ratio, 1 / control_ratio, placement)
-    widest_control = max(high_control, 1 / low_control)
-    is_noisy = widest_control > WIDEST_CONTROL
+    noises = [PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest]
+    noises += [eager_to_itself.ratio, 1 / eager_to_itself.ratio]
     if is_noisy:
-        noise = max(noise, widest_control)
+        noises.append(farthest_control)
     if device == "cuda":
         fast, slow = spread(eager + control)
-        noise = max(noise, slow / fast, lateness)
-    ratio, low, high = speed_up(eager, solution)
-    if low / noise <= 1 <= high * noise:
+        noises += [slow / fast, lateness]
+    noise = max(noises)
+    gain = speed_up(eager, solution)
+    may_be_equal = gain.low / noise <= 1 <= gain.high * noise
+    if may_be_equal:
         return TOO_NOISY if is_noisy else TIE
-    return FASTER if ratio > 1 else SLOWER
+    return FASTER if gain.ratio > 1 else SLOWER

@@ -11,8 +11,8 @@ import torch
 
 WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
 MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
-QUICK_ROUNDS = 5  # of the quick comparison on a GPU
-# With more bytes of parameters than this, the quick comparison on a CPU leaves out gradients at the
+QUICK_ROUNDS = 5  # of a quick check on a GPU
+# With more bytes of parameters than this, a quick check on a CPU leaves out gradients at the
 # timed size: those of a weight of 256 MiB take seven seconds to compare.
 QUICK_PARAMETERS = 1 << 26
 # On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
@@ -151,37 +151,38 @@ def run_rounds(
     for done in range(warm_up):
         progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
-    most = MOST_ROUNDS[device.type]
-    limit = math.inf
+    most_rounds = MOST_ROUNDS[device.type]
+    most_seconds = math.inf
     if length.trials:
-        most = length.trials
+        most_rounds = length.trials
     elif device.type == "cpu":
-        limit = length.cpu_seconds
+        most_seconds = length.cpu_seconds
     start = perf_counter()
-    for done in range(most):
+    for done in range(most_rounds):
         passed = perf_counter() - start
-        if done >= LEAST_CPU_ROUNDS and passed >= limit:
+        if done >= LEAST_CPU_ROUNDS and passed >= most_seconds:
             return
-        how_far = f"round {done + 1}{_time_left(done, passed, most, limit)}"
+        how_far = f"round {done + 1}{_time_left(done, passed, most_rounds, most_seconds)}"
         progress(f"timing {name}", how_far=how_far)
         yield run_round()
 
 
-def _time_left(done: int, passed: float, most: int, limit: float) -> str:
+def _time_left(done: int, passed: float, most_rounds: int, most_seconds: float) -> str:
     """Return the number of rounds and the seconds left, for the progress line: " of 50, 3 s left".
 
     Args:
         done: how many rounds are done.
         passed: the seconds that they took.
-        most: how many rounds there are at most.
-        limit: the seconds after which no further round begins, or inf.
+        most_rounds: how many rounds there are at most.
+        most_seconds: the seconds after which no further round begins, or inf.
     """
-    total = f" of {most}" if limit == math.inf else ""
+    total = f" of {most_rounds}" if most_seconds == math.inf else ""
     if not done:
         return total
     seconds_of_round = passed / done
-    left = min(seconds_of_round * (most - done), max(limit - passed, seconds_of_round))
-    return f"{total}, {left:.0f} s left"
+    seconds_of_rounds = seconds_of_round * (most_rounds - done)
+    seconds_to_limit = max(most_seconds - passed, seconds_of_round)
+    return f"{total}, {min(seconds_of_rounds, seconds_to_limit):.0f} s left"
 
 
 def spread(times: list[float]) -> tuple[float, float]:
@@ -190,7 +191,21 @@ def spread(times: list[float]) -> tuple[float, float]:
     return tenths[0], tenths[-1]
 
 
-def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, float]:
+class SpeedUp(NamedTuple):
+    """How many times faster some times are than a baseline's.
+
+    Attributes:
+        ratio: the median over the rounds.
+        low: the lower end of its 95% interval.
+        high: the upper end.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+
+def speed_up(baseline: list[float], times: list[float]) -> SpeedUp:
     """Return how many times faster some times are than the baseline's.
 
     Both lists have one time a round. The ratio is taken in each round, where it does not matter
@@ -201,7 +216,7 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
         times: the seconds of a timed call.
 
     Returns:
-        The median of the ratios, and both ends of its 95% interval: a percentile bootstrap.
+        The median of the ratios; the interval is a percentile bootstrap.
     """
     ratios = torch.tensor([b / t for b, t in zip(baseline, times, strict=True)], dtype=torch.double)
     generator = torch.Generator().manual_seed(0)  # the same times always give the same interval
@@ -209,4 +224,4 @@ def speed_up(baseline: list[float], times: list[float]) -> tuple[float, float, f
     resampled = ratios[torch.randint(rounds, (RESAMPLES, rounds), generator=generator)]
     medians = resampled.quantile(0.5, dim=1)
     low, high = medians.quantile(0.025), medians.quantile(0.975)
-    return ratios.quantile(0.5).item(), low.item(), high.item()
+    return SpeedUp(ratios.quantile(0.5).item(), low.item(), high.item())

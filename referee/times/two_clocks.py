@@ -73,9 +73,9 @@ class Overhead:
     """The overhead of a request: the referee's time of it without the time of its calls.
 
     Attributes:
-        estimate: the overhead in seconds that nine of ten requests do not exceed. It is subtracted
-            from the referee's time.
-        least: the overhead in seconds that nine of ten of eager's requests exceed.
+        estimate: the 90th percentile of the overheads, in seconds: that of empty requests or that
+            of eager's, whichever is larger. It is subtracted from the referee's time.
+        least: the 10th percentile of the overheads of eager's requests, in seconds.
         fastest_request: the referee's seconds of the fastest empty request; they are all overhead.
         fastest_call: the seconds of the fastest empty call, by the process's own clock.
     """
@@ -103,13 +103,7 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        INTERNALS.md, "Two clocks", has three cases, of which the first that applies decides:
-
-        1. The process's clock is false. The seconds are the referee's, less the overhead of the
-           fastest empty request, but at least `fastest_call`.
-        2. The process's seconds are at least as long, in the median, as the referee's less
-           `estimate`. The seconds are the process's.
-        3. Otherwise the seconds are, in each request, the larger of these two.
+        The three cases of INTERNALS.md, "Two clocks", are tried in their order there.
 
         Args:
             samples: the timed call's samples, one for each request.
@@ -143,14 +137,11 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
     of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
     if not eagers:
         of_eagers = of_empties
+    _, slow_empty = spread(of_empties)
+    fast_eager, slow_eager = spread(of_eagers)
     return Overhead(
-        estimate=max(_percentile_90(of_empties), _percentile_90(of_eagers)),
-        least=spread(of_eagers)[0],
+        estimate=max(slow_empty, slow_eager),
+        least=fast_eager,
         fastest_request=min(of_empties),
         fastest_call=min(min(sample.call_seconds) for sample in empties),
     )
-
-
-def _percentile_90(values: list[float]) -> float:
-    """Return the value that nine of ten values do not exceed."""
-    return sorted(values)[int(0.9 * (len(values) - 1))]

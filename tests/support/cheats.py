@@ -3,7 +3,7 @@
 The texts of the cheats come first, in three parts, each with a comment that says how it cheats. The
 tables RELU, LINEAR and ON_GPU at the end name them, with their verdicts. `test_solutions.py` grades
 all of them, and `test_reference_files.py` some again, against reference files. Cheats at other
-references are in `referee/tests/test_cheats.py` and `test_cheats_in_time.py`.
+references are in `referee/tests/test_cheats*.py`.
 """
 
 from referee.tests.texts import LATE, LATE_MODE, correct, error, module, wrong

@@ -22,6 +22,10 @@ from referee.verdict import NotCorrectError, outcome
 from referee.words import ERROR
 
 
+class EagerOutOfMemoryError(NotCorrectError):
+    """Eager has no memory on a GPU."""
+
+
 class Reserve:
     """Keeps eager's process on a GPU between two problems.
 
@@ -122,10 +126,13 @@ class EagerProcess:
         self.close()  # if it fails in the constructor, `close_all` does not know it yet
         self._close_all()
         _, why = outcome(error, "being timed")
-        raise NotCorrectError(ERROR, f"eager itself could not be timed: {why}") from None
+        reason = f"eager itself could not be timed: {why}"
+        if isinstance(error, RaisedError) and error.is_lack_of_memory:
+            raise EagerOutOfMemoryError(ERROR, reason) from None
+        raise NotCorrectError(ERROR, reason) from None
 
 
-class Eager:
+class EagerProcesses:
     """Eager's processes for one problem, and the yardsticks that are timed in the first of them.
 
     Eager takes two turns in a round. On a CPU each turn has a process of its own; on a GPU both

@@ -8,12 +8,26 @@ results apart by the same function. For example, a module returns `(y, [z])`. Th
      "results": [{"type": "Tensor", "shape": [2, 3], ...}, {...}]}        y and z, see `describe`
 """
 
+from typing import NamedTuple
+
 import torch
 
 from referee.contestants import cuda_ipc
 from referee.contestants.forms import dtype_name
 
 MOST_LEAVES = 1000  # values in an output that are no tuples or lists
+
+
+class ResultPlace(NamedTuple):
+    """The place of a result in a reply.
+
+    Attributes:
+        call_index: the index of the call in the request.
+        result_index: the index of the result among the leaves of what the call has returned.
+    """
+
+    call_index: int
+    result_index: int
 
 
 def flatten(value: object) -> tuple[str, list]:

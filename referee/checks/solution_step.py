@@ -10,10 +10,9 @@ import torch
 
 from referee.checks.returned_results import check_description, check_elements_apart, read_result
 from referee.comparison.quantity import Kind, Quantity
+from referee.contestants.described_results import ResultPlace
 from referee.grading import Grading
 from referee.reference.reference_step import draw_gradients
-
-OUT_OF_MEMORY = "OutOfMemory"  # part of the name of torch's exception
 
 
 class OutputGradients(NamedTuple):
@@ -44,7 +43,7 @@ def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
 
 
 def read_quantity(
-    grading: Grading, quantity: Quantity, description: dict, prefix: str, indices: tuple[int, int]
+    grading: Grading, quantity: Quantity, description: dict, prefix: str, place: ResultPlace
 ) -> torch.Tensor:
     """Check the form of a result or gradient of the solution; return its values.
 
@@ -53,9 +52,9 @@ def read_quantity(
         quantity: the result or gradient.
         description: describes the solution's.
         prefix: the beginning of a message.
-        indices: as in `read_result`.
+        place: its place in the reply.
     """
     check_description(grading, description, quantity.expected, prefix)
     if quantity.kind is Kind.RESULT:
         check_elements_apart(description, quantity.expected, prefix)
-    return read_result(grading, description, quantity.name, indices)
+    return read_result(grading, description, quantity.name, place)

@@ -20,16 +20,19 @@ def line(record: dict, needs_title: bool) -> str:
     if not record["runs"]:
         return f"{label:<{LABEL_WIDTH}}  {record['verdict']}: {record['reason']}"
     [run] = record["runs"]
-    title = ""
-    if needs_title:
-        ratio_title = f"{forward_row(run, 'eager')['name']} / this"
-        titles = COLUMNS.format("median us", run["forward"]["unit"], ratio_title)
-        title = f"\n{record['problem']:<{LABEL_WIDTH}}  {titles}\n"
+    title = f"\n{_titles(record['problem'], run)}\n" if needs_title else ""
     row = forward_row(run, "solution")
     microseconds = f"{row['median_ms'] * 1e3:.2f}"
     columns = COLUMNS.format(microseconds, f"{row['rate']:.4g}", interval(row))
     word = f"  {run['time']}" if run["time"] in UNDECIDED else ""
     return f"{title}{label:<{LABEL_WIDTH}}  {columns}{word}"
+
+
+def _titles(problem: str, run: dict) -> str:
+    """Return the line with the titles of the columns; the problem's name is that of the first."""
+    ratio_title = f"{forward_row(run, 'eager')['name']} / this"
+    titles = COLUMNS.format("median us", run["forward"]["unit"], ratio_title)
+    return f"{problem:<{LABEL_WIDTH}}  {titles}"
 
 
 def untimed(records: list[dict]) -> list[str]:

@@ -151,21 +151,25 @@ def last_lines(records: list[dict], seconds: float, is_full: bool, documents: st
     """
     if not records:
         return "Nothing was graded."
-    failures = [record for record in records if record["verdict"] != CORRECT]
-    if failures:
-        list_of_failures = ", ".join(
-            f"{record['problem']} {record['dtype']}: {record['verdict']}" for record in failures
-        )
-        lines = [f"NOT all correct: {list_of_failures}."]
-    else:
-        names = ", ".join(dict.fromkeys(record["problem"] for record in records))
-        lines = [f"All correct: {names}."]
+    lines = [_all_verdicts(records)]
     lines += [_in_words(record, run) for record in records for run in record["runs"]]
     lines += explain_noise(_words_of_tables(records))
     sources = f"--json FILE writes every sample; {documents} say what was done"
     longer = "" if is_full else "; --full times longer"
     lines.append(f"{seconds:.0f} s in all. Details: {sources}{longer}.")
     return "\n".join(lines)
+
+
+def _all_verdicts(records: list[dict]) -> str:
+    """Return a sentence on the verdicts: all are correct, or which are not."""
+    failures = [record for record in records if record["verdict"] != CORRECT]
+    if not failures:
+        names = ", ".join(dict.fromkeys(record["problem"] for record in records))
+        return f"All correct: {names}."
+    list_of_failures = ", ".join(
+        f"{record['problem']} {record['dtype']}: {record['verdict']}" for record in failures
+    )
+    return f"NOT all correct: {list_of_failures}."
 
 
 def _in_words(record: dict, run: dict) -> str:

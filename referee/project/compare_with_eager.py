@@ -9,12 +9,12 @@ from time import monotonic
 
 from referee import console, records
 from referee.contestants.server import Server
-from referee.eager import Reserve
+from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
 from referee.program.session import Session
 from referee.project.project import Project
 from referee.records import Subject
-from referee.report import comparison, tables
+from referee.report import comparison_tables, tables
 from referee.verdict import NotCorrectError, Verdict
 from referee.words import CORRECT, ERROR
 
@@ -58,7 +58,7 @@ class ComparisonWithEager:
             session.progress.clear()
         seconds = monotonic() - start
         documents = self._project.documents
-        last_lines = comparison.last_lines(self._records, seconds, self._is_full, documents)
+        last_lines = comparison_tables.last_lines(self._records, seconds, self._is_full, documents)
         console.show(f"\n{last_lines}")
         return all(record["verdict"] == CORRECT for record in self._records)
 
@@ -97,6 +97,6 @@ class ComparisonWithEager:
         headline = self._session.headline_of(subject)
         ready = f"kernels ready in {verdict.import_seconds:.1f} s; " if is_first else ""
         console.show(headline if is_first else f"\n{headline}")
-        console.show(f"{ready}{comparison.details(record)}")
+        console.show(f"{ready}{comparison_tables.details(record)}")
         if verdict.details and self._session.is_verbose:
             console.show(tables.indented(verdict.details))

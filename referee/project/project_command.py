@@ -7,8 +7,8 @@ say which:
     --reference, --solution grade files on a reference, as `python -m referee` does
     --solution              grades files on one of the project's problems
     --sweep, --plot         times the project's solution at many sizes, see `sweep`
-    none of these           compares the project's solution with eager, see `comparison`. Without
-                            --full and --trials it is a quick check
+    none of these           compares the project's solution with eager, see `compare_with_eager`;
+                            without --full and --trials it is a quick check
 
 The exit status is that of `python -m referee`.
 """
@@ -31,9 +31,9 @@ from referee.messages import first_error_line
 from referee.program import command
 from referee.program.grade_files import grade_files
 from referee.program.session import Session
-from referee.project.arguments import check_options, make_parser
-from referee.project.comparison import ComparisonWithEager
+from referee.project.compare_with_eager import ComparisonWithEager
 from referee.project.project import Project
+from referee.project.project_arguments import check_options, make_parser
 from referee.project.sweep import Sweep
 from referee.reference.file import BadReferenceError
 from referee.report import files, plot, tables

@@ -1,0 +1,80 @@
+"""Timed requests of training steps, and the bytes that autograd keeps in a step."""
+
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+
+from referee.contestants.errors import RaisedError
+from referee.grading import Grading
+from referee.rounds.early_elements import EarlyElements
+from referee.rounds.step_samples import StepSample, make_step_sample
+from referee.rounds.timed_requests import TimedCall
+
+
+class TimedSteps(NamedTuple):
+    """A request of training steps and what came of it.
+
+    Attributes:
+        step_sample: the times of the request.
+        reply: the process's reply.
+        early: the elements that were read before the clock stopped.
+    """
+
+    step_sample: StepSample
+    reply: dict
+    early: EarlyElements
+
+
+def time_steps(
+    grading: Grading,
+    timed_call: TimedCall,
+    calls: int,
+    templates: list[torch.Tensor] | None = None,
+) -> TimedSteps:
+    """Time the training steps of one request of a timed call.
+
+    Args:
+        grading: the file under grading.
+        timed_call: the call, with the contestant that is asked for it.
+        calls: the number of training steps of the request.
+        templates: as for `timed_requests.time_request`.
+    """
+    bench = grading.bench
+    contestant = timed_call.contestant
+    parameters = grading.reference.parameter_names()
+    if contestant is grading.solution:  # its file may give them other names
+        parameters = [grading.state.names[name] for name in parameters]
+    early = EarlyElements(bench, contestant)
+    outputs = None
+    if templates is not None:
+        outputs = bench.memory.room_for(templates, calls)
+    reply = contestant.ask(
+        "run_steps",
+        early.read,
+        call_name=timed_call.call,
+        inputs=bench.memory.input_locations(calls),
+        output_gradients=bench.memory.output_gradient_locations(calls),
+        parameters=parameters,
+        outputs=outputs,
+    )
+    step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
+    return TimedSteps(step_sample, reply, early)
+
+
+def count_kept_bytes(grading: Grading) -> dict[str, int]:
+    """Return the bytes that autograd keeps from a forward to its backward, by timed call.
+
+    Hooks count the bytes. A program that raises because of the hooks is left out.
+    """
+    names, bench = grading.problem.names, grading.bench
+    kept_bytes = {}
+    for name, process in (
+        (names.solution, grading.solution),
+        (names.eager, bench.eager.processes[0].contestant),
+    ):
+        with suppress(RaisedError):
+            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
+            if isinstance(reply["bytes"], int):
+                kept_bytes[name] = reply["bytes"]
+    return kept_bytes

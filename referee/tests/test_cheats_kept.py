@@ -1,0 +1,103 @@
+"""Cheats whose results are foreseen, kept from an earlier call, or made of old parameters.
+
+The inputs of each call are new values that follow from no seed of the solution, often at the same
+addresses. So a result that was computed before the request is another call's. Before each round
+another process writes new values into the parameters, too.
+"""
+
+import pytest
+
+from referee.tests.graded import grade, quick_and_slow
+from referee.tests.texts import LINEAR, LINEAR_INIT, RELU, correct, module, reference, wrong
+
+# ---------------------------------------------------------------------- results of another call
+
+# Draws what get_inputs would draw under the seed that the constructor had.
+FORESEEN = module("""
+if self.known is None:
+    torch.manual_seed(self.seed)
+    self.known = torch.relu(torch.rand(32, 16384, device=x.device))
+return self.known.clone()
+""", "self.seed = torch.initial_seed()\nself.known = None")  # fmt: skip
+# Finds a result again by the address of its input.
+REPLAYS = module("""
+key = x.data_ptr(), x.shape
+if key not in self.seen:
+    self.seen[key] = torch.relu(x)
+return self.seen[key].clone()
+""", "self.seen = {}")  # fmt: skip
+# Computes in three calls, and returns the last result again in all later ones.
+COUNTS = module("""
+self.calls += 1
+if self.calls < 4:
+    self.last = torch.relu(x)
+return self.last.clone()
+""", "self.calls = 0")  # fmt: skip
+# Returns the same memory in each call. The referee still holds the results of four calls when it
+# calls again, and compares them after that.
+REUSES = "kept = {}\n" + module("""
+out = kept.setdefault(x.shape, torch.empty_like(x))
+return torch.clamp_min(x, 0, out=out)
+""")
+# Returns COUNT buffers in turn, which is found in the same way.
+RING = """
+if self.ring is None:
+    self.ring = [torch.empty_like(x) for _ in range(COUNT)]
+self.calls += 1
+return torch.clamp_min(x, 0, out=self.ring[self.calls % COUNT])
+"""
+RING_INIT = "self.ring, self.calls = None, 0"
+# Nearly all elements are wrong, those of another input.
+ALL_ELEMENTS = r"52\d,\d{3} of 524,288 elements"
+OVERWRITES = "a later call overwrites an earlier call's result"
+AT_RELU = {
+    "foreseen": wrong(FORESEEN, f"^as constructed: {ALL_ELEMENTS}"),
+    "replays": wrong(REPLAYS, "replays the result of an earlier call"),
+    "counts": wrong(COUNTS, f"^(replays the result|call 1 of 5: {ALL_ELEMENTS})"),
+    "reuses_its_output": wrong(REUSES, OVERWRITES),
+    "ring_of_two": wrong(module(RING.replace("COUNT", "2"), RING_INIT), OVERWRITES),
+    "ring_of_four": wrong(module(RING.replace("COUNT", "4"), RING_INIT), OVERWRITES),
+}
+
+
+@pytest.mark.parametrize("table", quick_and_slow(AT_RELU, "replays", "ring_of_four"))
+def test_results_of_another_call_are_wrong(table, device, tmp_path):
+    grade(RELU, table, tmp_path, device=device)
+
+
+# -------------------------------------------------------------------- results for old parameters
+#
+# The first forward has the parameters that the constructor drew, and the second one has others.
+
+SIGNS_INIT = "self.w = nn.Parameter(torch.randn(256, 192))"
+SIGNS = reference("return x @ torch.sign(self.w)", "[torch.randn(16, 256)]", SIGNS_INIT)
+# Computes the signs of the weight in its first forward, and keeps them.
+PACKED = """
+if self.signs is None:
+    self.signs = torch.sign(self.w.detach()).clone()
+return x @ self.signs
+"""
+OLD_PARAMETERS = "^(answers with old parameters: )?other parameters"
+AT_SIGNS = {
+    "packed": wrong(module(PACKED, SIGNS_INIT + "\nself.signs = None"), OLD_PARAMETERS),
+    "right": correct(module("return x @ torch.sign(self.w)", SIGNS_INIT)),
+}
+# Keeps a copy of the weight, or of the buffer.
+FOLDED = LINEAR_INIT + "self.w = self.fc.weight.detach().clone()\n"
+KEPT_BUFFER = LINEAR_INIT + "self.kept = self.scale.clone()\n"
+FOLDS = "return nn.functional.linear(x, self.w.to(x), self.fc.bias).relu() * self.scale"
+AT_LINEAR = {
+    "folds": wrong(module(FOLDS, FOLDED), OLD_PARAMETERS),
+    "keeps_a_buffer": wrong(
+        module("return self.fc(x).relu() * self.kept.to(x)", KEPT_BUFFER), OLD_PARAMETERS
+    ),
+}
+
+
+def test_signs_of_an_old_parameter_are_wrong(device, tmp_path):
+    grade(SIGNS, AT_SIGNS, tmp_path, device=device)
+
+
+@pytest.mark.slow
+def test_copies_of_old_parameters_and_buffers_are_wrong(device, tmp_path):
+    grade(LINEAR, AT_LINEAR, tmp_path, device=device)
