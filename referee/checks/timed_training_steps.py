@@ -15,7 +15,7 @@ from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
-from referee.eager import EagerOutOfMemoryError
+from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.file import NoRoomError
