@@ -34,8 +34,8 @@ def summary(rows: list[dict]) -> str:
     size = f"M {worst['m']}, N {worst['n']}, K {worst['k']}"
     return (
         f"The chosen path took at most {percent} longer than the fastest path for {good} of "
-        f"{len(rows)} products. For {torch_choices} of the other {len(exceptions)}, torch was chosen. "
-        f"The largest chosen / best was {_ratio(worst):.3f}, for "
+        f"{len(rows)} products. For {torch_choices} of the other {len(exceptions)}, torch was "
+        f"chosen. The largest chosen / best was {_ratio(worst):.3f}, for "
         f"{kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
         "fastest."
     )
