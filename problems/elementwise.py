@@ -127,7 +127,7 @@ def special_values(dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         is_signed = limits.min < 0
-        # For unsigned dtypes, the number of which only the highest bit is set.
+        # Half of an unsigned dtype's range: only the highest bit is set.
         low = [limits.min, limits.min + 1, -1] if is_signed else [limits.max // 2 + 1]
         return torch.tensor([*low, 0, 1, limits.max - 1, limits.max], dtype=dtype)
     limits = torch.finfo(dtype)

@@ -23,8 +23,9 @@ from problems.benchmark import (
     tree,
     views,
 )
+from problems.benchmark.grid_table import path_grid_table
 from problems.benchmark.tables import TABLES
-from referee.report import markdown
+from referee.report import by_role, markdown
 from referee.times.timing import speed_up
 from tests.support.made_up_results import HEADLINE, document, record
 
@@ -319,6 +320,38 @@ def test_every_table_is_made_from_the_results_and_all_results_are_used():
     # `paths` and `path-grid` are not commands of `report`.
     assert used == COMMANDS.keys() | {"paths.json", pages.PATH_GRID}
     assert {path.name for path in pages.RESULTS.iterdir()} <= used
+
+
+def test_sentences_repeat_figures_of_the_results():
+    """README's and BENCHMARKS' first sentences, and README's table of calls that gain."""
+    readme, benchmarks = (page.read_text() for page in pages.PAGES)
+    [linear] = [
+        record
+        for record in _read_results(pages.HEADLINE)["records"]
+        if (record["problem"], record["dtype"]) == ("linear_relu_divide", "float32")
+    ]
+    at_highest = next(run for run in linear["runs"] if run["setting"] == "highest")
+    speedup = by_role(at_highest["forward"]["summary"], "solution")["ratio"]
+    assert f"is {speedup:.1f} times as fast as torch's" in readme
+
+    rows = _read_results("host.json")["rows"]
+    cpu, gpu = (
+        row["ratio"] for row in rows if (row["call"], row["part"]) == ("[1, 64] -> 64", "forward")
+    )
+    assert f"{cpu:.1f} times on a CPU, {gpu:.1f} times on an H200" in readme
+
+    titles, *groups = path_grid_table(_read_results(pages.PATH_GRID)["rows"])
+    products, cold, warm = (
+        sum(int(group[titles.index(title)]) for group in groups)
+        for title in ("products", "slower, cold", "slower, warm")
+    )
+    assert f"- {cold} of {products:,} products" in benchmarks
+    assert f"- {warm} of these products" in benchmarks
+
+
+def _read_results(name):
+    """Return the results in a file of docs/benchmarks/."""
+    return json.loads((pages.RESULTS / name).read_text())
 
 
 @pytest.mark.gpu

@@ -53,17 +53,17 @@ def _time_parts(
     modules = make_modules(small.problem, place, dtype, small.arguments)
     ones = torch.ones(small.shape, dtype=dtype, device=place)
     x = ones.clone().requires_grad_()
-    steps = {name: _training_step(module, x, ones) for name, module in modules.items()}
+    steps = {name: _training_step(module, ones) for name, module in modules.items()}
     with torch.no_grad():
         forward = time_host_in_turn(modules, x)
     return {"forward": forward, "forward + backward": time_host_in_turn(steps, x)}
 
 
-def _training_step(module: nn.Module, x: Tensor, grad_output: Tensor) -> Callable[[Tensor], tuple]:
+def _training_step(module: nn.Module, grad_output: Tensor) -> Callable[[Tensor], tuple]:
     """Return a function that computes a forward on x, and the gradients of x and parameters."""
-    leaves = [x, *module.parameters()]
+    parameters = list(module.parameters())
 
     def step(x: Tensor) -> tuple[Tensor, ...]:
-        return grad(module(x), leaves, grad_output)
+        return grad(module(x), [x, *parameters], grad_output)
 
     return step

@@ -25,17 +25,17 @@ def exceptions_table(rows: list[dict]) -> list[list[str]]:
 
 
 def summary(rows: list[dict]) -> str:
-    """Return three sentences: how many choices are good, which path the others are, the worst."""
+    """Return three sentences about choices: the good ones, how many others are torch, the worst."""
     exceptions = _exceptions(rows)
     good = len(rows) - len(exceptions)
-    torchs = sum(row["chosen"] == "torch" for row in exceptions)
+    torch_choices = sum(row["chosen"] == "torch" for row in exceptions)
     worst = max(rows, key=_ratio)
     percent = f"{GOOD_RATIO - 1:.0%}"
     size = f"M {worst['m']}, N {worst['n']}, K {worst['k']}"
     return (
         f"The chosen path took at most {percent} longer than the fastest path for {good} of "
-        f"{len(rows)} products. For {torchs} of the other {len(exceptions)}, torch was chosen. "
-        f"The largest chosen / best was {_ratio(worst):.3f}, for "
+        f"{len(rows)} products. For {torch_choices} of the other {len(exceptions)}, torch was "
+        f"chosen. The largest chosen / best was {_ratio(worst):.3f}, for "
         f"{kind(worst)}, {size}: {worst['chosen']} was chosen, and {_fastest(worst)} was the "
         "fastest."
     )
