@@ -17,6 +17,8 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn, TextIO
 
+from referee.messages import printable
+
 INTERRUPTED_STATUS = 128 + signal.SIGINT  # the exit status that shells give
 TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal
 FILE_INTERVAL = 10.0  # the same where stderr is a file or a pipe
@@ -45,7 +47,7 @@ class Progress:
             return
         self._stage = stage
         self._printed_at = now
-        text = f"{stage} {detail}".rstrip()
+        text = printable(f"{stage} {detail}".rstrip())
         if self._erase:
             # A line that wraps could not be erased as a whole.
             width = shutil.get_terminal_size().columns - 1
@@ -103,7 +105,7 @@ def say(text: str, name: str = "") -> None:
         text: the message.
         name: what it begins with; "" for the program's name.
     """
-    _write(f"{_erase_line()}{name or program}: {text}\n")
+    _write(f"{_erase_line()}{name or program}: {printable(text)}\n")
 
 
 def show(text: str) -> None:

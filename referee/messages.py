@@ -8,6 +8,15 @@ COMPILER_ERROR = re.compile(r"(?:^|[\s:)])(?:fatal )?error\s*:|undefined (?:refe
 FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+")
 
 
+def printable(text: str) -> str:
+    r"""Return a text as one line, with escapes for what moves a terminal's cursor or ends the line.
+
+    A solution chooses the names of its types, and its author that of the file. For example,
+    "a\nb.py: correct" must not become two lines: it becomes "a\\nb.py: correct".
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def first_error_line(text: str) -> str:
     """Return a message's most telling line, short and printable, without the folders of paths.
 

@@ -13,7 +13,7 @@ from referee.contestants.errors import (
     WokenError,
     was_killed,
 )
-from referee.messages import first_error_line
+from referee.messages import first_error_line, printable
 from referee.times.gain import TimesOfSetting
 from referee.words import CORRECT, ERROR
 
@@ -31,7 +31,7 @@ class NotCorrectError(Exception):
     def __init__(self, word: str, reason: str) -> None:
         super().__init__(word, reason)
         self.word = word
-        self.reason = reason
+        self.reason = printable(reason)  # it may quote the solution
 
 
 @dataclass

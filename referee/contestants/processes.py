@@ -11,6 +11,7 @@ The processes of a solution are below one of three others:
 Processes are looked up in /proc:
 
     /proc/PID/stat                 the state of a process
+    /proc/PID/task/TID/stat        the state of one of its threads, and whether it is ending
     /proc/PID/task/TID/children    the children of one of its threads
     /proc/PID/task/TID/schedstat   how often the thread has run, among others
 """
@@ -31,6 +32,8 @@ SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
 GONE = "X"  # it is dead; here also: it is not there
 ENDED = {"Z", GONE}  # a zombie, or gone
 AT_REST = {"T", "t", *ENDED}  # stopped, traced, or ended
+# Linux's flag of a thread that is ending or has ended: it runs no code of its program any more.
+PF_EXITING = 0x4
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
@@ -118,6 +121,24 @@ def _state_in(folder: Path) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
+def _live_threads(pid: int) -> list[Path]:
+    """Return the folders of a process's threads, except for those that are ending or have ended.
+
+    A thread may be ending when its process stops. It does not stop then, but goes on until it is
+    gone. The zombie of a first thread has ended, too, and can vanish at any time.
+    """
+    live = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # this thread is gone
+                # "4712 (a name) S 1 4712 4712 0 -1 4194368 ...": the flags are the ninth field
+                text = (thread / "stat").read_text(errors="replace")
+                flags = int(text.rpartition(")")[2].split()[6])
+                if not flags & PF_EXITING:
+                    live.append(thread)
+    return live
+
+
 class Tree:
     """A contestant's process and everything below it, which stop and go on together.
 
@@ -172,13 +193,17 @@ class Tree:
         `stop` does not do this, because the clock runs meanwhile, and it takes longer. So another
         search follows here, for a process that something has woken since `stop`: it still runs, or
         it has started another process.
+
+        The search looks at each thread. A process that another one traces (see ptrace(2)) has
+        stopped for `stop`, but its tracer can have let one of its threads go on.
         """
         if not self._is_solution:
             return
         self._runs = _runs_of_threads(self._stopped)
         pids = self._pids()
         is_new = not set(pids).issubset(self._stopped)
-        self._was_woken = is_new or not all(_is_at_rest(pid) for pid in pids)
+        states = [_state_in(thread) for pid in pids for thread in _live_threads(pid)]
+        self._was_woken = is_new or not AT_REST.issuperset(states)
 
     def has_run(self) -> bool:
         """Return whether a thread has run since `stop`, although it was stopped.
@@ -244,15 +269,13 @@ def _wake_children(pid: int) -> None:
 def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
     """Return how often each thread of some processes has run, as /proc writes this number.
 
-    The kernel counts a run when it puts the thread on a core. The result leaves out zombies, which
-    can vanish without a run. Only the first thread of a process becomes one.
+    The kernel counts a run when it puts the thread on a core. Threads that are ending are left out:
+    they can vanish although nothing wakes them.
     """
     runs = {}
     for pid in pids:
-        with suppress(OSError):
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                if thread.name == str(pid) and _state_in(thread) in ENDED:
-                    continue
+        for thread in _live_threads(pid):
+            with suppress(OSError):  # it is gone
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
                 runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
     return runs

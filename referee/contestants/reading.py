@@ -24,6 +24,7 @@ from referee.contestants.pool import Pool
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
+NO_PAGE = "a page of it does not come while the process is stopped"
 LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
@@ -139,6 +140,7 @@ class Reader:
         self._address_of: dict[str, int] = {}  # where a GPU's allocations are open, by handle
         self._buffer = torch.empty(0, dtype=torch.uint8)  # a CPU's results are copied here
         self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
+        self._waits_for_ever = False  # a copy has exceeded the limit, and the thread still waits
 
     def whole(self, description: dict) -> torch.Tensor:
         """Return the tensor that a description describes.
@@ -208,14 +210,15 @@ class Reader:
         """
         if self._buffer.numel() < size:
             self._make_buffer(size, element_bytes)
+        if self._waits_for_ever:
+            raise UnreadableError(NO_PAGE)
         target = self._buffer.data_ptr()
         reading = self._thread.submit(copy_memory, self._pid, address, size, target)
         try:
             reading.result(timeout=MAX_READ_SECONDS)
         except ReadTimeoutError:
-            raise UnreadableError(
-                "a page of it does not come while the process is stopped"
-            ) from None
+            self._waits_for_ever = True
+            raise UnreadableError(NO_PAGE) from None
         return self._buffer[:size]
 
     def _make_buffer(self, size: int, element_bytes: int) -> None:

@@ -49,6 +49,8 @@ class State:
 
     def __init__(self, contestant: Contestant, pool: Pool) -> None:
         self._contestant = contestant
+        # No solution's code has run yet. Later it could have mapped a page there that never comes.
+        self._can_read_memory = can_read(contestant.pid, contestant.addresses[0])
         self._region = Region(pool)
         self.names: dict[str, str] = {}
 
@@ -194,8 +196,7 @@ class State:
         """Return whether the system lets the referee read a tensor; if not, results are copied."""
         if "handle" in description:  # of a GPU's memory
             return description["handle"] is not None
-        first_address, _ = self._contestant.addresses
-        return can_read(self._contestant.pid, first_address)
+        return self._can_read_memory
 
     def _has_value(self, description: dict, value: torch.Tensor) -> bool:
         """Return whether a tensor of the contestant has this value, but for roundings.

@@ -21,6 +21,7 @@ import torch
 from referee import console, records
 from referee.engine import read_files
 from referee.grading import Options
+from referee.messages import printable
 from referee.program.folder_workers import Task, grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files
@@ -208,4 +209,4 @@ def read_out(path: Path) -> list[dict]:
 
 def _describe(record: dict, number: int, count: int) -> str:
     """Return the text that is printed for a record, the `number`th of `count`."""
-    return f"{number} of {count}: {record['problem']}: {graded_files.describe(record)}"
+    return f"{number} of {count}: {printable(record['problem'])}: {graded_files.describe(record)}"

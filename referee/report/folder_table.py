@@ -4,6 +4,7 @@ import csv
 import io
 from statistics import geometric_mean
 
+from referee.messages import printable
 from referee.report import by_role, graded_files, tables
 
 NOT_GRADED = "not graded"  # the verdict on a file whose reference cannot be graded
@@ -48,7 +49,7 @@ def as_csv(all_records: list[dict]) -> str:
 def summary(all_records: list[dict]) -> str:
     """Return the printed table of all records, its legend, and the scores below it."""
     rows = _make_rows(all_records)
-    cells = [[str(row[column]) for column in PRINTED_COLUMNS] for row in rows]
+    cells = [[printable(str(row[column])) for column in PRINTED_COLUMNS] for row in rows]
     lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
     lines += tables.explain_noise(tables.words_of_forwards(all_records))
     graded = [record for record in all_records if record["verdict"] != NOT_GRADED]

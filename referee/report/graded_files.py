@@ -2,6 +2,7 @@
 
 from statistics import geometric_mean
 
+from referee.messages import printable
 from referee.report.tables import (
     forward_rounds,
     forward_row,
@@ -23,14 +24,15 @@ def describe(record: dict) -> str:
             training step 1.8 [1.7, 1.9]: faster; keeps 32 bytes, eager 1,024
             get_inputs draws the same inputs every time
     """
+    file = printable(record["file"])
     if record["verdict"] != CORRECT:
         reason = f" ({record['reason']})" if record["reason"] else ""
-        return f"{record['file']}: {record['verdict']}{reason}"
+        return f"{file}: {record['verdict']}{reason}"
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
     judged = f"{CORRECT} ({record['accuracy']}; {record['cases']} cases)"
     speed = f"{share} of {_yardstick(run)}'s speed"
-    first_line = f"{record['file']}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
+    first_line = f"{file}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
     more = [_describe_step(run)] if run["step"] else []
     more += record["notes"]
     if record["refused"]:
@@ -56,7 +58,8 @@ def ranking(records: list[dict]) -> str:
     rows = [titles]
     for record in sorted(records, key=counted_ratio, reverse=True):
         cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
-        rows.append([record["file"], record["verdict"], record["accuracy"], *cells])
+        file = printable(record["file"])
+        rows.append([file, record["verdict"], record["accuracy"], *cells])
     return f"{table(rows)}\n{scores(records)}"
 
 

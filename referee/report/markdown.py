@@ -1,5 +1,6 @@
 """Makes the file of `--markdown`: a line on the measurement, and a table of the results."""
 
+from referee.messages import printable
 from referee.report import machine_and_versions
 from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
@@ -65,7 +66,9 @@ def _grading_rows(records: list[dict]) -> list[list[str]]:
             ratio = f"{ours['ratio']:.3f} [{_range(run)}]"
             word = run["time"]
         verdict = record["verdict"] + reason
-        rows.append([f"`{record['file']}`", verdict, record["accuracy"], time, ratio, word])
+        rows.append(
+            [f"`{printable(record['file'])}`", verdict, record["accuracy"], time, ratio, word]
+        )
     return rows
 
 

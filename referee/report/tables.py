@@ -4,6 +4,7 @@
 `referee/records.py` explains records, runs, summaries and rows.
 """
 
+from referee.messages import printable
 from referee.report import by_role, machine
 from referee.words import TIE, TOO_NOISY
 
@@ -37,7 +38,8 @@ def table(rows: list[list[str]]) -> str:
 
 def indented(text: str) -> str:
     """Indent a text, such as a traceback, that is printed below a file's line."""
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+    lines = text.rstrip().expandtabs().splitlines()
+    return "\n".join(f"    {printable(line)}" for line in lines)
 
 
 def interval(row: dict, rounds: int = 0) -> str:

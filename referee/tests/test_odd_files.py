@@ -90,6 +90,36 @@ def test_forged_addresses_of_parameters_change_nothing(tmp_path):
     grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
 
 
+# Forbids to read the first page of the shared memory, by which the referee tries what it can read.
+HIDES = """
+import ctypes
+
+def hide():
+    for line in open("/proc/self/maps"):
+        if "memfd:referee" in line:
+            start = int(line.split("-")[0], 16)
+            ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), ctypes.c_long(4096), 0)
+"""
+
+
+def test_parameters_that_a_constructor_hides_are_compared(tmp_path):
+    """The referee has tried what it can read before the file's code ran."""
+    init = "self.a = nn.Parameter(torch.rand(64))"
+    other_init = "self.a = nn.Parameter(torch.ones(64))\nhide()"
+    forward = "return torch.relu(x) * self.a"
+    table = {
+        "hides": wrong(HIDES + module(forward, other_init), "does not start with the values"),
+        "correct": correct(module(forward, init)),
+    }
+    grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
+
+
+def test_a_type_whose_name_has_several_lines_is_named_in_one(tmp_path):
+    cheat = "return type('int\\nb.py: correct', (), {})()"
+    table = {"cheat": wrong(module(cheat), r"returns a int\\nb\.py: correct, not a plain tensor$")}
+    grade(RELU, table, tmp_path, trials=1)
+
+
 def test_an_end_by_a_signal_without_a_name_is_an_error(tmp_path):
     """Python has no name for signal 40, a real-time signal."""
     table = {

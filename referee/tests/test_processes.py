@@ -202,6 +202,45 @@ def leave_the_work_to_a_child(number: int, frame: object) -> None:
         os._exit(0)
 
 
+PTRACE_SEIZE = 0x4206
+PTRACE_CONT = 7
+WAIT_ALL = 0x40000000  # __WALL: waitpid(2) also waits for threads
+PR_SET_PTRACER = 0x59616D61
+
+
+def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
+    """Its process has stopped, for waitid(2), and the thread runs.
+
+    The tracer must act before it is stopped itself. The test gives it time for that.
+    """
+    counter = Counter()
+    libc = ctypes.CDLL(None)
+    until_traced, traced = os.pipe()
+
+    def let_a_thread_be_traced() -> NoReturn:
+        libc.prctl(PR_SET_PTRACER, -1)  # any process may trace this one
+        thread = threading.Thread(target=counter.count)
+        thread.start()
+        if os.fork() == 0:
+            is_allowed = libc.ptrace(PTRACE_SEIZE, thread.native_id, 0, 0) == 0
+            os.write(traced, b"y" if is_allowed else b"n")
+            while is_allowed:
+                os.waitpid(-1, WAIT_ALL)
+                libc.ptrace(PTRACE_CONT, thread.native_id, 0, 0)
+        while True:
+            signal.pause()
+
+    tree = processes.Tree(fork(let_a_thread_be_traced), is_solution=True)
+    if os.read(until_traced, 1) != b"y":
+        pytest.skip("the system allows no tracing")
+    monkeypatch.setattr(processes, "_send", lambda *args: (os.kill(*args), time.sleep(0.02)))
+    monkeypatch.setattr(processes, "_runs_of_threads", lambda _: {})
+    assert tree.stop()
+    assert counter.goes_on()
+    tree.note_runs()
+    assert tree.has_run()
+
+
 def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
     """The zombie may vanish at any time, and nothing has run."""
     pid = fork(lambda: os._exit(0))

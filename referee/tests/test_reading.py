@@ -1,6 +1,7 @@
 """Results are read in a stopped process: some elements early, and later all of them."""
 
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -54,6 +55,22 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     assert torch.equal(reader.whole(description), x)
     indices = torch.tensor([0, x.numel() - 1])
     assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
+
+
+def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
+    """A stopped process would have to fill it, see userfaultfd(2)."""
+    release = threading.Event()
+    monkeypatch.setattr(reading, "copy_memory", lambda *_: release.wait())
+    monkeypatch.setattr(reading, "MAX_READ_SECONDS", 0.5)
+    reader = Reader(os.getpid(), CPU, Pool(CPU))
+    description = describe(torch.rand(3))
+    for least_seconds, most_seconds in ((0.5, 60), (0, 0.4)):
+        start = time.monotonic()
+        with pytest.raises(UnreadableError, match="does not come"):
+            reader.whole(description)
+        assert least_seconds <= time.monotonic() - start <= most_seconds
+    release.set()
+    reader.close()
 
 
 def test_bad_addresses_sizes_and_descriptions_raise(stopped):
