@@ -36,6 +36,7 @@ from referee.rounds.timed_requests import (
 from referee.rounds.turns import (
     fill_with_nan,
     in_random_order,
+    map_eagers_pages,
     rewrite_inputs,
     rewrite_small_memory,
     timed_calls_of,
@@ -170,6 +171,7 @@ class _ForwardRounds:
             # Only now, because finalizers of the results have run the solution's code.
             check_eager_intact(grading)
             rewrite_inputs(grading)
+            map_eagers_pages(grading)
         return timed.sample
 
 

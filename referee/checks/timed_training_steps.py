@@ -36,6 +36,7 @@ from referee.rounds.timed_steps import count_kept_bytes, time_steps
 from referee.rounds.turns import (
     fill_with_nan,
     in_random_order,
+    map_eagers_pages,
     only_compiled,
     rewrite_inputs,
     rewrite_small_memory,
@@ -177,6 +178,7 @@ class _StepRounds:
             # Only now, because finalizers of the results have run the solution's code.
             check_eager_intact(grading)
             rewrite_inputs(grading)
+            map_eagers_pages(grading)
         return timed.step_sample
 
     def _compare_request(

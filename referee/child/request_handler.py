@@ -4,6 +4,7 @@
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
     is_finite, count_saved_bytes                     call it to find something out
     prepare_yardsticks                               makes yardsticks
+    map_pages                                        maps the shared memory again
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
@@ -196,6 +197,10 @@ class RequestHandler:
         seconds = reply["seconds"]  # of a forward, its backward, the next forward, ...
         reply["seconds"] = {"forward": seconds[::2], "backward": seconds[1::2]}
         return reply
+
+    def map_pages(self, locations: list[dict]) -> None:
+        """Map all pages of the shared memory at some locations, see `Mapping.map_pages`."""
+        self._mapping.map_pages(locations)
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request.

@@ -1,12 +1,15 @@
 """The shared memory in a contestant's process, which makes tensors of the locations in requests."""
 
 import mmap
+from contextlib import suppress
 
 import torch
 
 from referee.contestants import cuda_ipc
 from referee.contestants.forms import values_of
 from referee.contestants.pool import POOL_BYTES, mapped_bytes
+
+MADV_POPULATE_READ = 22  # Python's mmap has no name for it
 
 
 class Mapping:
@@ -32,6 +35,18 @@ class Mapping:
         memory = location["memory"]
         storages = [self._bytes(memory, start, size) for start, size in location["storages"]]
         return values_of(storages, location["values"])
+
+    def map_pages(self, locations: list[dict]) -> None:
+        """Map all pages of a CPU's memory at some locations, so that no call takes a page fault.
+
+        Another process may have removed the pages (MADV_REMOVE in madvise(2)), and new ones are
+        there. Linux before 5.14 cannot do this, and maps each page when it is touched.
+        """
+        for location in locations:
+            first = location["memory"]["start"]
+            for start, size in location["storages"]:
+                with suppress(OSError):
+                    self._mapping.madvise(MADV_POPULATE_READ, first + start, size)
 
     def place_of(self, address: int) -> dict:
         """Return the "handle" and the "distance" of an address in one of the GPU's allocations.

@@ -54,6 +54,11 @@ class State:
         self._region = Region(pool)
         self.names: dict[str, str] = {}
 
+    @property
+    def location(self) -> dict:
+        """The location of the tensors in shared memory; empty if there are none."""
+        return self._region.location
+
     def construct(
         self,
         dtype: torch.dtype | None,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from referee.contestants.errors import RaisedError
+from referee.contestants.reading import LARGEST_NUMBER
 from referee.grading import Grading
 from referee.rounds.early_elements import EarlyElements
 from referee.rounds.step_samples import StepSample, make_step_sample
@@ -75,6 +76,7 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
     ):
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
-            if isinstance(reply["bytes"], int):
+            is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
+            if is_number and 0 <= reply["bytes"] < LARGEST_NUMBER:
                 kept_bytes[name] = reply["bytes"]
     return kept_bytes

@@ -1,14 +1,19 @@
 """The memory that the referee shares with contestants."""
 
+import mmap
 import os
+import resource
 
 import pytest
 import torch
 
 from referee.contestants import cuda_ipc
+from referee.contestants.contestant import Contestant
 from referee.contestants.mapping import Mapping
 from referee.contestants.pool import POOL_BYTES, Pool
 from referee.contestants.region import Region
+from referee.tests.graded import grade
+from referee.tests.texts import RELU, correct, module
 
 CPU = torch.device("cpu")
 VALUES = [
@@ -39,6 +44,48 @@ def test_values_arrive_in_their_form():
     assert region.changed_values() == [0]
     region.rewrite()
     assert region.is_unchanged()
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_pages_that_were_removed_are_mapped_again(is_mapped):
+    """Each page then costs no fault when it is touched."""
+    pool = Pool(CPU)
+    region = Region(pool)
+    values = [torch.ones(1 << 22)]
+    region.make_room(values)
+    region.write(values)
+    mapping = Mapping(pool.descriptor, CPU)
+    [mapped] = mapping.tensors(region.location)
+    mapped.sum()
+    with mmap.mmap(pool.descriptor, mapped.nbytes) as others_mapping:
+        others_mapping.madvise(mmap.MADV_REMOVE, 0, mapped.nbytes)
+    region.write(values)
+    if is_mapped:
+        mapping.map_pages([region.location])
+    faults_before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert mapped.sum() == mapped.numel()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults_before
+    assert (faults < 32) == is_mapped  # Linux maps at most 16 pages in a fault: 256 faults
+    pool.close()
+
+
+def test_eager_maps_its_pages_again_after_each_turn_of_the_solution(monkeypatch, tmp_path):
+    asked = []
+    ask = Contestant.ask
+
+    def remember(contestant: Contestant, method: str, *rest: object, **arguments: object) -> dict:
+        asked.append((contestant.pid, method))
+        return ask(contestant, method, *rest, **arguments)
+
+    monkeypatch.setattr(Contestant, "ask", remember)
+    trials = 3
+    grade(RELU, {"correct": correct(module("return torch.relu(x)"))}, tmp_path, trials=trials)
+    imported = [pid for pid, method in asked if method == "import_file"]
+    solution = imported[-1]
+    mapped = [pid for pid, method in asked if method == "map_pages"]
+    assert mapped and solution not in mapped  # it would compute ahead in such a request
+    for pid in set(mapped):
+        assert mapped.count(pid) >= 2 * trials  # rounds of forwards, and of training steps
 
 
 @pytest.mark.parametrize("size", [7, 16, 24])
