@@ -130,9 +130,9 @@ __device__ inline void sync_with_consumers() {
 // infinity or NaN.
 __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
-  int work_tiles = 0;
+  int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    EpilogueInputs& inputs = buffers[work_tiles++ % 2];
+    EpilogueInputs& inputs = buffers[work_tiles % 2];
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
@@ -163,6 +163,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
+    ++work_tiles;
   });
 }
 
