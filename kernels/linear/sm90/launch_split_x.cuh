@@ -32,23 +32,27 @@ inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, in
 inline void launch_split_x(const LinearArguments& call, const split::ScaledMatrix& x,
                            const split::ScaledMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
+  SplitXArguments args{};
+  args.x = x;
+  args.weight = weight;
+  args.weight_is_transposed = call.weight_is_transposed;
+  args.k = call.k;
+  args.cleared = static_cast<unsigned*>(call.workspace);
+  args.cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;
   // Each warp samples kRows rows of the weight.
-  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
+  args.sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
   // A warp splits a row of x that fits into its registers, and a block splits a longer row.
   const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
-  const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
+  args.splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
-  const auto cleared = static_cast<unsigned*>(call.workspace);
-  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   Grid grid{};
-  grid.blocks = sampling_blocks + splitting_blocks;
+  grid.blocks = args.sampling_blocks + splitting_blocks;
   grid.threads = threads;
   grid.stream = stream;
   grid.has_pdl = true;
-  launch_or_throw(grid, split_x_kernel, x, weight, call.weight_is_transposed, call.k,
-                  sampling_blocks, splitter, cleared, cleared_size);
+  launch_or_throw(grid, split_x_kernel, args);
 }
 
 }  // namespace kernels::sm90

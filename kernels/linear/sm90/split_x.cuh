@@ -207,6 +207,18 @@ __device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight,
   }
 }
 
+// The arguments of split_x_kernel.
+struct SplitXArguments {
+  split::ScaledMatrix x;
+  split::ScaledMatrix weight;
+  bool weight_is_transposed;
+  int64_t k;
+  int sampling_blocks;
+  split::Splitter splitter;
+  unsigned* cleared;
+  int64_t cleared_size;
+};
+
 // Splits x and samples the weight.
 //
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
@@ -214,29 +226,26 @@ __device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight,
 //   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
 //                                      GEMM's counters and flags
 __global__ void __launch_bounds__(split::SplitConfig::kThreads)
-    split_x_kernel(const __grid_constant__ split::ScaledMatrix x,
-                   const __grid_constant__ split::ScaledMatrix weight, bool weight_is_transposed,
-                   int64_t k, int sampling_blocks, split::Splitter splitter, unsigned* cleared,
-                   int64_t cleared_size) {
+    split_x_kernel(const __grid_constant__ SplitXArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < cleared_size;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    cleared[i] = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < args.cleared_size; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    args.cleared[i] = 0;
   }
-  const auto form = x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
-  const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
+  const auto form = args.x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  const int x_block = static_cast<int>(blockIdx.x) - args.sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
-    const bool warp_has_row = splitter == split::Splitter::kWarp;
-    const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < x.rows) split::split_row(x, form, row, k, splitter);
+    const bool warp_has_row = args.splitter == split::Splitter::kWarp;
+    const int64_t row = warp_has_row ? warp - args.sampling_blocks * (blockDim.x / 32) : x_block;
+    if (row < args.x.rows) split::split_row(args.x, form, row, args.k, args.splitter);
     return;
   }
-  sample_weight(weight, form, weight_is_transposed, warp * SampleConfig::kRows, k);
+  sample_weight(args.weight, form, args.weight_is_transposed, warp * SampleConfig::kRows, args.k);
 #endif
 }
 

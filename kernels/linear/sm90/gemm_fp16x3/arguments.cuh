@@ -243,11 +243,13 @@ __device__ inline bool computes_weight_tile(const Arguments& args, int weight_ti
 }
 
 // Calls body(work, tile) for each work tile of this cluster that this launch computes, in the order
-// of the schedule. All lanes of a warp call it.
-template <typename Body>
+// of the schedule. All lanes of a warp call it. With kIsUniform, the compiler sees that all of them
+// get the same work tiles.
+template <bool kIsUniform = false, typename Body>
 __device__ __forceinline__ void for_each_work_tile(const Arguments& args, const Body& body) {
   for (int i = 0;; ++i) {
-    const WorkTile work = args.schedule.work_tile(i);
+    const WorkTile work =
+        kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
     if (computes_weight_tile(args, tile.weight)) body(work, tile);

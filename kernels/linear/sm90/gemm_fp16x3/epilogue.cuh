@@ -130,9 +130,9 @@ __device__ inline void sync_with_consumers() {
 // infinity or NaN.
 __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
-  int work_tiles = 0;
+  int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    EpilogueInputs& inputs = buffers[work_tiles++ % 2];
+    EpilogueInputs& inputs = buffers[work_tiles % 2];
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
@@ -163,6 +163,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
+    ++work_tiles;
   });
 }
 
@@ -208,7 +209,22 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
   return bits;
 }
 
+// Stores the mask's bytes of a pair of row blocks, of which this lane stores one. `bits` are the
+// lane's own. `row` is the first of the thread's rows in the pair, and `column` its first column.
+__device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_row,
+                                                int row, int column, uint32_t bits) {
+  const uint32_t bytes = combine_mask_bytes(bits);
+  const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
+  const int byte_row = row + byte / 2 * 8 + byte % 2;
+  const int first_column_of_byte = column / 8 * 8;
+  const bool byte_exists = byte_row < end_row && first_column_of_byte < epilogue.n;
+  if (byte_exists) {
+    *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bytes >> (8 * byte));
+  }
+}
+
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
+// It takes two row blocks at a time, which are four of its rows.
 template <bool kMask>
 __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
                            const float (&sums)[Config::kSums]) {
@@ -223,18 +239,19 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
                           split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
-  float* target = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
+  // The thread's first row of a pair of row blocks, in out.
+  float* target = epilogue.out_at(inputs.first_row + lane_row, column);
 #pragma unroll
-  for (int j = 0; j < Config::kSums / 4;
-       ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
-    // The loop ends only after the second of two row blocks, which stores the bits of both.
-    const bool is_first_of_two = j % 2 == 0;
-    if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
+  for (int pair = 0; pair < Config::kSums / 8; ++pair) {
+    const int first_row_of_pair = inputs.first_row + 16 * pair;
+    if (first_row_of_pair >= inputs.end_row) break;
+    uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
-      const float x_scale = split::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
+    for (int byte = 0; byte < 4; ++byte) {  // of that picture, one for each of the thread's rows
+      const int j = 2 * pair + byte / 2;    // the row block
+      const int i = byte % 2;               // the row in the thread's two rows of the row block
+      const int row_of_tile = 8 * j + lane_row + i;
+      const float x_scale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's columns
@@ -244,28 +261,18 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
         const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          const int byte = j % 2 * 2 + i;  // of the picture
-          const int bit = byte * 8 + block_column % 8 + r;
-          bits |= (passes ? 1u : 0u) << bit;
+          bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + r);
         }
         out[r] = epilogue.finish_fast(z);
       }
-      if (exists && row + i < inputs.end_row) {
-        *reinterpret_cast<float2*>(target + i * static_cast<int64_t>(epilogue.n)) =
+      if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
+        *reinterpret_cast<float2*>(target + (byte / 2 * 8 + i) * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
-    if (kMask && !is_first_of_two) {
-      bits = combine_mask_bytes(bits);
-      const int stored_byte = threadIdx.x / 4 % 4;  // the byte that this lane stores
-      const int row_of_byte_0 = row - 8;            // in the row block before this one
-      const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
-      const int first_column_of_byte = column / 8 * 8;
-      const bool byte_exists = byte_row < inputs.end_row && first_column_of_byte < epilogue.n;
-      if (byte_exists) {
-        *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * stored_byte));
-      }
-      bits = 0;
+    target += 16 * static_cast<int64_t>(epilogue.n);
+    if constexpr (kMask) {
+      store_mask_byte(epilogue, inputs.end_row, first_row_of_pair + lane_row, column, bits);
     }
   }
 #pragma unroll

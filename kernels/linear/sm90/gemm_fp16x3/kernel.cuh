@@ -115,13 +115,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineStage<Config::kStages> stage;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
-  // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
-  for (int i = 0;; ++i) {
-    const WorkTile work = args.schedule.uniform_work_tile(i);
-    if (!work.exists()) break;
-    const Tile tile = args.tiles.find(work.tile);
-    if (!computes_weight_tile(args, tile.weight)) continue;
-
+  for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
     load_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
                 consumer.scale);
 
@@ -145,7 +139,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
                     consumer.sums);
     }
     ++work_tiles;
-  }
+  });
 }
 
 // ----- the kernel

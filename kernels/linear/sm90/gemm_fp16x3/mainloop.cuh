@@ -98,11 +98,13 @@ __host__ __device__ constexpr int swizzled_offset(int row, int vector) {
 }
 
 // Returns the address of vector 4 s + c of row n + r, from the address `first` of vector c of row
-// n. c is 0 to 3, n is even, and s and r are 0 or 1. Compared with `first`, s flips bit 2 of the
-// place, as c < 4, and r flips bit 0, as n is even. (Stages begin at multiples of 1024 bytes, so
+// n. c is 0 to 3, n is even, and s and r are 0 or 1. (Stages begin at multiples of 1024 bytes, so
 // bits 4 to 6 of an address are the place.)
 __host__ __device__ constexpr uint32_t swizzled_address(uint32_t first, int s, int r) {
-  return (first ^ (s * 4 * kVectorBytes | r * kVectorBytes)) + r * Config::kRowBytes;
+  const uint32_t vector_in_row_n = s == 0 ? first : first ^ 4 * kVectorBytes;  // bit 2 of the place
+  if (r == 0) return vector_in_row_n;
+  const uint32_t place_in_next_row = vector_in_row_n ^ kVectorBytes;  // bit 0 of the place
+  return place_in_next_row + Config::kRowBytes;
 }
 
 // Returns whether swizzled_address is right for the vectors of all threads.

@@ -181,16 +181,17 @@ struct Schedule {
     const int range_begin = range_begins[cluster];
     const int range_end = range_begins[cluster + 1];
     if (range_begin == range_end) return {};
-    // The next indices are the tiles of the range, from the last one to the first. Then comes the
-    // tile before the range, which gets begin >= end, so that exists() is false. Cluster 1 of the
+    // The next indices are the tiles of the range, from the last one to the first. Cluster 1 of the
     // example has the range 6 to 12, in tiles of 9 k-groups:
     //
     //   index   tile of the last wave   begin                 end
-    //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
-    //     2      0, from 0 on           max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
-    //     3     -1, from -9 on          max(6 + 9, 0) = 15    min(12 + 9, 9) = 9     does not exist
-    const int tile_of_last_wave = (range_end - 1) / k_groups - (index - whole_waves);
+    //     1     1, from 9 on            max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
+    //     2     0, from 0 on            max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
+    const int last_tile_of_range = (range_end - 1) / k_groups;
+    const int tile_of_last_wave = last_tile_of_range - (index - whole_waves);
     const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    const bool is_before_range = tile_begin + k_groups <= range_begin;
+    if (is_before_range) return {};
     return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }

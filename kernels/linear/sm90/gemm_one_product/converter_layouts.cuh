@@ -230,13 +230,17 @@ struct Transposed {
     }
   }
 
-  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
-                              float (&v)[split::kOctet]) {
+  // The buffer's float with which an octet of the lane begins. Lanes 0 to 15 have k = 0 to 7, the
+  // others k = 8 to 15.
+  __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
-    // The octet's first line: k = 0 for lanes 0 to 15, k = 8 for lanes 16 to 31.
-    const float* const first_line = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
-    const float* const column = first_line + half_of_rows * 16 + lane % 16;
+    return half_warp * 8 * C::kPatchRows + half_of_rows * 16 + lane % 16;
+  }
+
+  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
+                              float (&v)[split::kOctet]) {
+    const float* const column = &buffer[0][0].x + first_float(lane, octet);
 #pragma unroll
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }
@@ -261,5 +265,16 @@ static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
                   Transposed::buffer_float(11, 8) == 8 * 32 + 27,
               "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
+constexpr bool transposed_reads_as_pictured() {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
+      const int row = Transposed::row(lane, octet);
+      const int k = Transposed::first_k(lane, 0);
+      if (Transposed::first_float(lane, octet) != Transposed::buffer_float(row, k)) return false;
+    }
+  }
+  return true;
+}
+static_assert(transposed_reads_as_pictured(), "each lane reads its octets");
 
 }  // namespace kernels::sm90::gemm_one_product

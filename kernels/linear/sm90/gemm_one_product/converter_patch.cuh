@@ -134,9 +134,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 }
 
 // Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
-// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed. `hi_k_tile`
-// points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
-// further.
+// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed.
 //
 // Eight lanes have a row, so a warp reads four rows at a time:
 //
@@ -145,18 +143,20 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 //
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.
-__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
-                                             const __half* hi_k_tile, int64_t k_tile_elements,
+__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
                                              uint32_t pieces) {
   using C = ConverterConfig;
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
+  const split::ScaledMatrix& weight = conversion.weight;
+  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
+  const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
     const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
-    const int64_t row = first_row + piece_row + lane / 8;
+    const int64_t row = patch.row + piece_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // of the k-tile
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
@@ -174,17 +174,16 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
 }
 
 // Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
-// those of this lane; the other arguments are those of count_pieces. Returns whether it has counted
-// any. All lanes of a warp call it.
+// those of this lane, as in count_pieces. Returns whether it has counted any. All lanes of a warp
+// call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
-                                                   int64_t first_row, const __half* hi_k_tile,
-                                                   int64_t k_tile_elements, uint32_t found_pieces) {
+                                                   const Patch& patch, uint32_t found_pieces) {
   const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
   const bool has_found = pieces != 0;
   // Other lanes may have written what count_pieces reads.
   if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
-  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, pieces);
+  count_pieces(conversion, patch, pieces);
   return has_found;
 }
 
@@ -250,8 +249,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
   const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
-  __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
-  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * split::kKTileNumbers +
+  __half* target = weight.hi + patch.k_tile * k_tile_elements +
+                   (first_row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
   const float* const source = Layout::first_source(weight, first_row, k, lane);
@@ -287,8 +286,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
     }
     target += k_tile_elements;
   }
-  return count_found_pieces<Layout>(conversion, first_row, hi_k_tile, k_tile_elements,
-                                    found_pieces);
+  return count_found_pieces<Layout>(conversion, patch, found_pieces);
 }
 
 // Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.

@@ -308,16 +308,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
   StagedAccumulators& staging = memory.staging.accumulators;
   const StagedAccumulatorsReader reader(staging);
   const int column = part.first_column + reader.column;
-  const int first_row = part.first_row + reader.row;
   const FourColumns columns(memory.inputs, reader.column);
-  const float* const x_scale = memory.inputs.x_scale + reader.row;
-  // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
-  int rows_left = column < epilogue.n ? epilogue.m - first_row : 0;
-  const int64_t first_element = static_cast<int64_t>(first_row) * epilogue.n + column;
-  float* target = epilogue.out + first_element;
-  uint8_t* mask = nullptr;
-  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
-  if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     // All must have read the subtile before.
@@ -330,23 +321,24 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
-      const bool exists = rows_left > 0;
+      const int row_of_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int row = part.first_row + row_of_tile;
+      const bool exists = row < epilogue.m && column < epilogue.n;
+      const float x_scale = memory.inputs.x_scale[row_of_tile];
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_scale, columns, out);
+      uint32_t bits = finish_row<kMask>(epilogue, v[j], x_scale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
-        __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
+        __stcs(reinterpret_cast<float4*>(epilogue.out_at(row, column)),
+               make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
-        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
+        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's. With a
+        // mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
         const bool stores_byte = exists && column % 8 == 0;
-        if (stores_byte) *mask = static_cast<uint8_t>(bits);
-        mask += epilogue.n;  // eight rows of n / 8 bytes
+        if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
       }
-      target += 8 * static_cast<int64_t>(epilogue.n);
-      rows_left -= 8;
     }
   }
 }

@@ -167,8 +167,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   const int read_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
   const int column = part.first_column + thread % 8 * 8;
-  int row = part.first_row + thread / 8;
-  T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
+  const int thread_row = part.first_row + thread / 8;
+  T* const target = epilogue.out_at(thread_row, column);
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
@@ -199,10 +199,10 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
       const int offset = buffer_offset + i * kRowsAtATime * kRowBytes;
       const float4 v = ptx::load_shared_float4(read_address + offset);
-      const bool exists = row < epilogue.m && column < epilogue.n;
-      if (exists) __stcs(reinterpret_cast<float4*>(target), v);
-      row += kRowsAtATime;
-      target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
+      const int row_offset = subtile * kSubtileRows + i * kRowsAtATime;
+      const bool exists = thread_row + row_offset < epilogue.m && column < epilogue.n;
+      T* const out = target + row_offset * static_cast<int64_t>(epilogue.n);
+      if (exists) __stcs(reinterpret_cast<float4*>(out), v);
     }
   }
 }

@@ -160,18 +160,15 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
                                                       const CUtensorMap& out_map, uint32_t base,
                                                       SharedMemory<Traits>& shared, int warpgroup) {
   const int k_tiles = args.k_tiles();
-  const int tile_count = args.tile_count();
-  const int clusters = gridDim.x / BlockConfig::kClusterSize;
   ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
+  int packed_index = 0;  // of the packed tile
   float accumulators[Config::kAccumulators];
-  int index = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
-    const Tile packed_tile = args.tile_at(index - clusters);  // this block's tile before `index`
-    packed.store_next(out_map, consumer.part_of(packed_tile), shared.staging[warpgroup]);
+    packed.store_next(out_map, consumer.part_of(args.tile_at(packed_index)),
+                      shared.staging[warpgroup]);
   };
-  // This is for_each_tile, with `index` outside, as store_next_box uses it.
-  for (; index < tile_count; index += clusters) {
+  for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply(accumulators, k_tile);
       // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
@@ -181,7 +178,8 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
     }
     consumer.complete();
     packed.pack(accumulators);
-  }
+    packed_index = index;
+  });
   while (packed.stored < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();

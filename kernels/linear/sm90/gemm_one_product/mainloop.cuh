@@ -40,8 +40,8 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 }
 
 // Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
-// all run this loop, or a copy of it (run_gradient_consumer), each at its own pace: the barriers of
-// the stages keep them together. For each tile, they do this:
+// all run this loop, each at its own pace: the barriers of the stages keep them together. For each
+// tile, they do this:
 //
 //   producer warp (run_producer)   loads its k-tiles, stage by stage
 //   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
