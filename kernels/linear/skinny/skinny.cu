@@ -94,17 +94,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int k_range = arguments.k_tiles * Config::kKTileDepth;
-  const int first_k = ptx::cluster_ctarank() * k_range;
+  const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
   int tile = cluster / arguments.x_tiles;
 
-  PrefetchedWeights weights{arguments, tile, first_k + lane * Config::kLaneK};
+  PrefetchedWeights weights{arguments, tile, block_first_k + lane * Config::kLaneK};
   weights.find_columns();
 #pragma unroll
   for (int step = 0; step < Config::kStepsPerKTile; ++step) weights.load(step);
   weights.advance();
-  load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
+  load_x<kTileRows>(arguments, x, first_row, block_first_k, k_range);
   __syncthreads();
 
   using Totals = WarpTotals<kTileRows>;
