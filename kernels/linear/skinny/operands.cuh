@@ -154,4 +154,22 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
   }
 }
 
+// Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
+// of x in shared memory. Each step that has been multiplied is replaced by weights of the next
+// k-tile, so that afterwards the first k-tile of the cluster's next tile is loaded.
+template <int kTileRows>
+__device__ __forceinline__ void multiply_tile(LaneSums<kTileRows>& lane_sums,
+                                              PrefetchedWeights& weights, const uint8_t* x) {
+  uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
+  for (int k_tile = 0; k_tile < weights.arguments.k_tiles; ++k_tile) {
+#pragma unroll
+    for (int step = 0; step < Config::kStepsPerKTile; ++step) {
+      multiply_step<kTileRows>(lane_sums, weights, step, x_address);
+      weights.load(step);
+      x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
+    }
+    weights.advance();
+  }
+}
+
 }  // namespace kernels::skinny

@@ -80,6 +80,37 @@ __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
   }
 }
 
+// The two buffers of a block for sums, in shared memory: double [kTileRows][kTileColumns] each.
+struct SumBuffers {
+  double* current;
+  double* previous;  // the sums of the tile before
+
+  __device__ void swap() {
+    double* const swapped = current;
+    current = previous;
+    previous = swapped;
+  }
+};
+
+// Stores a warp's totals of a tile to `sums`, a buffer of the block. The first of the lanes with
+// the same total stores it.
+template <int kTileRows>
+__device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<kTileRows>::kOfLane],
+                                             double* sums) {
+  using Totals = WarpTotals<kTileRows>;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const bool stores_totals = lane % Totals::kLanesOfTotal == 0;
+  if (!stores_totals) return;
+#pragma unroll
+  for (int i = 0; i < Totals::kOfLane; ++i) {
+    const int total = Totals::first_of(lane) + i;
+    const int row = total / Config::kWarpColumns;
+    const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
+    sums[row * Config::kTileColumns + column] = totals[i];
+  }
+}
+
 // Returns the sum of all blocks' sums of an element. `block_sum` points to this block's, in shared
 // memory, and the other blocks of the cluster have theirs at the same place. All loads are issued
 // before the first one is waited for. The sums are added in pairs, always in the same order.
