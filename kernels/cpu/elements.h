@@ -90,8 +90,8 @@ struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
 
-  // A name that ends with _at_10 or _at_23 has a number shifted left by 10 or 23 bits: to the place
-  // of the exponent in a float16 or a float32.
+  // A number `..._at_10` or `...At23` is shifted left by that many bits: by 10, to the place of the
+  // exponent in a float16, or by 23, to that in a float32.
 
   // Returns the bits of the float32 magic, 2^(e - 1). Its exponent is e - 1 + 127.
   static constexpr int32_t magic_bits(int32_t e_at_23) { return e_at_23 + (126 << 23); }

@@ -47,7 +47,7 @@ __device__ __forceinline__ void halve_sums(const T (&sums)[2 * kKept], double (&
   }
 }
 
-// Adds a sum of all lanes in a group of 2 * max_distance lanes. All of them get the total.
+// Adds `sum` over each group of 2 * max_distance neighbouring lanes, which all get the total.
 __device__ __forceinline__ double add_one_sum(double sum, int max_distance) {
 #pragma unroll
   for (int distance = max_distance; distance > 0; distance /= 2) {
@@ -92,8 +92,8 @@ struct SumBuffers {
   }
 };
 
-// Stores a warp's totals of a tile to `sums`, a buffer of the block. The first of the lanes with
-// the same total stores it.
+// Stores a warp's totals of a tile to `sums`, a buffer that the cluster's other blocks read. The
+// first of the lanes with the same total stores it.
 template <int kTileRows>
 __device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<kTileRows>::kOfLane],
                                              double* sums) {
