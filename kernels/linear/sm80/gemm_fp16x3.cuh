@@ -98,9 +98,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Epilogue, after all copies into the shared memory that it reuses.
   ptx::wait_copies<0>();
   __syncthreads();
-  store_results(results.sums, reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats,
-                epilogue, x.exponent, weight.exponent, first_row + warp_row,
-                first_column + warp_column);
+  float* const staged = reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats;
+  const WarpOutput output{epilogue, x.exponent, weight.exponent, first_row + warp_row,
+                          first_column + warp_column};
+  store_results(results.sums, staged, output);
 #endif
 }
 
