@@ -107,7 +107,7 @@ struct Config {
   // ----- Numbers of the named barriers; 0 is that of __syncthreads
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (ConsumerWarpgroup::multiply).
+  // (ConsumerWarpgroup::run_mainloop).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
@@ -235,9 +235,9 @@ __device__ inline bool computes_weight_tile(const Arguments& args, int weight_ti
   constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
-    const int column = weight_tile * kTileColumns + i;
+    const int weight_row = weight_tile * kTileColumns + i;
     has_inexact |=
-        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != split::kExact;
+        weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }

@@ -75,8 +75,8 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
-  for (int c = own_cluster; args.schedule.begins_inside(c, tile); --c) {
-    const int other_cluster = c - 1;
+  for (int cluster = own_cluster; args.schedule.shares_with_previous(cluster, tile); --cluster) {
+    const int other_cluster = cluster - 1;
     const unsigned* const is_stored =
         &args.partials.are_stored[other_cluster][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
@@ -183,7 +183,8 @@ static_assert(split::column_at_operand_row(2, 0) == split::column_at_operand_row
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
-  args.weight.row_state[column] = split::kOverflowed;
+  const int weight_row = column;
+  args.weight.row_state[weight_row] = split::kOverflowed;
   *args.has_overflowed = 1;
 }
 
@@ -235,8 +236,8 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   if (!kMask && !exists) return;
   const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
                                              inputs.columns[block_column + 1]};
-  const float scale[2] = {split::power_of_two(-columns[0].exponent),
-                          split::power_of_two(-columns[1].exponent)};
+  const float weight_unscale[2] = {split::power_of_two(-columns[0].exponent),
+                                   split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
   // The thread's first row of a pair of row blocks, in out.
@@ -249,16 +250,16 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) {  // of that picture, one for each of the thread's rows
       const int j = 2 * pair + byte / 2;    // the row block
-      const int i = byte % 2;               // the row in the thread's two rows of the row block
+      const int i = byte % 2;               // which of the thread's two rows of the row block
       const int row_of_tile = 8 * j + lane_row + i;
-      const float x_scale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
+      const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
       float out[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's columns
         const float sum = sums[4 * j + 2 * r + i];
         largest[r] = ptx::max_nan(largest[r], fabsf(sum));
         // The general epilogue gets the same z: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
+        const float z = fmaf(sum, x_unscale * weight_unscale[r], columns[r].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
           bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + r);

@@ -7,7 +7,7 @@
 //   weight  float32; this kernel scales and splits it in registers
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
-// launch.cuh launches this kernel. docs/SPLIT.md proves the error bound.
+// launch.cuh launches this kernel. docs/SPLIT-PROOF.md proves the error bound.
 //
 // ----- The arithmetic
 //
@@ -91,15 +91,15 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// Loads the scales of the lane's two columns, among the 16 of its warp. Columns past N get the
-// scale of the last one.
-__device__ __forceinline__ void load_scales(const Arguments& args, int first_column_of_warp, int g,
-                                            float (&scale)[2]) {
+// Loads the scales of the lane's two rows of the weight, among the 16 of its warp. Rows past N get
+// the scale of the last one.
+__device__ __forceinline__ void load_weight_scales(const Arguments& args, int first_row_of_warp,
+                                                   int g, float (&weight_scale)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int column =
-        min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
-    scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
+    const int weight_row =
+        min(first_row_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
   }
 }
 
@@ -113,11 +113,11 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g, 0);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
-  PipelineStage<Config::kStages> stage;
+  PipelineState<Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
-    load_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
-                consumer.scale);
+    load_weight_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
+                       consumer.weight_scale);
 
     // Mainloop.
     consumer.clear();
@@ -126,11 +126,11 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     }
     const int rows = args.tiles.rows_of(tile).size;
     const bool lets_second_start = warpgroup == 0;
-    consumer.multiply(rows, work.k_groups(), lets_second_start, &stage);
+    consumer.run_mainloop(rows, work.k_groups(), lets_second_start, &state);
 
     // Epilogue.
     sync_with_loader(warpgroup);
-    if (!args.schedule.finishes(work)) {
+    if (!args.schedule.has_last_k_group(work)) {
       store_partial_sums(args, rows, consumer.sums);
     } else {
       const bool is_shared = work.begin > 0;
@@ -151,21 +151,21 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 __device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    const int first_row = first_block_column(tile, ptx::cluster_ctarank());  // of the weight
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
-      const int column = first_column + i;
+      const int row = first_row + i;
       const bool has_overflowed =
-          column < args.epilogue.n && __ldcg(args.weight.row_state + column) == split::kOverflowed;
+          row < args.epilogue.n && __ldcg(args.weight.row_state + row) == split::kOverflowed;
       if (!has_overflowed) continue;
-      const float* const row = args.weight.source + column * args.weight.row_stride;
-      const float largest = largest_of_row(row, args.k, /*stride=*/1);
+      const float* const elements = args.weight.source + row * args.weight.row_stride;
+      const float largest = largest_of_row(elements, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       const int needed = split::kTopExponent - ilogbf(largest);
-      args.weight.exponent[column] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
+      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
       if (!is_finite) {
-        // nonfinite.cuh's kernel, after this one, computes such columns.
-        args.weight.row_state[column] = split::kNonfinite;
+        // nonfinite.cuh's kernel, after this one, computes the results of such rows.
+        args.weight.row_state[row] = split::kNonfinite;
         *args.has_nonfinite = 1;
       }
     }

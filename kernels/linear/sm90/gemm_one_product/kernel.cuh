@@ -134,7 +134,8 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     const PrefetchedInputs<Traits> prefetched(args, part);
 
     // Mainloop. The epilogue's inputs are stored while the last products run.
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
+      consumer.multiply_next_k_tile(accumulators, k_tile);
     const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
     prefetched.store(args.epilogue, tile_is_fast, memory);
     consumer.complete();
@@ -170,7 +171,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
   };
   for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      consumer.multiply(accumulators, k_tile);
+      consumer.multiply_next_k_tile(accumulators, k_tile);
       // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
       // the k-tiles:
       const int multiplied = k_tile + 1;
