@@ -190,8 +190,8 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& args) {
   int x_tile = 0;  // becomes the first one that is computed
-  while (x_tile < args.tiles.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
-  return x_tile < args.tiles.x_tiles;
+  while (x_tile < args.tile_order.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
+  return x_tile < args.tile_order.x_tiles;
 }
 
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
@@ -201,9 +201,9 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  const PatchOrder order(args.conversion, args.tiles.weight_tiles, clusters);
+  const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
   const ConverterWarp warp{shared.converters[converter], Config::kFirstConverterBarrier + converter,
-                           &shared.progress};
+                           &shared.producer_k_tile};
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
 
@@ -228,19 +228,19 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Traits::kIsRedo) {
-    // The previous kernel may list tiles until it ends. (The wait below then returns at once.)
+    // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // in both blocks of the cluster
   }
   if (threadIdx.x == kProducerThread) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
-    shared.progress = 0;
+    shared.producer_k_tile = 0;
   }
   init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
                                  base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // After ConvertTraits comes RedoTraits, which has no work in most calls. It starts early, so that
-  // its start adds less to the time of the call.
+  // The kernels after this one have no work in most calls. The next one starts early, so that its
+  // start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   // Half types have one kernel, so the next one belongs to another call. It may start once the

@@ -48,7 +48,7 @@ Arguments<Traits> make_arguments(const LinearArguments& call, int64_t vector_siz
   const Epilogue<typename Traits::Out> epilogue(call, vector_size);
   Arguments<Traits> arguments{epilogue};
   arguments.k = static_cast<int>(call.k);
-  arguments.tiles = tiles_of(call);
+  arguments.tile_order = tiles_of(call);
   arguments.x_is_transposed = call.x_is_transposed;
   arguments.weight_is_transposed = call.weight_is_transposed;
   return arguments;
@@ -115,7 +115,7 @@ void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
   arguments.epilogue.call_is_fast = arguments.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
-  const int tiles = arguments.tiles.count();
+  const int tiles = arguments.tile_order.count();
   const int waves = blocks_of(tiles, count_clusters<Traits>());
   const int clusters = blocks_of(tiles, waves);
   launch_on_operands(arguments, clusters, call, stream);
@@ -153,17 +153,17 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
-//   slice                   type       shape                     used by           cleared
-//   conversion.next         unsigned   [1]                       Convert           yes
-//   conversion.ready        unsigned   [panels, k-tiles]         Convert           yes
-//   conversion.subnormals   unsigned   [n]                       Convert           yes
-//   redo.count, .is_listed  unsigned   [1], [tiles]              Convert, Redo     yes
-//   x.hi                    __half     [k-tiles, m, 64]          split_x, Convert  no
-//   x.exponent              int        [m]                       split_x, Convert  no
-//   weight.exponent         int        [n]                       split_x, Convert  no
-//   weight.hi               __half     [k-tiles, n, 64]          Convert           no
-//   redo.tiles              int        [tiles]                   Convert, Redo     no
-//   weight_copy.target      float      [n, padded k]             transpose, Redo   no
+//   slice                         type      shape              used by           cleared
+//   conversion.next_patch         unsigned  [1]                Convert           yes
+//   conversion.converted_patches  unsigned  [panels, k-tiles]  Convert           yes
+//   conversion.row_subnormals     unsigned  [n]                Convert           yes
+//   redo.count, .is_listed        unsigned  [1], [tiles]       Convert, Redo     yes
+//   x.hi                          __half    [k-tiles, m, 64]   split_x, Convert  no
+//   x.exponent                    int       [m]                split_x, Convert  no
+//   weight.exponent               int       [n]                split_x, Convert  no
+//   weight.hi                     __half    [k-tiles, n, 64]   Convert           no
+//   redo.tiles                    int       [tiles]            Convert, Redo     no
+//   weight_copy.target            float     [n, padded k]      transpose, Redo   no
 //
 // "Convert" and "Redo" are gemm_one_product with ConvertTraits and RedoTraits. A panel is a block's
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
@@ -188,9 +188,9 @@ struct Workspace {
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
     conversion.k_tiles = static_cast<int>(k_tiles);
-    conversion.next = slices.add<unsigned>(1);
-    conversion.ready = slices.add<unsigned>(panels * k_tiles);
-    conversion.subnormals = slices.add<unsigned>(call.n);
+    conversion.next_patch = slices.add<unsigned>(1);
+    conversion.converted_patches = slices.add<unsigned>(panels * k_tiles);
+    conversion.row_subnormals = slices.add<unsigned>(call.n);
     redo.count = slices.add<unsigned>(1 + tiles.count());
     redo.is_listed = slices.part(redo.count, 1);
     bytes_to_clear = slices.bytes();
@@ -226,13 +226,13 @@ inline void launch_convert(const LinearArguments& call, const Workspace& workspa
                            cudaStream_t stream) {
   using Traits = ConvertTraits;
   auto arguments = make_arguments<Traits>(call, float_vector_size(call));
-  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
+  const int clusters = std::min(count_clusters<Traits>(), arguments.tile_order.count());
   arguments.redo = workspace.redo;
   arguments.x_exponent = workspace.x.exponent;
   arguments.conversion = workspace.conversion;
   // The tiles that all clusters compute at once, in the order of TileOrder. The converters use the
   // same order, so that they convert first what is multiplied first.
-  const int x_tiles_at_once = std::min(arguments.tiles.x_tiles, TileOrder::kBand);
+  const int x_tiles_at_once = std::min(arguments.tile_order.x_tiles, TileOrder::kBand);
   arguments.conversion.x_tiles_at_once = x_tiles_at_once;
   arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
@@ -258,7 +258,7 @@ inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
   }
   auto arguments = make_arguments<Traits>(row_major, float_vector_size(call));
   arguments.redo = workspace.redo;
-  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
+  const int clusters = std::min(count_clusters<Traits>(), arguments.tile_order.count());
   launch_on_operands(arguments, clusters, row_major, stream);
 }
 

@@ -151,7 +151,7 @@ __device__ void run_producer(uint32_t base, const OperandMaps& maps, const Argum
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
-        if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
+        if (is_loader) atomicExch(&shared.producer_k_tile, k_tiles_before + k_tile);
         if (k_tile >= converted) {
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
@@ -168,10 +168,10 @@ __device__ void run_producer(uint32_t base, const OperandMaps& maps, const Argum
     k_tiles_before += k_tiles;
   });
   // This producer has no more k-tiles to load, but other blocks may still need patches that this
-  // block's converters have taken. So converters must no longer wait for this producer: progress
-  // becomes the largest number for which progress + kLead does not overflow.
+  // block's converters have taken. So converters must no longer wait for this producer. Its latest
+  // k-tile becomes the largest number to which kLead can be added without overflow.
   if (Traits::kConvertsWeight && is_loader) {
-    atomicExch(&shared.progress, INT_MAX - ConverterConfig::kLead);
+    atomicExch(&shared.producer_k_tile, INT_MAX - ConverterConfig::kLead);
   }
 }
 
