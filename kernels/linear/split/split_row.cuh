@@ -20,6 +20,7 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/reduce_warp.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
 
@@ -52,16 +53,6 @@ inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
   while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
   return threads;
-}
-
-// Combines the values of a warp's lanes by op; every lane gets the result.
-template <typename T, typename Op>
-__device__ T reduce_warp(T value, const Op& op) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
-  }
-  return value;
 }
 
 // Combines the values of all threads of the splitter by op; every thread gets the result. Calls

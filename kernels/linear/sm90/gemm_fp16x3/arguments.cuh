@@ -1,4 +1,5 @@
-// The fp16x3 GEMM (kernel.cuh): its constants, its tiles, and its arguments.
+// The fp16x3 GEMM (kernel.cuh): its constants, its tiles, its arguments, and a block's shared
+// memory.
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
@@ -204,10 +205,10 @@ struct PartialSums {
 };
 
 // The kernel's arguments. The kernel is launched twice for each product. In the first launch, rows
-// of the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
-// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second launch
-// scales the marked rows by their largest elements, and computes all tiles with such rows again.
-// Usually no row is marked, and the second launch ends at once.
+// of the weight may overflow fp16, as their exponents come from samples (sample_weight.cuh). All
+// sums of such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second
+// launch scales the marked rows by their largest elements, and computes all tiles with such rows
+// again. Usually no row is marked, and the second launch ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
@@ -220,6 +221,38 @@ struct Arguments {
   Schedule schedule;
   PartialSums partials;
 };
+
+// ----- shared memory, for mainloop and epilogue
+
+// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
+// multiply the tile.
+struct EpilogueInputs {
+  int x_exponent[Config::kLargestRows];
+  struct alignas(8) Column {
+    int exponent;
+    float bias;
+  } columns[Config::kBlockColumns];
+  int first_row;     // of the tile
+  int end_row;       // one past the tile's last row that exists
+  int first_column;  // of the block
+  int tile_is_fast;  // 1 if the tile may take the fast epilogue
+};
+
+// A block's shared memory.
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  // A subtile of each thread's sums, in the general epilogue.
+  float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
+                [BlockConfig::kWarpgroupThreads];
+  EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
+  Barriers<Config::kStages> barriers;
+};
+static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
+static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
+              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles begin at multiples of it");
+
+// ----- parts of out
 
 // Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {

@@ -38,7 +38,6 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
-#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
@@ -174,8 +173,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 // If they differ only by kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
-static_assert(split::column_at_operand_row(2, 0) == split::column_at_operand_row(0, 0) + 2 &&
-                  split::column_at_operand_row(1, 0) == split::column_at_operand_row(0, 0) + 4,
+static_assert(split::column_at_operand_row(2) == split::column_at_operand_row(0) + 2 &&
+                  split::column_at_operand_row(1) == split::column_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
@@ -354,7 +353,7 @@ __device__ inline void store_results(
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g, 0);
+  const int block_column = warp_column + split::column_at_operand_row(g);
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
     store_general(args, inputs, lane, first_of_four, staging, sums);

@@ -51,14 +51,13 @@
 //     launch.cuh           the launches of the kernel, and their workspace
 //     choose_tiles.h       the host's choice of how many rows a tile has
 //     stream_k.cuh         the order of the work tiles
-//     arguments.cuh        constants, tiles, and the kernel's arguments
-//     shared_memory.cuh    a block's shared memory
+//     arguments.cuh        constants, tiles, the kernel's arguments, and a block's shared memory
 //     mainloop.cuh         the producer, the conversion of the weight, and the products
 //     epilogue.cuh         the loader, and what the consumers do with a tile's sums
 //     kernel.cuh           the consumers' loop over work tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels
-//     split_x.cuh          the kernel before: splits x, samples the weight
+//     split_x.cuh          the kernel before: splits x, samples the weight (sample_weight.cuh)
 //     pipeline.cuh         the shape of a block, and the ring of stages
 //     copy_subtile.cuh     copies of sums to shared memory, in the epilogue
 //
@@ -83,9 +82,8 @@
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/mainloop.cuh"
-#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/split_x.cuh"
+#include "linear/sm90/sample_weight.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
 
@@ -98,7 +96,7 @@ __device__ __forceinline__ void load_weight_scales(const Arguments& args, int fi
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int weight_row =
-        min(first_row_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
+        min(first_row_of_warp + split::column_at_operand_row(g + 8 * r), args.epilogue.n - 1);
     weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
   }
 }
@@ -111,7 +109,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g, 0);
+  const int block_column = warp_column + split::column_at_operand_row(g);
   ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs

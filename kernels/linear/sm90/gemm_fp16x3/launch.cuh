@@ -12,12 +12,14 @@
 #include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
-#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/tensor_maps.cuh"
+#include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
+
+static_assert(TmaConfig::kBoxRowBytes == Config::kRowBytes,
+              "a row of a box is a k-tile of a row of an operand");
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //

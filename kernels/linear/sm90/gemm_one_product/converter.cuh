@@ -15,8 +15,7 @@
 // the others are in global memory.
 //
 //   next_patch          The number of the next patch (see PatchOrder). Converter warps of all
-//   blocks
-//                       take patches from this counter, by atomicAdd.
+//                       blocks take patches from this counter, by atomicAdd.
 //   converted_patches   [panel][k-tile]: how many of the panel's 4 patches at this k-tile are
 //                       converted. The producer loads the panel's k-tile when the count is 4.
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of

@@ -23,8 +23,8 @@ namespace kernels::sm90::gemm_one_product {
 //   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
 //   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
 //
-// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces
-// of a row-major weight have 8 rows x 64 of K:
+// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces of
+// a row-major weight have 8 rows x 64 of K:
 //
 //                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
 //   rows  0 -  7     p0         p4         p8        p12
@@ -150,7 +150,8 @@ struct RowMajor {
   }
 
   // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
-  // reads pieces of 8 rows x 64 of K.) first_piece is the number of the k-tile's first.
+  // reads pieces of 8 rows x 64 of K.) first_piece is the k-tile's piece 0, as a number in the
+  // patch.
   __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
                                                                 int piece_in_k_tile) {
     return 1u << (first_piece + piece_in_k_tile);

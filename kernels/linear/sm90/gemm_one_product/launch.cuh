@@ -23,13 +23,15 @@
 #include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
-#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/tensor_maps.cuh"
+#include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
+
+static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
+              "a row of a box is a k-tile of a row of an operand");
 
 // ------------------------------------------------------------------------------ steps of all modes
 

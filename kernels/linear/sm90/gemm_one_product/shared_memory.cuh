@@ -41,8 +41,8 @@ union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
 };
 
-// The bias and the exponents of a consumer warpgroup's results, in shared memory. Its epilogue reads
-// nothing else besides the accumulators. In float32, the accumulator of row m and column n is
+// The bias and the exponents of a consumer warpgroup's results, in shared memory. Its epilogue
+// reads nothing else besides the accumulators. In float32, the accumulator of row m and column n is
 // 2^(x_exponent[m] + weight_exponent[n]) times too large. The weight has exponents instead of
 // powers of two, because ConvertTraits has no shared memory left for as many floats. Half types are
 // not scaled: their arrays have one element, which is not used.
