@@ -80,11 +80,11 @@ struct Config {
 
   // ----- The promotion interval
   //
-  // The accumulators are added to the float32 sums after every 32 of K if K is below kShortK, after
-  // every 64 if it is below kLongK, and after every 128 from there on. A short interval is more
-  // accurate, because tensor cores truncate, but takes more time. Float32 sums of more terms have
-  // larger errors, so the error bound grows with K, and a longer K allows a longer interval
-  // (docs/SPLIT.md).
+  // Hi products are added to the float32 sums after every 32 of K if K is below kShortK, after
+  // every 64 if it is below kLongK, and after every 128 from there on. (Lo products are always
+  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
+  // truncate, but takes more time. Float32 sums of more terms have larger errors, so the error
+  // bound grows with K, and a longer K allows a longer interval (docs/SPLIT.md).
   static constexpr int kShortK = 2048;
   static constexpr int kLongK = 4096;
 

@@ -310,9 +310,10 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void store_general(
-    const Arguments& args, const EpilogueInputs& inputs, int lane, int block_column,
+    const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
+  const int lane = threadIdx.x % 32;
   const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
   const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
@@ -346,17 +347,14 @@ __device__ __forceinline__ void store_general(
 }
 
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
+// `block_column` is the first of the thread's two columns.
 __device__ inline void store_results(
-    const Arguments& args, const EpilogueInputs& inputs,
+    const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g);
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
-    store_general(args, inputs, lane, first_of_four, staging, sums);
+    store_general(args, inputs, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
     store_fast<false>(args, inputs, block_column, sums);
   } else {

@@ -104,13 +104,13 @@ __device__ __forceinline__ void load_weight_scales(const Arguments& args, int fi
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t base,
+__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t shared_base,
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
   const int block_column = warp_column + split::column_at_operand_row(g);
-  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
+  ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, block_column);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
@@ -133,8 +133,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      store_results(args, shared.epilogue_inputs[work_tiles % 2], shared.staging[warpgroup],
-                    consumer.sums);
+      store_results(args, shared.epilogue_inputs[work_tiles % 2], block_column,
+                    shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
   });
@@ -181,7 +181,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(dynamic_memory);
-  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
   const int warpgroup = ptx::uniform(threadIdx.x / BlockConfig::kWarpgroupThreads);
   start_next_kernel();
@@ -195,20 +195,20 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Config::kStages>(base + offsetof(SharedMemory, barriers.full),
-                                 base + offsetof(SharedMemory, barriers.empty));
+  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory, barriers.full),
+                                 shared_base + offsetof(SharedMemory, barriers.empty));
   wait_for_previous_kernel();
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_producer) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
-    if (warp == 0) run_producer(base, x_map, weight_map, args);
+    if (warp == 0) run_producer(shared_base, x_map, weight_map, args);
     if (warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
     // Warps 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    run_consumer<kPromotionInterval>(args, base, shared, warpgroup);
+    run_consumer<kPromotionInterval>(args, shared_base, shared, warpgroup);
   }
   // A block must not end while the other one may still copy to its memory or arrive at its
   // barriers.

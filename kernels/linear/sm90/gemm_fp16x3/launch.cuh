@@ -86,19 +86,19 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
       std::min(count_gemm_clusters(kernel, sizeof(SharedMemory)), StreamKConfig::kMaxClusters);
   const Tiles tiles = choose_tiles(call.m, call.n, k, max_clusters);
 
-  Arguments arguments{epilogue};
-  arguments.x = workspace.x;
-  arguments.weight = workspace.weight;
-  arguments.k = k;
-  arguments.has_overflowed = workspace.has_overflowed;
-  arguments.has_nonfinite = workspace.has_nonfinite;
-  arguments.is_second_launch = false;
-  arguments.tiles = tiles;
-  arguments.partials = workspace.partials;
+  Arguments args{epilogue};
+  args.x = workspace.x;
+  args.weight = workspace.weight;
+  args.k = k;
+  args.has_overflowed = workspace.has_overflowed;
+  args.has_nonfinite = workspace.has_nonfinite;
+  args.is_second_launch = false;
+  args.tiles = tiles;
+  args.partials = workspace.partials;
   const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   // `plan` fills in the schedule, and returns how many clusters have work.
-  const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
-                                               tiles.max_rows(), row_count);
+  const int clusters = args.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
+                                          tiles.max_rows(), row_count);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
@@ -108,12 +108,12 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
       make_map(workspace.weight.source, call.n, call.k, call.weight_stride, Config::kBlockColumns);
 
   const auto launch = [&] {
-    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, arguments);
+    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, args);
   };
   launch();
   // The first launch has set its flags, so the second launch uses others, which are still zero.
-  arguments.is_second_launch = true;
-  arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
+  args.is_second_launch = true;
+  args.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch();
 }
 

@@ -51,20 +51,20 @@ namespace kernels::sm90::gemm_fp16x3 {
 // ----- the producer warp
 
 // Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
-// stage is empty. All lanes of the producer warp call it; lane 0 copies. `base` is the
+// stage is empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the
 // shared-memory address of the block's SharedMemory.
-__device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
+__device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_map,
                                     const CUtensorMap& weight_map, const Arguments& args) {
-  const uint32_t full_address = base + offsetof(SharedMemory, barriers.full);
-  const uint32_t empty_address = base + offsetof(SharedMemory, barriers.empty);
+  const uint32_t full_address = shared_base + offsetof(SharedMemory, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x_address =
-      base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
+      shared_base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight_address = base + offsetof(SharedMemory, weight);
+  const uint32_t weight_address = shared_base + offsetof(SharedMemory, weight);
   PipelineState<Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
@@ -152,7 +152,7 @@ struct ConsumerWarpgroup {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t base;                  // the block's SharedMemory
+  uint32_t shared_base;           // the block's SharedMemory
   uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
   uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
@@ -162,13 +162,16 @@ struct ConsumerWarpgroup {
   float sums[Config::kSums];
 
   // `block_column` is the thread's first row of weight in the block, an even number.
-  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  __device__ ConsumerWarpgroup(uint32_t shared_base, int lane, int block_column)
+      : shared_base(shared_base) {
     const int c = lane % 4;
-    weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
+    weight_address = shared_base + offsetof(SharedMemory, weight) +
+                     block_column * Config::kRowBytes +
                      swizzled_place(block_column, c) * kVectorBytes;
-    remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
+    remote_empty_address = ptx::map_shared(shared_base + offsetof(SharedMemory, barriers.empty),
                                            lane % BlockConfig::kClusterSize);
-    x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
+    x_descriptor =
+        ptx::matrix_descriptor<Config::kRowBytes>(shared_base + offsetof(SharedMemory, x));
   }
 
   // Begins a work tile. wgmma ignores the zeros of the accumulators, as the first product
@@ -189,7 +192,7 @@ struct ConsumerWarpgroup {
   // along K from the thread. In the K order of split/wgmma_order.cuh, these places have the four
   // elements that it has loaded.
   __device__ void convert(Fragments& fragments, const State& state) const {
-    ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), state.index),
+    ptx::mbarrier_wait(barrier_of(shared_base + offsetof(SharedMemory, barriers.full), state.index),
                        state.parity);
     const uint32_t first_address = weight_address + state.index * Config::kWeightBytes;
 #pragma unroll
@@ -278,7 +281,7 @@ struct ConsumerWarpgroup {
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), state.index));
+      release_stage(barrier_of(shared_base + offsetof(SharedMemory, barriers.empty), state.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
       ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, state.index));
     }

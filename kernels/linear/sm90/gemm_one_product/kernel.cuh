@@ -120,12 +120,12 @@ __device__ __forceinline__ void list_if_not_finite(
 
 // A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
 template <typename Traits>
-__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
+__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t shared_base,
                                              SharedMemory<Traits>& shared, int warpgroup) {
   const EpilogueMemory<typename Traits::Out> memory{shared.epilogue_inputs[warpgroup],
                                                     shared.staging[warpgroup],
                                                     Config::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
@@ -158,10 +158,11 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 // after the k-tiles 0, 4, 8 and 12.
 template <typename Traits>
 __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& args,
-                                                      const CUtensorMap& out_map, uint32_t base,
+                                                      const CUtensorMap& out_map,
+                                                      uint32_t shared_base,
                                                       SharedMemory<Traits>& shared, int warpgroup) {
   const int k_tiles = args.k_tiles();
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
   int packed_index = 0;  // of the packed tile
   float accumulators[Config::kAccumulators];
@@ -222,7 +223,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
-  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The producer warp follows the consumer warpgroups, and the converter warps follow it.
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
@@ -237,8 +238,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.producer_k_tile = 0;
   }
-  init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
-                                 base + offsetof(SharedMemory<Traits>, barriers.empty));
+  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Traits>, barriers.full),
+                                 shared_base + offsetof(SharedMemory<Traits>, barriers.empty));
   // The kernels after this one have no work in most calls. The next one starts early, so that its
   // start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
@@ -253,7 +254,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
-      run_producer(base, {x_map, weight_map}, args, shared);
+      run_producer(shared_base, {x_map, weight_map}, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {
@@ -267,9 +268,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
         Traits::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Traits::kIsGradient) {
-      run_gradient_consumer(args, out_map, base, shared, warpgroup);
+      run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);
     } else {
-      run_consumer(args, base, shared, warpgroup);
+      run_consumer(args, shared_base, shared, warpgroup);
     }
   }
   // A block must not end while the other one still copies to its memory or arrives at its barriers.

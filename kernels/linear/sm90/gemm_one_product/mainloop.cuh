@@ -123,17 +123,17 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Argum
   }
 }
 
-// The TMA producer: one warp, of which lane 0 issues the loads. `base` is the shared-memory address
-// of `shared`.
+// The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
+// address of `shared`.
 template <typename Traits>
-__device__ void run_producer(uint32_t base, const OperandMaps& maps, const Arguments<Traits>& args,
-                             SharedMemory<Traits>& shared) {
-  const uint32_t full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
-  const uint32_t empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
+__device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
+                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
+  const uint32_t full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address = base + offsetof(SharedMemory<Traits>, x) +
+  const uint32_t x_address = shared_base + offsetof(SharedMemory<Traits>, x) +
                              rank * Config::kXRowsPerBlock * Config::kKTileBytes;
-  const uint32_t weight_address = base + offsetof(SharedMemory<Traits>, weight);
+  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<Config::kStages> state;
@@ -239,15 +239,15 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<Config::kStages> state;
 
-  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t shared_base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
-    empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
-    x_address = base + offsetof(SharedMemory<Traits>, x);
+    full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
+    empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
+    x_address = shared_base + offsetof(SharedMemory<Traits>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_column = warpgroup * Config::kWarpgroupColumns;
     weight_address =
-        base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
+        shared_base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
   // The part of a tile that the warpgroup computes.
