@@ -249,24 +249,25 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) {  // of that picture, one for each of the thread's rows
       const int j = 2 * pair + byte / 2;    // the row block
-      const int i = byte % 2;               // which of the thread's two rows of the row block
-      const int row_of_tile = 8 * j + lane_row + i;
+      const int row_of_two = byte % 2;      // which of the thread's two rows of the row block
+      const int row_of_tile = 8 * j + lane_row + row_of_two;
       const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
       float out[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the thread's columns
-        const float sum = sums[4 * j + 2 * r + i];
-        largest[r] = ptx::max_nan(largest[r], fabsf(sum));
+      for (int i = 0; i < 2; ++i) {  // the thread's columns
+        const float sum = sums[4 * j + 2 * i + row_of_two];
+        largest[i] = ptx::max_nan(largest[i], fabsf(sum));
         // The general epilogue gets the same z: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_unscale * weight_unscale[r], columns[r].bias);
+        const float z = fmaf(sum, x_unscale * weight_unscale[i], columns[i].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + r);
+          bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + i);
         }
-        out[r] = epilogue.finish_fast(z);
+        out[i] = epilogue.finish_fast(z);
       }
       if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
-        *reinterpret_cast<float2*>(target + (byte / 2 * 8 + i) * static_cast<int64_t>(epilogue.n)) =
+        *reinterpret_cast<float2*>(target +
+                                   (byte / 2 * 8 + row_of_two) * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
@@ -276,9 +277,9 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(args, column + r);
+  for (int i = 0; i < 2; ++i) {
+    const bool is_finite = largest[i] < INFINITY;  // false for NaN, too
+    if (!is_finite) mark_overflow(args, column + i);
   }
 }
 

@@ -175,9 +175,9 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
 // weight_map describes the weight, in boxes of kBlockColumns rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
-    gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
-                       const __grid_constant__ CUtensorMap weight_map,
-                       const __grid_constant__ Arguments args) {
+    gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,
+                            const __grid_constant__ CUtensorMap weight_map,
+                            const __grid_constant__ Arguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(dynamic_memory);

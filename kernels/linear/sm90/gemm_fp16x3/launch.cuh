@@ -1,5 +1,5 @@
-// The two launches of gemm_fp16x3_kernel (kernel.cuh) for one chunk of rows of x, and the workspace
-// of float32 at `highest`. launch.cu says in which order kernels run.
+// The two launches of gemm_fp16x3_sm90_kernel (kernel.cuh) for one chunk of rows of x, and the
+// workspace of float32 at `highest`. launch.cu says in which order kernels run.
 
 #pragma once
 
@@ -72,9 +72,9 @@ struct Workspace {
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_kernel(int k) {
-  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
-  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
-  return gemm_fp16x3_kernel<32>;
+  if (k >= Config::kLongK) return gemm_fp16x3_sm90_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_sm90_kernel<64>;
+  return gemm_fp16x3_sm90_kernel<32>;
 }
 
 // Launches the GEMM twice. (Arguments explains why there are two.)
