@@ -72,10 +72,10 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 
 // -------------------------------------------------------------------------------- loads and stores
 
-// Loads kCount octets of a row of k elements into v. Octet g begins at element first + g * stride.
-// Elements past k are 0. All loads are issued before the first one is waited for.
+// Loads kCount octets of a row of k elements into v. Octet g begins at element first_element + g *
+// stride. Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
-__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
+__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
@@ -85,7 +85,7 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kOctet; j += 4) {
-      const int64_t i = first + g * stride + j;
+      const int64_t i = first_element + g * stride + j;
       const float4 four = ptx::load_global_float4_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
       v[g][j + 1] = four.y;
@@ -98,7 +98,7 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      const int64_t i = first + g * stride + j;
+      const int64_t i = first_element + g * stride + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
   }

@@ -246,19 +246,19 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
-  const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
+  // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.k_tile * k_tile_elements +
-                   (first_row + Layout::row(lane, 0)) * split::kKTileNumbers +
+                   (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
-  const float* const source = Layout::first_source(weight, first_row, k, lane);
+  const float* const source = Layout::first_source(weight, patch.row, k, lane);
   const auto load = [&](int piece) {
     Layout::load(ring[piece % C::kBuffers], source, row_stride, piece, lane, policy);
   };
 
   float scale[Layout::kRows];
-  load_scales<Layout>(weight, first_row, lane, scale);
+  load_scales<Layout>(weight, patch.row, lane, scale);
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
