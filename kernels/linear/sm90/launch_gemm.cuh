@@ -108,7 +108,7 @@ inline CUtensorMap make_k_tiled_map(const split::ScaledMatrix& matrix, int64_t k
   return encode_map(matrix.hi, 3, sizes, strides, box_rows);
 }
 
-// -------------------------------------------------------------------------- the persistent launch
+// --------------------------------------------------------------------------- the persistent launch
 
 // Returns how many clusters of a GEMM kernel of this folder run at once on the current GPU.
 template <typename Kernel>

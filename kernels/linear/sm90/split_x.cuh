@@ -31,8 +31,7 @@
 
 namespace kernels::sm90 {
 
-// --------------------------------------------------------------------------------------- the
-// kernel
+// -------------------------------------------------------------------------------------- the kernel
 
 // The arguments of split_x_kernel.
 struct SplitXArguments {
@@ -76,8 +75,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
 #endif
 }
 
-// --------------------------------------------------------------------------------------- the
-// launch
+// -------------------------------------------------------------------------------------- the launch
 
 // Describes a float32 operand, whose hi and lo are k-tiled if a kernel stores them. hi, lo,
 // exponent and row_state are null: the caller sets those that it needs.

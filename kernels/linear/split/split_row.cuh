@@ -72,8 +72,8 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 
 // -------------------------------------------------------------------------------- loads and stores
 
-// Loads kCount octets of a row of k elements into v. Octet g begins at element first_element + g *
-// stride. Elements past k are 0. All loads are issued before the first one is waited for.
+// Loads kCount octets of a row of k elements into v. Octet g begins at first_element + g * stride.
+// Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {

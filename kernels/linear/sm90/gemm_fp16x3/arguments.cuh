@@ -206,7 +206,7 @@ struct PartialSums {
 
 // The kernel's arguments. The kernel is launched twice for each product. In the first launch, rows
 // of the weight may overflow fp16, as their exponents come from samples (sample_weight.cuh). All
-// sums of such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second
+// sums of such a row are infinite or NaN, so the epilogue marks it as kOverflowed. The second
 // launch scales the marked rows by their largest elements, and computes all tiles with such rows
 // again. Usually no row is marked, and the second launch ends at once.
 struct Arguments {
@@ -252,7 +252,7 @@ static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared me
 static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
               "the 128-byte swizzle repeats every 1024 bytes, so k-tiles begin at multiples of it");
 
-// ----- parts of out
+// ----- the work tiles of a launch
 
 // Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
