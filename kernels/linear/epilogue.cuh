@@ -18,8 +18,8 @@
 //   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by 1 / divisor, and
 //     may do so before they add: (sum + bias) / divisor = sum / divisor + bias / divisor. Nothing
 //     overflows, as 1 / divisor is at most 1. Only a subnormal bias / divisor loses bits, and then
-//     only results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the limit
-//     is 2^32.
+//     only results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the
+//     limit is 2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
