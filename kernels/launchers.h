@@ -37,7 +37,7 @@ constexpr int bytes_of_element(DType dtype) {
   return 2;
 }
 
-// The layout of grad_output in ReLU's backward, whose strides may differ from those of the output.
+// The layout of grad_output in ReLU's backward, whose strides may differ from the output's.
 // Dimension 0 is the innermost dimension of the output.
 //
 // Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
@@ -210,7 +210,7 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
 //
 // These run on the calling thread. The caller (torch_support/elementwise.h, linear/operator/)
 // divides the work among torch's threads, and each thread gets a range begin <= i < end. Pointers
-// are always those of element 0 of the whole array.
+// always point to element 0 of the whole array.
 
 namespace cpu {
 

@@ -128,7 +128,7 @@ struct Epilogue {
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
+  // `vector_size` is for the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),
@@ -161,7 +161,7 @@ struct Epilogue {
 // ---------------------------------------------------------------------------- the general epilogue
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
-// their z, and stores them. `column` is that of the first element, a multiple of 4.
+// their z, and stores them. `column` is the first element's, a multiple of 4.
 //
 // A byte of the mask has the bits of 8 columns, so two threads share one. The numbers of their
 // lanes differ only in the bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four

@@ -73,7 +73,7 @@ struct Product {
   Precision precision;
   bool is_forward;  // false for a gradient
   int64_t m, n, k;  // x [m, k], weight [n, k], out [m, n]: a column of out for each row of weight
-  // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
+  // x is column-major: elements of a column are adjacent, and elements of a row are not. In
   // float32 it is copied first.
   bool x_is_transposed;
   // The weight is row-major, and its rows can be read by 16-byte vectors. Any other weight is

@@ -60,7 +60,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 }
 
 // Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
-// `strides` are in bytes, without that of the innermost dimension. A box has box_rows rows. If the
+// `strides` are in bytes, and leave out the innermost dimension. A box has box_rows rows. If the
 // driver rejects the map, throws a std::runtime_error that names these arguments. status_of
 // (common/launch.cuh) catches only cudaError_t, so the exception leaves the launcher, and its
 // message is kept.

@@ -28,7 +28,7 @@
 // kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
 // product a GEMM in TF32 (see kNeedsTf32).
 //
-// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, those of the weight.
+// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the weight.
 // The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
 // the GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
 

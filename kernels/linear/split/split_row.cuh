@@ -114,7 +114,7 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 
 // ---------------------------------------------------------------------- the objects of the steps
 
-// Counts a thread's elements that are not zero, and those of them whose hi is subnormal.
+// Counts a thread's elements that are not zero, and how many of them have a subnormal hi.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
@@ -152,7 +152,7 @@ struct RowScale {
 
   // `largest_bits` are the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest_bits, Form form) {
-    constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
+    constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
     const bool is_zero_row = largest_bits == 0;
     const float largest = __uint_as_float(largest_bits);
     const int needed = is_zero_row ? 0 : kTopExponent - ilogbf(largest);
@@ -223,7 +223,7 @@ struct OctetPlaces {
 // ------------------------------------------------------------------------------------------- steps
 
 // Updates the bits of the largest magnitude with the elements of an octet. As unsigned integers,
-// the bits of magnitudes have the order of the floats, and those of NaN are the largest.
+// the bits of magnitudes have the order of the floats, and the bits of NaN are the largest.
 __device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest_bits) {
 #pragma unroll
   for (const float element : v) *largest_bits = max(*largest_bits, __float_as_uint(fabsf(element)));

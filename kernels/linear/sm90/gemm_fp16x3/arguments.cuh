@@ -105,7 +105,7 @@ struct Config {
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
                 "tiles are whole subtiles");
 
-  // ----- Numbers of the named barriers; 0 is that of __syncthreads
+  // ----- Numbers of the named barriers; __syncthreads uses 0
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
   // (ConsumerWarpgroup::run_mainloop).

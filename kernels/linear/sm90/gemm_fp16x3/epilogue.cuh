@@ -283,7 +283,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   }
 }
 
-// Exchanges a thread's four sums of a row block with those of another lane. Two lanes that differ
+// Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
 // in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
 // After the exchange each has all four columns of one row:
 //

@@ -42,8 +42,8 @@
 //                                                            sums [64, 176], registers
 //
 // Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
-// copies (also those of the next tile, during the epilogue), and the loader warp, which loads what
-// the epilogue needs.
+// copies (also copies for the next tile, during the epilogue), and the loader warp, which loads
+// what the epilogue needs.
 //
 // The parts are in these files:
 //

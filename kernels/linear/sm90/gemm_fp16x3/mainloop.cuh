@@ -96,9 +96,9 @@ __host__ __device__ constexpr int swizzled_offset(int row, int vector) {
   return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
 }
 
-// Returns the address of vector 4 s + c of row n + r, from first_address, that of vector c of row
-// n. c is 0 to 3, n is even, and s and r are 0 or 1. (Stages begin at multiples of 1024 bytes, so
-// bits 4 to 6 of an address are the place.)
+// Returns the address of vector 4 s + c of row n + r. first_address is the address of vector c of
+// row n. c is 0 to 3, n is even, and s and r are 0 or 1. (Stages begin at multiples of 1024 bytes,
+// so bits 4 to 6 of an address are the place.)
 __host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int s, int r) {
   const uint32_t bit_2_of_place = 4 * kVectorBytes;
   const uint32_t vector_in_row_n = s == 0 ? first_address : first_address ^ bit_2_of_place;
@@ -176,7 +176,7 @@ struct ConsumerWarpgroup {
 
   // Begins a work tile. wgmma ignores the zeros of the accumulators, as the first product
   // overwrites them. But its asm statement reads the accumulators. With the zeros, the compiler
-  // need not keep those of the previous tile in registers throughout its epilogue.
+  // need not keep the previous tile's accumulators in registers throughout its epilogue.
   __device__ void clear() {
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
@@ -288,7 +288,7 @@ struct ConsumerWarpgroup {
   }
 
   // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
-  // that of the first k-tile, and afterwards that of the k-tile after the last one. The first
+  // for the first k-tile, and afterwards for the k-tile after the last one. The first
   // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
   // k-group.
   //

@@ -41,8 +41,8 @@
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
 // others have stored their partial sums of the tile. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits. It stores those of the last tile of
-//      its range, which it takes first, and waits in the first tile, which it takes last.
+//   1. A cluster stores its own partial sums before it waits. It stores the sums of the last
+//      tile of its range, which it takes first, and waits in the first tile, which it takes last.
 //   2. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
 //      before its own.
 //

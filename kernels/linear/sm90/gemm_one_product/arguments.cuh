@@ -56,7 +56,7 @@ struct Config {
   static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
 
-  // Numbers of the named barriers. 0 is that of __syncthreads.
+  // Numbers of the named barriers. __syncthreads uses 0.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;

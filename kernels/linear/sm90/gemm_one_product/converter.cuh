@@ -52,8 +52,8 @@ namespace kernels::sm90::gemm_one_product {
 
 // The patches in the order in which the clusters need them. All clusters together multiply
 // weight_tiles_at_once tiles of the weight at a time. These tiles are a weight group. All patches
-// of a group's first four k-tiles come first, then those of its next four, and so on. Then comes
-// the next group.
+// of a group's first four k-tiles come first, then the patches of its next four, and so on. Then
+// comes the next group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which

@@ -266,7 +266,7 @@ static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
                   Transposed::buffer_float(11, 8) == 8 * 32 + 27,
-              "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
+              "from k = 8 on, rows 27 and 11 have each other's places");
 constexpr bool transposed_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
     for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {

@@ -173,8 +173,8 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
 }
 
 // Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
-// those of this lane, as in count_pieces. Returns whether it has counted any. All lanes of a warp
-// call it.
+// the pieces that this lane has found, as in count_pieces. Returns whether it has counted any. All
+// lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
                                                    const Patch& patch, uint32_t found_pieces) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
-// Loads the factors of the lane's rows of a patch: scale[i] is that of row Layout::row(lane, i).
+// Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_row,
                                             int lane, float (&scale)[Layout::kRows]) {

@@ -46,8 +46,8 @@ struct PairMaskBits {
 // The bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7:
 //
 //   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
-//      row block and gives those of the second. The other lane does the opposite. Each then has the
-//      combined bits of two lanes, in one row block.
+//      row block and gives its bits of the second. The other lane does the opposite. Each then has
+//      the combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool is_in_second, int g) {
@@ -153,8 +153,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   const float* const bias_of_warp = memory.inputs.bias + warp * Config::kWarpColumns;
   const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
 
-  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
-  // pair of row blocks:
+  // The address for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. The matrices
+  // of a pair of row blocks:
   //
   //                       warp's columns 0 - 7      warp's columns 8 - 15
   //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)

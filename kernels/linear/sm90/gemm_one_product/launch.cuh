@@ -6,9 +6,9 @@
 //   launch_convert    float32, first     ConvertTraits
 //   launch_redo       float32, second    RedoTraits
 //
-// Half types are float16 and bfloat16. Their operands and those of RedoTraits are in the caller's
-// layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands, for which
-// launch_convert makes the maps.
+// Half types are float16 and bfloat16. Their operands and the operands of RedoTraits are in the
+// caller's layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands,
+// for which launch_convert makes the maps.
 
 #pragma once
 
