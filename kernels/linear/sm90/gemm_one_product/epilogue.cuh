@@ -154,9 +154,11 @@ struct StagedPlace {
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
 // the first row of c = 1. The result is number 0 of lane 4 g + c = 17 of warp 1.
 __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
+  const int warp = column / 16;
+  const int lane = column % 8 * 4 + row / 2;  // 4 g + c
   const int column_block = column / 8 % 2;
-  const int first_result = accumulator_index(/*row_block=*/0, column_block);
-  return {column / 16, column % 8 * 4 + row / 2, first_result + row % 2};
+  const int result = accumulator_index(/*row_block=*/0, column_block) + row % 2;
+  return {warp, lane, result};
 }
 static_assert(staged_place(20, 2).in_floats() == 4 * (1 * Config::kStagedLanes + 17) + 0,
               "the example above");
