@@ -1,4 +1,5 @@
-// The epilogue of gemm_fp16x3_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and mask.
+// The epilogue of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and
+// mask.
 
 #pragma once
 

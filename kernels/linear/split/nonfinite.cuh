@@ -7,10 +7,10 @@
 // if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
 // float32 operands, and leaves all others alone.
 //
-// Each of these results is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is. The
-// finite terms cannot change that, so most of them are left out. The remaining terms are added in
-// double, in which products and sums of finite floats do not overflow. So a sum is infinite or NaN
-// only because of an element that is, and never because of the order of the sum.
+// The sum of such a result is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is.
+// The finite terms cannot change that, so most of them are left out. The remaining terms are added
+// in double, in which products and sums of finite floats do not overflow. So a sum is infinite or
+// NaN only because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the

@@ -41,23 +41,26 @@
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
 // others have stored their partial sums of the tile. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits. It stores those of the last tile of
-//      its range, which it takes first, and waits in the first tile, which it takes last.
+//   1. A cluster stores its own partial sums before it waits. It stores the sums of the last
+//      tile of its range, which it takes first, and waits in the first tile, which it takes last.
 //   2. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
 //      before its own.
 //
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
-// All waits end if one of these conditions holds:
+// All waits end if one of two conditions holds:
 //
-//   - All clusters run at once. Each then stores its partial sums without waiting (fact 1). The
-//     host launches at most count_gemm_clusters (launch_gemm.cuh) of them, which is how many run
-//     at once when previous kernels have ended. The next kernel, which may start early (PDL),
-//     starts only after all blocks of this one. The condition fails, for example, if this kernel
-//     runs in two streams at the same time, or in a stream that is confined to fewer
-//     multiprocessors than were counted (a green context).
-//   - Blocks start in the order of their numbers. CUDA does not guarantee this order, but every GPU
-//     and driver seen keeps it. The first cluster that has not ended then runs, and waits only for
-//     clusters that have ended (fact 2). So it ends, and makes room for another one.
+//   condition   All clusters run at once.
+//   why         Each then stores its partial sums without waiting (fact 1).
+//   holds       The host launches at most count_gemm_clusters (launch_gemm.cuh) clusters, which is
+//               how many run at once when previous kernels have ended. The next kernel, which may
+//               start early (PDL), starts only after all blocks of this one.
+//   fails       For example, if this kernel runs in two streams at the same time, or in a stream
+//               that is confined to fewer multiprocessors than were counted (a green context).
+//
+//   condition   Blocks start in the order of their numbers.
+//   why         The first cluster that has not ended then runs, and waits only for clusters that
+//               have ended (fact 2). So it ends, and makes room for another one.
+//   holds       On every GPU and driver seen. CUDA does not guarantee it.
 //
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
 // then never cut, and no cluster waits for another.
@@ -202,15 +205,15 @@ struct Schedule {
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
   }
 
-  // Returns whether the cluster with this work tile finishes the tile.
-  __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
+  // Returns whether a work tile has the last k-group of its tile. Its cluster finishes the tile.
+  __device__ bool has_last_k_group(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Returns whether the range of `cluster` begins after the beginning of `tile`, a tile of the last
-  // wave. If so, the cluster before also has k-groups of the tile. The cluster that finishes the
-  // tile finds all clusters that share it: it asks for itself, then for the cluster before, and so
-  // on until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1,
-  // whose range begins at 6, and no for cluster 0.
-  __device__ bool begins_inside(int cluster, int tile) const {
+  // Returns whether `cluster` shares a tile of the last wave with the cluster before it: whether
+  // its range begins after the tile's beginning. The cluster that finishes the tile finds all
+  // clusters that share it: it asks for itself, then for the cluster before, and so on until the
+  // answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose range
+  // begins at 6, and no for cluster 0.
+  __device__ bool shares_with_previous(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
     return range_begins[cluster] > (tile - whole_waves * clusters) * k_groups;
   }
