@@ -313,7 +313,16 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
   StagedAccumulators& staging = memory.staging.accumulators;
   const StagedAccumulatorsReader reader(staging);
   const int column = part.first_column + reader.column;
+  const int first_row = part.first_row + reader.row;
   const FourColumns columns(memory.inputs, reader.column);
+  const float* const x_unscale = memory.inputs.x_unscale + reader.row;
+  // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
+  int rows_left = column < epilogue.n ? epilogue.m - first_row : 0;
+  const int64_t first_element = static_cast<int64_t>(first_row) * epilogue.n + column;
+  float* target = epilogue.out + first_element;
+  uint8_t* mask = nullptr;
+  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
+  if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
     // All must have read the subtile before.
@@ -326,24 +335,23 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int row_of_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
-      const int row = part.first_row + row_of_tile;
-      const bool exists = row < epilogue.m && column < epilogue.n;
-      const float x_unscale = memory.inputs.x_unscale[row_of_tile];
+      const float own_x_unscale = x_unscale[(subtile * kSubtileRowBlocks + j) * 8];
+      const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], x_unscale, columns, out);
+      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
-        __stcs(reinterpret_cast<float4*>(epilogue.out_at(row, column)),
-               make_float4(out[0], out[1], out[2], out[3]));
+        __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
       }
       if constexpr (kMask) {
-        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's. With a
-        // mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
+        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
         bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
         const bool stores_byte = exists && column % 8 == 0;
-        if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
+        if (stores_byte) *mask = static_cast<uint8_t>(bits);
+        mask += epilogue.n;  // eight rows of n / 8 bytes
       }
+      target += 8 * static_cast<int64_t>(epilogue.n);
+      rows_left -= 8;
     }
   }
 }
