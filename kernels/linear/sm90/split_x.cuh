@@ -33,18 +33,6 @@ namespace kernels::sm90 {
 
 // -------------------------------------------------------------------------------------- the kernel
 
-// The arguments of split_x_kernel.
-struct SplitXArguments {
-  split::ScaledMatrix x;
-  split::ScaledMatrix weight;
-  bool weight_is_transposed;
-  int64_t k;
-  int sampling_blocks;
-  split::Splitter splitter;
-  unsigned* cleared;
-  int64_t cleared_size;
-};
-
 // Splits x and samples the weight.
 //
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
@@ -52,26 +40,29 @@ struct SplitXArguments {
 //   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
 //                                      GEMM's counters and flags
 __global__ void __launch_bounds__(split::SplitConfig::kThreads)
-    split_x_kernel(const __grid_constant__ SplitXArguments args) {
+    split_x_kernel(const __grid_constant__ split::ScaledMatrix x,
+                   const __grid_constant__ split::ScaledMatrix weight, bool weight_is_transposed,
+                   int64_t k, int sampling_blocks, split::Splitter splitter, unsigned* cleared,
+                   int64_t cleared_size) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   start_next_kernel();
   wait_for_previous_kernel();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < args.cleared_size; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    args.cleared[i] = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < cleared_size;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    cleared[i] = 0;
   }
-  const auto form = args.x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
-  const int x_block = static_cast<int>(blockIdx.x) - args.sampling_blocks;
+  const auto form = x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
-    const bool warp_has_row = args.splitter == split::Splitter::kWarp;
-    const int64_t row = warp_has_row ? warp - args.sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < args.x.rows) split::split_row(args.x, form, row, args.k, args.splitter);
+    const bool warp_has_row = splitter == split::Splitter::kWarp;
+    const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
+    if (row < x.rows) split::split_row(x, form, row, k, splitter);
     return;
   }
-  sample_weight(args.weight, form, args.weight_is_transposed, warp * SampleConfig::kRows, args.k);
+  sample_weight(weight, form, weight_is_transposed, warp * SampleConfig::kRows, k);
 #endif
 }
 
@@ -93,27 +84,23 @@ inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, in
 inline void launch_split_x(const LinearArguments& call, const split::ScaledMatrix& x,
                            const split::ScaledMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
-  SplitXArguments args{};
-  args.x = x;
-  args.weight = weight;
-  args.weight_is_transposed = call.weight_is_transposed;
-  args.k = call.k;
-  args.cleared = static_cast<unsigned*>(call.workspace);
-  args.cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;
   // Each warp samples kRows rows of the weight.
-  args.sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
+  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
   // A warp splits a row of x that fits into its registers, and a block splits a longer row.
   const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
-  args.splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
+  const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
   const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
+  const auto cleared = static_cast<unsigned*>(call.workspace);
+  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   Grid grid{};
-  grid.blocks = args.sampling_blocks + splitting_blocks;
+  grid.blocks = sampling_blocks + splitting_blocks;
   grid.threads = threads;
   grid.stream = stream;
   grid.has_pdl = true;
-  launch_or_throw(grid, split_x_kernel, args);
+  launch_or_throw(grid, split_x_kernel, x, weight, call.weight_is_transposed, call.k,
+                  sampling_blocks, splitter, cleared, cleared_size);
 }
 
 }  // namespace kernels::sm90
