@@ -112,7 +112,7 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "reason": verdict.reason,
         "details": verdict.details,
         "accuracy": verdict.accuracy,
-        "cases": verdict.count,
+        "cases": verdict.case_count,
         "import_seconds": verdict.import_seconds,
         "walls": verdict.walls,
         "refused": verdict.refused,

@@ -43,7 +43,7 @@ class Verdict:
         word: the verdict in a word: CORRECT, WRONG, ...
         reason: why it is not correct, or "".
         accuracy: the accuracy class of the results, or "" if it is not known.
-        count: the number of forwards and backwards that were compared.
+        case_count: the number of forwards and backwards that were compared.
         import_seconds: how long the import took.
         walls: whether its processes had a namespace of their own.
         refused: the kinds of inputs that it did not take, and need not take.
@@ -58,7 +58,7 @@ class Verdict:
     word: str = CORRECT
     reason: str = ""
     accuracy: str = ""
-    count: int = 0
+    case_count: int = 0
     import_seconds: float = 0.0
     walls: bool = False
     refused: list[str] = field(default_factory=list)

@@ -20,7 +20,6 @@ from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
-from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
@@ -114,7 +113,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         quantities = _compare_step(grading, inputs, quantities)
         if not quantities:
             return []
-        grading.verdict.count += 1
+        grading.verdict.case_count += 1
         del inputs  # the next ones may need the memory
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
@@ -213,12 +212,11 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         room = bench.memory.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
-            "run_steps",
-            call_name=MODULE,
+            "run_checked_step",
             inputs=bench.memory.input_locations(1),
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
-            nan_bytes=_largest_bytes(quantities),
+            result_bytes=_largest_bytes(quantities),
             outputs=room,
         )
     except RaisedError as raised:

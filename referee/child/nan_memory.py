@@ -26,13 +26,11 @@ def set_malloc_threshold() -> None:
 
 
 def fill_free_memory_with_nan(size: int, device: torch.device) -> None:
-    """Fill free memory with NaN; do nothing for the size 0.
+    """Fill free memory with NaN.
 
     The allocator probably uses this memory for a result of `size` bytes next. If the solution does
     not write its whole result, NaN stays in it.
     """
-    if size == 0:
-        return
     # All blocks are held at once. Otherwise each would be the memory of the one before.
     blocks = [
         torch.empty(block_size, dtype=torch.uint8, device=device).fill_(0xFF)

@@ -17,16 +17,14 @@ def recorded(inputs: list) -> list:
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 
-def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
+def sources_of(arguments: list, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors whose gradients are computed: floating arguments, then parameters.
 
     Args:
         arguments: the forward's arguments, as `recorded` returns them.
-        state: the module's `state_dict(keep_vars=True)`.
-        names: the names of the parameters.
+        parameters: those of the module's that have a gradient.
     """
-    recorded_arguments = [x for x in arguments if is_differentiable(x)]
-    return recorded_arguments + [state[name] for name in names]
+    return [*filter(is_differentiable, arguments), *parameters]
 
 
 def differentiate(

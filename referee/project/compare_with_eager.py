@@ -79,7 +79,7 @@ class ComparisonWithEager:
 
         def report(verdict: Verdict) -> None:
             # An error before the first case: probably the import itself has failed.
-            if verdict.word == ERROR and verdict.count == 0:
+            if verdict.word == ERROR and verdict.case_count == 0:
                 raise UnimportableError(verdict.reason)
             self._show(subject, verdict)
 

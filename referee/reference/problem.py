@@ -160,7 +160,8 @@ class Problem:
         arguments = recorded(inputs)
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
-            sources = sources_of(arguments, module.state_dict(keep_vars=True), parameters)
+            state = module.state_dict(keep_vars=True)
+            sources = sources_of(arguments, [state[name] for name in parameters])
             gradients = differentiate(outputs, sources, output_gradients)
         return [*map(plain, outputs), *gradients]
 
