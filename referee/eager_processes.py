@@ -13,6 +13,7 @@ from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, RaisedError
 from referee.contestants.pool import Pool
+from referee.contestants.role import Role
 from referee.contestants.server import Server
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
@@ -227,4 +228,4 @@ class EagerProcesses:
             kept = self._reserve.take()
             if kept is not None:
                 return kept
-        return Contestant(self._server, self._memory.pool, self._problem.device)
+        return Contestant(self._server, self._memory.pool, self._problem.device, Role.EAGER)

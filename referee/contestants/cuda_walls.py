@@ -22,6 +22,7 @@ from referee.contestants.forms import pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError
 from referee.contestants.region import Region
+from referee.contestants.role import Role
 from referee.contestants.server import Server
 from referee.devices import choose_device
 from referee.names import MODULE
@@ -76,7 +77,8 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
     region = Region(pool)
     region.make_room([values])
     region.write([values])
-    contestant = Contestant(server, pool, device, monotonic() + TRIAL_SECONDS)
+    deadline = monotonic() + TRIAL_SECONDS
+    contestant = Contestant(server, pool, device, Role.SOLUTION, deadline)
     try:
         if not contestant.has_walls:
             return "the system allows no namespaces of processes"

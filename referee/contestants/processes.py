@@ -17,6 +17,7 @@ Processes are looked up in /proc:
 
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -260,11 +261,12 @@ def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
 
 def _below(pids: list[int]) -> list[int]:
     """Return the children of some processes, their children, and so on."""
-    below = []
-    for pid in pids:
-        below += children_of(pid)
-    for pid in below:  # the loop also visits what it appends
-        below += children_of(pid)
+    below: list[int] = []
+    unvisited = deque(pids)
+    while unvisited:
+        children = children_of(unvisited.popleft())
+        below += children
+        unvisited += children
     return below
 
 

@@ -77,7 +77,7 @@ class Server:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
 
         Args:
-            settings: "device" and "most_bytes", see `child.main.start`.
+            settings: "device", "role" and "most_bytes", see `child.main.start`.
             descriptors: the process's file descriptors: requests, replies, shared memory, output.
 
         Returns:
