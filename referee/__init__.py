@@ -87,6 +87,7 @@ reference/: the reference
 comparison/: whether results are right
     case                 the description of a forward that is compared
     quantity             a result or gradient of training steps, over several draws
+    gradient_rules       the rules by which such a gradient is wrong
     reference_tensor     a result of the reference, with which a solution's is compared
     reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
