@@ -197,6 +197,12 @@ class EagerProcesses:
         for process in self.take():
             process.close()
 
+    def set_precision(self) -> None:
+        """Give all processes the problem's precision setting."""
+        self._prepared = None
+        for process in self.processes:
+            process.ask("set_precision", setting=self._problem.precision)
+
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process set up these yardsticks, unless it has done so before.
 
@@ -206,8 +212,7 @@ class EagerProcesses:
         needed = self._problem.setting, yardsticks
         if self._prepared == needed:
             return
-        for process in self.processes:
-            process.ask("set_precision", setting=self._problem.precision)
+        self.set_precision()
         own_file = []
         if self._problem.yardstick_file:
             text = Path(self._problem.yardstick_file).read_bytes()

@@ -24,7 +24,7 @@ import torch
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
 from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import StepTimings, Timings, speed_up, spread
+from referee.times.timing import StepTimings, Timings, p10_and_p90, speed_up
 from referee.verdict import Verdict
 
 
@@ -185,7 +185,7 @@ def _summary(seconds_of: dict[str, list[float]], timings: Timings) -> list[dict[
     eager, control = seconds_of[names.eager], seconds_of[names.control]
     rows = []
     for name, seconds in seconds_of.items():
-        p10, p90 = spread(seconds)
+        p10, p90 = p10_and_p90(seconds)
         eager_to_this = speed_up(eager, seconds)
         rows.append(
             {

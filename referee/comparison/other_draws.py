@@ -67,8 +67,7 @@ class OtherDraws:
         if self._must_equal_eager:
             return self._find_difference(got, eager, second_look)
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
-        mean = self._mean_distance_if_near(flat_got, flat_eager)
-        if mean is not None and mean <= 0.5 * self.budget.mean_slack:
+        if self._is_clearly_right(flat_got, flat_eager):
             return None
         budget = self._grown_budget(flat_eager)
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
@@ -84,7 +83,7 @@ class OtherDraws:
         The mean distance is not limited.
         """
         got, eager = flat_reals(got), flat_reals(eager)
-        if self._mean_distance_if_near(got, eager) is not None:
+        if self._is_clearly_right(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
         return _measure_distance(got, eager, self._grown_budget(eager)).wrong
 
@@ -117,8 +116,8 @@ class OtherDraws:
         growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
         return self.budget.grown(growth, growth_of_mean)
 
-    def _mean_distance_if_near(self, got: torch.Tensor, eager: torch.Tensor) -> float | None:
-        """Return the mean distance if every element is within half of the budget; None if not.
+    def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Return whether every element, and their mean distance, is within half of the budget.
 
         This check is quick, because it computes in float32; the other half of the budget covers
         the roundings. Nearly always it suffices. It never does for NaN, infinities and float64.
@@ -128,7 +127,7 @@ class OtherDraws:
             eager: eager's flat result for the same inputs.
         """
         if not got.is_floating_point() or got.dtype == torch.float64:
-            return None
+            return False
         sum_of_errors = 0.0
         half_slack = 0.5 * self.budget.slack
         half_relative_slack = 0.5 * self.budget.relative_slack
@@ -139,9 +138,10 @@ class OtherDraws:
             error = (got_part - eager_part).abs_()
             # With <=, anything would be near an infinity.
             if not bool((error < allowed).all()):
-                return None
+                return False
             sum_of_errors += error.sum().item()
-        return sum_of_errors / max(len(got), 1)
+        mean = sum_of_errors / max(len(got), 1)
+        return mean <= 0.5 * self.budget.mean_slack
 
 
 def _measure_unexcused_distance(

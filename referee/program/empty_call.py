@@ -65,7 +65,7 @@ def measure(elements: int, device: torch.device) -> str:
             bench.try_walls()
             bench.eager.start()
             bench.memory.write_inputs([bench.problem.draw()])
-            bench.eager.prepare_yardsticks(())
+            bench.eager.set_precision()
             process = bench.eager.processes[0].contestant
             flush = make_flush(bench)
             nothing = empty_call(bench)

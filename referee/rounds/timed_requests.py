@@ -74,13 +74,18 @@ def _make_plan(bench: Bench) -> Plan:
     problem = bench.problem
     bench.eager.start()
     bench.memory.write_inputs([problem.draw()])
-    bench.eager.prepare_yardsticks(())  # none; but eager's processes get the precision setting
-    _, warm_seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
-    calls = _calls_of_a_request(bench, warm_seconds)
+    bench.eager.set_precision()
+    calls = _calls_of_a_request(bench, _seconds_of_a_warm_call(bench))
     bench.memory.write_inputs([problem.draw() for _ in range(calls)])
     seconds_alone = _time_eager(bench, calls, REQUESTS_ALONE, EMPTY_REQUESTS)
     bench.free_results(bench.eager.processes[0].contestant)
     return Plan(calls, seconds_alone)
+
+
+def _seconds_of_a_warm_call(bench: Bench) -> float:
+    """Return eager's seconds of a single call after the first one, which may be slow."""
+    seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
+    return seconds[1]
 
 
 def _time_eager(bench: Bench, calls: int, requests: int, empty_requests: int) -> list[float]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, speed_up, spread
+from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, p10_and_p90, speed_up
 from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
@@ -66,14 +66,14 @@ def compare_times(
     farthest_control = max(eager_to_itself.high, 1 / eager_to_itself.low)
     is_noisy = farthest_control > WIDEST_CONTROL
     shortest = min(median(eager), median(solution))
-    noises = [PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest]
-    noises += [eager_to_itself.ratio, 1 / eager_to_itself.ratio]
+    noise_of_placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
+    noise_of_control = max(eager_to_itself.ratio, 1 / eager_to_itself.ratio)
+    noise = max(noise_of_placement, noise_of_control)
     if is_noisy:
-        noises.append(farthest_control)
+        noise = max(noise, farthest_control)
     if device == "cuda":
-        fast, slow = spread(eager + control)
-        noises += [slow / fast, lateness]
-    noise = max(noises)
+        fast, slow = p10_and_p90(eager + control)
+        noise = max(noise, slow / fast, lateness)
     gain = speed_up(eager, solution)
     may_be_equal = gain.low / noise <= 1 <= gain.high * noise
     if may_be_equal:

@@ -185,7 +185,7 @@ def _time_left(done: int, passed: float, most_rounds: int, most_seconds: float) 
     return f"{total}, {min(seconds_of_rounds, seconds_to_limit):.0f} s left"
 
 
-def spread(times: list[float]) -> tuple[float, float]:
+def p10_and_p90(times: list[float]) -> tuple[float, float]:
     """Return the 10th and the 90th percentile."""
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return tenths[0], tenths[-1]
