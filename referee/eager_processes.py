@@ -213,16 +213,16 @@ class EagerProcesses:
         if self._prepared == needed:
             return
         self.set_precision()
-        own_file = []
+        yardstick_file = []
         if self._problem.yardstick_file:
             text = Path(self._problem.yardstick_file).read_bytes()
-            own_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
+            yardstick_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.processes[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
             inputs=self._memory.input_locations(1),
             copied_bytes=max(1, self._problem.moved_bytes // 2),
-            own_file=own_file,
+            yardstick_file=yardstick_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed

@@ -136,7 +136,7 @@ class Grading:
         self.solution = Contestant(
             bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
         )
-        verdict.walls = self.solution.has_walls
+        verdict.has_walls = self.solution.has_walls
         bench.memory.are_results_copied = not self._can_read_results()
         self.state = State(self.solution, bench.memory.pool)
         self.reference = ReferenceModule(bench.problem)

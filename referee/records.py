@@ -114,7 +114,7 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "accuracy": verdict.accuracy,
         "cases": verdict.case_count,
         "import_seconds": verdict.import_seconds,
-        "walls": verdict.walls,
+        "walls": verdict.has_walls,
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,
@@ -161,7 +161,10 @@ def make_step_record(step: StepTimings) -> dict:
     return {
         "summary": {half: _summary(times, forward) for half, times in seconds.items()},
         "seconds": seconds,
-        "wall_seconds": {"forward": forward.wall_seconds, "backward": backward.wall_seconds},
+        "wall_seconds": {
+            "forward": forward.wall_seconds,
+            "backward": backward.wall_seconds,
+        },
         "kept_bytes": step.kept,
         "notes": forward.notes + backward.notes,
     }

@@ -9,7 +9,12 @@ import torch
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.described_results import ResultPlace, elements_share_memory
 from referee.contestants.forms import dtype_name
-from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
+from referee.contestants.reading import (
+    BadDescriptionError,
+    UnreadableError,
+    as_indexable,
+    validated,
+)
 from referee.grading import Grading
 from referee.messages import LONGEST_LINE
 from referee.verdict import NotCorrectError
@@ -94,7 +99,7 @@ def check_elements_apart(
     if elements_share_memory(expected.shape, expected_strides):
         return
     try:
-        strides = checked(description)["strides"]
+        strides = validated(description)["strides"]
     except BadDescriptionError:  # the result cannot be read either, and the reading says why
         return
     if elements_share_memory(description["shape"], strides):

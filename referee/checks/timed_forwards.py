@@ -190,8 +190,8 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
     """Set the times of all timed calls in the rounds so far."""
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
-        walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
-        timings.set(name, overhead.seconds_of_calls(its_samples), walls)
+        wall_seconds = [sample.mean_call_by_referee for sample in its_samples]
+        timings.set(name, overhead.seconds_of_calls(its_samples), wall_seconds)
     timings.lateness = samples.lateness()
 
 
@@ -211,8 +211,10 @@ def _compare_calls(
     """
     check_intact(grading, "a timed call", len(returned))
     fill_with_nan(grading, len(returned))
-    for call_index, of_call in enumerate(returned):
-        descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
+    for call_index, returned_by_call in enumerate(returned):
+        descriptions = check_results(
+            grading, "a timed call", returned_by_call, drawn.expected[call_index]
+        )
         for result_index, description in enumerate(descriptions):
             place = ResultPlace(call_index, result_index)
             got = read_result(grading, description, "a timed call", place)

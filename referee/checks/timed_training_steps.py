@@ -195,8 +195,10 @@ class _StepRounds:
         """
         check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
         fill_with_nan(self._grading, len(returned))
-        for call_index, (of_step, drawn) in enumerate(zip(returned, drawn_steps, strict=True)):
-            self._compare_step(call_index, of_step["results"], drawn, early)
+        for call_index, (returned_by_step, drawn) in enumerate(
+            zip(returned, drawn_steps, strict=True)
+        ):
+            self._compare_step(call_index, returned_by_step["results"], drawn, early)
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")

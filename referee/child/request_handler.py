@@ -37,7 +37,7 @@ from referee.child.nan_memory import (
     set_malloc_threshold,
 )
 from referee.child.yardsticks import YardstickMaker
-from referee.contestants.autograd import recorded, sources_of
+from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.described_results import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
@@ -252,7 +252,7 @@ class RequestHandler:
             parameters: those whose gradients are computed.
         """
         call = self._callables[call_name]
-        arguments = recorded(self._mapping.tensors(location))
+        arguments = with_gradient_leaves(self._mapping.tensors(location))
         gradients = self._mapping.tensors(gradients_location)
         if call_name == NOTHING:
             return self._timer.run_empty_step(call, arguments)
@@ -314,7 +314,7 @@ class RequestHandler:
         Args:
             inputs: locations of arguments; the first alone is used.
         """
-        arguments = recorded(self._mapping.tensors(inputs[0]))
+        arguments = with_gradient_leaves(self._mapping.tensors(inputs[0]))
         bytes_of: dict[int, int] = {}  # from a storage's address to its size
 
         def count(saved: torch.Tensor) -> torch.Tensor:
@@ -330,7 +330,7 @@ class RequestHandler:
         return {"bytes": sum(bytes_of.values())}
 
     def prepare_yardsticks(
-        self, names: list[str], inputs: list[dict], copied_bytes: int, own_file: list[str]
+        self, names: list[str], inputs: list[dict], copied_bytes: int, yardstick_file: list[str]
     ) -> dict:
         """Set up the yardsticks; return their names and notes on those that are not possible.
 
@@ -338,17 +338,17 @@ class RequestHandler:
             names: the yardsticks to set up.
             inputs: locations of arguments; the first alone is used.
             copied_bytes: bytes that a copy reads; it writes as many.
-            own_file: path and text (in base64) of the file with the problem's own yardsticks; empty
-                if it has none.
+            yardstick_file: path and text (in base64) of the file with the problem's own yardsticks;
+                empty if it has none.
         """
         # The yardsticks of an earlier request go first: new ones may need their memory.
         self._callables = {name: self._callables[name] for name in (MODULE, NOTHING)}
-        own_yardsticks = None
-        if own_file:
-            path, text = own_file
-            own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
+        problems_yardsticks = None
+        if yardstick_file:
+            path, text = yardstick_file
+            problems_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
-        maker = YardstickMaker(self._module, arguments, copied_bytes, own_yardsticks)
+        maker = YardstickMaker(self._module, arguments, copied_bytes, problems_yardsticks)
         callables: dict[str, Callable] = {}
         notes = []
         for name in names:

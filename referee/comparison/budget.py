@@ -56,7 +56,7 @@ class Budget:
         relative = expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0)
         return relative.add_(self.slack)
 
-    def grown(self, growth: float, growth_of_mean: float) -> "Budget":
+    def scaled(self, growth: float, growth_of_mean: float) -> "Budget":
         """Return the budget for larger results.
 
         Args:

@@ -69,7 +69,7 @@ class OtherDraws:
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
         if self._is_clearly_right(flat_got, flat_eager):
             return None
-        budget = self._grown_budget(flat_eager)
+        budget = self._scaled_budget(flat_eager)
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
@@ -85,7 +85,7 @@ class OtherDraws:
         got, eager = flat_reals(got), flat_reals(eager)
         if self._is_clearly_right(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
-        return _measure_distance(got, eager, self._grown_budget(eager)).wrong
+        return _measure_distance(got, eager, self._scaled_budget(eager)).wrong
 
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
@@ -98,11 +98,11 @@ class OtherDraws:
         if mismatch is None or second_look is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
-        budget = self._grown_budget(eager)
+        budget = self._scaled_budget(eager)
         distance = _measure_unexcused_distance(got, eager, budget, second_look)
         return mismatch if distance.wrong.any() else None
 
-    def _grown_budget(self, eager: torch.Tensor) -> Budget:
+    def _scaled_budget(self, eager: torch.Tensor) -> Budget:
         """Return the budget for a draw: its slacks grow with the size of eager's result.
 
         Args:
@@ -114,7 +114,7 @@ class OtherDraws:
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
         growth = max(1.0, root_mean_square / first.root_mean_square)
         growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
-        return self.budget.grown(growth, growth_of_mean)
+        return self.budget.scaled(growth, growth_of_mean)
 
     def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
         """Return whether every element, and their mean distance, is within half of the budget.

@@ -12,7 +12,7 @@ def is_differentiable(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
 
 
-def recorded(inputs: list) -> list:
+def with_gradient_leaves(inputs: list) -> list:
     """Return the inputs, each floating tensor replaced by a leaf that requires a gradient."""
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
@@ -21,7 +21,7 @@ def sources_of(arguments: list, parameters: list[torch.Tensor]) -> list[torch.Te
     """Return the tensors whose gradients are computed: floating arguments, then parameters.
 
     Args:
-        arguments: the forward's arguments, as `recorded` returns them.
+        arguments: the forward's arguments, as `with_gradient_leaves` returns them.
         parameters: those of the module's that have a gradient.
     """
     return [*filter(is_differentiable, arguments), *parameters]

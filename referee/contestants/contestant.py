@@ -87,10 +87,10 @@ class Contestant:
             for descriptor in contestants_ends:
                 os.close(descriptor)
         if role is Role.EAGER:
-            processes.own_pids.add(self.pid)
+            processes.referees_pids.add(self.pid)
         self.has_walls = self._init_pid != 0
         if self.has_walls:
-            processes.own_pids.add(self._init_pid)
+            processes.referees_pids.add(self._init_pid)
         self._tree = processes.Tree(self.pid, role is Role.SOLUTION, self._init_pid)
         self.reader = Reader(self.pid, device, pool)
         try:
@@ -161,8 +161,8 @@ class Contestant:
                 os.waitpid(self.pid, 0)
         if self.has_walls:
             namespaces.end(self._init_pid)
-            processes.own_pids.discard(self._init_pid)
-        processes.own_pids.discard(self.pid)
+            processes.referees_pids.discard(self._init_pid)
+        processes.referees_pids.discard(self.pid)
         self.reader.close()
         self._pipes.close()
 
@@ -269,7 +269,7 @@ def _has_right_types(reply: dict) -> bool:
         return False
     if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
         return False
-    return all(_is_list_of_dicts(of_call.get("results")) for of_call in returned)
+    return all(_is_list_of_dicts(returned_by_call.get("results")) for returned_by_call in returned)
 
 
 def _is_list_of_dicts(value: object) -> bool:

@@ -46,7 +46,7 @@ def why_none(server: Server, device: torch.device) -> str:
     trial's process is treated as one, see `processes.Tree`.
 
     Args:
-        server: forks the trial's process; its attribute `walls` must be True.
+        server: forks the trial's process; its attribute `gives_walls` must be True.
         device: where they compute.
     """
     if device not in _reasons:

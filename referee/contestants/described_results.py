@@ -51,7 +51,7 @@ def flatten(value: object) -> tuple[str, list]:
     return f"[{', '.join(nestings)}]", leaves
 
 
-def plain(x: object) -> torch.Tensor | None:
+def as_plain_tensor(x: object) -> torch.Tensor | None:
     """Return a tensor without autograd's record, and without a pending conjugation or negation.
 
     The memory of the tensor returned holds its values. For anything but a dense tensor the result

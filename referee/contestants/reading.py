@@ -101,7 +101,7 @@ def can_read(pid: int, address: int) -> bool:
     return True
 
 
-def checked(description: dict) -> dict:
+def validated(description: dict) -> dict:
     """Check the shape, strides, address and dtype of a description and return it.
 
     Raises:
@@ -150,7 +150,7 @@ class Reader:
             BadDescriptionError: the description fits no tensor.
             UnreadableError: the memory cannot be read.
         """
-        description = checked(description)
+        description = validated(description)
         dtype = getattr(torch, description["dtype"])
         size = span_of(description["shape"], description["strides"], dtype.itemsize)
         if self._device.type == "cuda":
@@ -171,7 +171,7 @@ class Reader:
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
         """
-        description = checked(description)
+        description = validated(description)
         dtype = getattr(torch, description["dtype"])
         shape, strides = description["shape"], description["strides"]
         offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]

@@ -47,11 +47,11 @@ class Server:
             for the user's usual folder.
 
     Attributes:
-        walls: whether contestants get namespaces of their own, if the system allows that.
+        gives_walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
     def __init__(self, builds: str = "") -> None:
-        self.walls = True
+        self.gives_walls = True
         self._builds = builds
         self._folders: dict[Path, str] = {}  # by a graded file, see `builds_folder`
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
@@ -87,7 +87,7 @@ class Server:
         Raises:
             EndedError: the server has ended in all attempts.
         """
-        request = json.dumps({**settings, "walls": self.walls}).encode()
+        request = json.dumps({**settings, "walls": self.gives_walls}).encode()
         status = 0
         for _ in range(ATTEMPTS):
             ids = self._send(request, descriptors)
@@ -102,15 +102,15 @@ class Server:
         self._process.kill()
         self._process.wait()
         self._socket.close()
-        processes.own_pids.discard(self._process.pid)
+        processes.referees_pids.discard(self._process.pid)
 
     def count_as_own(self) -> None:
-        """Count the server's process among the referee's own again, see `processes.own_pids`.
+        """Count the server's process among the referee's own again, see `processes.referees_pids`.
 
         The constructor has counted it. But the end of a `processes.subreaper()` block forgets the
         children that were there before it, such as a server that several tests share.
         """
-        processes.own_pids.add(self._process.pid)
+        processes.referees_pids.add(self._process.pid)
 
     def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
         """Send a request to the server; return the two ids of its reply, [] if it has ended."""
@@ -146,5 +146,5 @@ def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket
             start_new_session=True,
             env=environment,
         )
-    processes.own_pids.add(process.pid)
+    processes.referees_pids.add(process.pid)
     return process, referees_end

@@ -21,7 +21,7 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.described_results import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, checked
+from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, validated
 from referee.contestants.region import Region
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
@@ -181,9 +181,9 @@ class State:
         Raises:
             StateError: there is none.
         """
-        for own_name, description in unmatched.items():
+        for candidate_name, description in unmatched.items():
             if _is_alike(description, value) and self._has_value(description, value):
-                return own_name
+                return candidate_name
         form = f"{list(value.shape)} {dtype_name(value.dtype)}"
         raise StateError(
             "its state is not the reference's: no tensor of its state_dict is "
@@ -205,12 +205,12 @@ class State:
         if not self._can_read(description):
             return True
         try:
-            own_value = self._contestant.reader.whole(description).to(value.device)
+            got = self._contestant.reader.whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
-        if torch.equal(own_value, value):
+        if torch.equal(got, value):
             return True
-        return torch.allclose(own_value.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+        return torch.allclose(got.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
 
 
 def _is_alike(description: dict, value: torch.Tensor) -> bool:
@@ -223,7 +223,7 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
     """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
     for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
-            strides = checked(description)["strides"]
+            strides = validated(description)["strides"]
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
         for side, stride, reference_stride in zip(

@@ -57,7 +57,7 @@ def percentiles(seconds: list[float]) -> str:
 
 def measure(elements: int, device: torch.device) -> str:
     """Return the line for a size."""
-    with tempfile.TemporaryDirectory() as folder, referee_at_work(own_builds=True) as server:
+    with tempfile.TemporaryDirectory() as folder, referee_at_work(separate_builds=True) as server:
         path = Path(folder, "relu.py")
         path.write_text(RELU.replace("ELEMENTS", str(elements)))
         bench = Bench(Problem("relu", load(path), device), server)

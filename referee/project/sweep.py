@@ -48,8 +48,8 @@ class Sweep:
         session = self._session
         self._start = monotonic()
         try:
-            # The solution's own build is kept for the next time, so `own_builds` is false.
-            with referee_at_work(own_builds=False) as server, closing(Reserve()) as reserve:
+            # The solution's own build is kept for the next time, so `separate_builds` is false.
+            with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
                 console.show(session.headline)
                 for index in range(len(session.subjects)):
                     self._time_size(index, server, reserve)

@@ -13,8 +13,8 @@ from torch import nn
 
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.autograd import differentiate, recorded, sources_of
-from referee.contestants.described_results import flatten, plain
+from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
+from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import pack
 from referee.contestants.memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
@@ -157,13 +157,13 @@ class Problem:
             The outputs, the gradients of the inputs, and the gradients of the parameters; None for
             a gradient that does not exist.
         """
-        arguments = recorded(inputs)
+        arguments = with_gradient_leaves(inputs)
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
             state = module.state_dict(keep_vars=True)
             sources = sources_of(arguments, [state[name] for name in parameters])
             gradients = differentiate(outputs, sources, output_gradients)
-        return [*map(plain, outputs), *gradients]
+        return [*map(as_plain_tensor, outputs), *gradients]
 
     # ------------------------------------------------------------------- for a subclass to override
 

@@ -15,8 +15,8 @@ from referee.contestants.reading import (
     BadDescriptionError,
     UnreadableError,
     as_indexable,
-    checked,
     memory_offset,
+    validated,
 )
 
 READ_ELEMENTS = 32  # of a request's results, in all
@@ -69,9 +69,9 @@ class EarlyElements:
             for call_index, region in enumerate(self._bench.memory.outputs[: len(returned)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
-            for call_index, of_call in enumerate(returned):
+            for call_index, returned_by_call in enumerate(returned):
                 with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
-                    self._read_in_place(call_index, of_call["results"], count)
+                    self._read_in_place(call_index, returned_by_call["results"], count)
 
     def _read_copy(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
         """Read some elements of the copy of one of a call's results."""
@@ -93,7 +93,7 @@ class EarlyElements:
         if not readable:
             return
         result_index = random.choice(readable)
-        size = math.prod(checked(descriptions[result_index])["shape"])
+        size = math.prod(validated(descriptions[result_index])["shape"])
         if 0 < size < LARGEST_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()

@@ -43,6 +43,11 @@ class Sample(NamedTuple):
         return sum(self.call_seconds) / len(self.call_seconds)
 
     @property
+    def mean_call_by_referee(self) -> float:
+        """The mean seconds of a call by the referee's clock, with the overhead."""
+        return self.request_seconds / len(self.call_seconds)
+
+    @property
     def fast_call(self) -> float:
         """The seconds that one of ten calls does not exceed, by the process's own clock."""
         fast, _ = p10_and_p90(self.call_seconds)
@@ -133,15 +138,15 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
         eagers: samples of eager's requests. Their overhead may be larger than that of empty ones,
             because they return new results. If there are none, only the empty ones count.
     """
-    of_empties = [sample.request_seconds for sample in empties]
-    of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
+    overheads_of_empties = [sample.request_seconds for sample in empties]
+    overheads_of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
     if not eagers:
-        of_eagers = of_empties
-    _, slow_empty = p10_and_p90(of_empties)
-    fast_eager, slow_eager = p10_and_p90(of_eagers)
+        overheads_of_eagers = overheads_of_empties
+    _, slow_empty = p10_and_p90(overheads_of_empties)
+    fast_eager, slow_eager = p10_and_p90(overheads_of_eagers)
     return Overhead(
         subtracted=max(slow_empty, slow_eager),
         eager_p10=fast_eager,
-        fastest_empty_request=min(of_empties),
+        fastest_empty_request=min(overheads_of_empties),
         fastest_empty_call=min(min(sample.call_seconds) for sample in empties),
     )
