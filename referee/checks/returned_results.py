@@ -29,7 +29,7 @@ def check_results(
     grading: Grading,
     case_name: str,
     returned: dict,
-    expected: list[ReferenceTensor] | list[torch.Tensor],
+    reference_results: list[ReferenceTensor] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
@@ -37,20 +37,22 @@ def check_results(
         grading: the file under grading.
         case_name: the case in messages.
         returned: the reply's description of what the call has returned.
-        expected: the reference's results.
+        reference_results: the reference's results.
 
     Returns:
         The descriptions of the results.
     """
     nesting, descriptions = returned.get("nesting"), returned["results"]
     expected_nesting = grading.problem.nesting
-    if nesting != expected_nesting or len(descriptions) != len(expected):
+    if nesting != expected_nesting or len(descriptions) != len(reference_results):
         reason = f"returns {str(nesting)[:LONGEST_NESTING]}, expected {expected_nesting}"
         raise NotCorrectError(WRONG, f"{case_name}: {reason}, where * is a tensor")
-    for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
-        prefix = f"{case_name}, output {result_index}: " if len(expected) > 1 else f"{case_name}: "
-        check_description(grading, description, tensor, prefix)
-        check_elements_apart(description, tensor, prefix)
+    has_several = len(reference_results) > 1
+    for result_index, reference_result in enumerate(reference_results):
+        description = descriptions[result_index]
+        prefix = f"{case_name}, output {result_index}: " if has_several else f"{case_name}: "
+        check_description(grading, description, reference_result, prefix)
+        check_elements_apart(description, reference_result, prefix)
         if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
             reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
             raise NotCorrectError(WRONG, reason)
@@ -58,23 +60,26 @@ def check_results(
 
 
 def check_description(
-    grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+    grading: Grading,
+    description: dict,
+    reference_result: ReferenceTensor | torch.Tensor,
+    prefix: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
 
     Args:
         grading: the file under grading.
         description: describes the result.
-        expected: the reference's result.
+        reference_result: the reference's result.
         prefix: the beginning of a message.
     """
     kind = str(description.get("type"))[:LONGEST_TYPE]
     if kind != "Tensor":
         raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
     expected_entries = {
-        "dtype": dtype_name(expected.dtype),
+        "dtype": dtype_name(reference_result.dtype),
         "device": str(grading.device),
-        "shape": list(expected.shape),
+        "shape": list(reference_result.shape),
     }
     for name, value in expected_entries.items():
         if description.get(name) != value:
@@ -83,7 +88,7 @@ def check_description(
 
 
 def check_elements_apart(
-    description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+    description: dict, reference_result: ReferenceTensor | torch.Tensor, prefix: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 
@@ -91,12 +96,12 @@ def check_elements_apart(
 
     Args:
         description: describes the result.
-        expected: the reference's result.
+        reference_result: the reference's result.
         prefix: the beginning of a message.
     """
-    is_tensor = isinstance(expected, torch.Tensor)
-    expected_strides = expected.stride() if is_tensor else expected.strides
-    if elements_share_memory(expected.shape, expected_strides):
+    is_tensor = isinstance(reference_result, torch.Tensor)
+    reference_strides = reference_result.stride() if is_tensor else reference_result.strides
+    if elements_share_memory(reference_result.shape, reference_strides):
         return
     try:
         strides = validated(description)["strides"]

@@ -54,7 +54,7 @@ def read_quantity(
         prefix: the beginning of a message.
         place: its place in the reply.
     """
-    check_description(grading, description, quantity.expected, prefix)
+    check_description(grading, description, quantity.reference_tensor, prefix)
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.expected, prefix)
+        check_elements_apart(description, quantity.reference_tensor, prefix)
     return read_result(grading, description, quantity.name, place)

@@ -114,11 +114,11 @@ class DrawnRound(NamedTuple):
 
     Attributes:
         inputs: the arguments of each call.
-        expected: the reference's results of each call.
+        eager_results: the reference's results of each call.
     """
 
     inputs: list[list]
-    expected: list[list[torch.Tensor]]
+    eager_results: list[list[torch.Tensor]]
 
 
 class _ForwardRounds:
@@ -161,7 +161,7 @@ class _ForwardRounds:
         grading = self._grading
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
-        templates = drawn.expected[0] if timed_call.call == MODULE else None
+        templates = drawn.eager_results[0] if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["returned"], drawn, timed.early)
@@ -180,10 +180,10 @@ def _draw_round(grading: Grading, calls: int) -> DrawnRound:
     grading.reference.redraw_values()
     inputs_of_calls = [problem.draw() for _ in range(calls)]
     grading.latest_inputs = inputs_of_calls[0]
-    expected_calls = [grading.reference.run(inputs) for inputs in inputs_of_calls]
+    eager_results = [grading.reference.run(inputs) for inputs in inputs_of_calls]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
-    return DrawnRound(inputs_of_calls, expected_calls)
+    return DrawnRound(inputs_of_calls, eager_results)
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
@@ -213,7 +213,7 @@ def _compare_calls(
     fill_with_nan(grading, len(returned))
     for call_index, returned_by_call in enumerate(returned):
         descriptions = check_results(
-            grading, "a timed call", returned_by_call, drawn.expected[call_index]
+            grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
         )
         for result_index, description in enumerate(descriptions):
             place = ResultPlace(call_index, result_index)
@@ -237,11 +237,11 @@ def _compare_result(
     call_index, result_index = place
     tensor = grading.findings.reference_tensors[result_index]
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
-    expected = drawn.expected[call_index][result_index]
-    mistake = tensor.other_draws.find_mistake(got, expected, second_look)
+    eager_result = drawn.eager_results[call_index][result_index]
+    mistake = tensor.other_draws.find_mistake(got, eager_result, second_look)
     if not mistake:
         return
-    for other_index, others in enumerate(drawn.expected):
+    for other_index, others in enumerate(drawn.eager_results):
         is_other = other_index != call_index
         if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")

@@ -217,14 +217,14 @@ def _count_of_held_results(grading: Grading) -> int:
 
 def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
     """Check the results of a call after later calls, which may have overwritten them."""
-    expected = grading.reference.run(call.inputs)
-    descriptions = check_results(grading, call.name, call.returned, expected)
+    eager_results = grading.reference.run(call.inputs)
+    descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
         place = ResultPlace(0, result_index)
         got = read_result(grading, description, call.name, place).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
+        mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):
@@ -246,9 +246,9 @@ def _is_result_of_a_call(
     """
     other_draws = grading.findings.reference_tensors[result_index].other_draws
     for call in calls:
-        expected = grading.reference.run(call.inputs)[result_index]
-        has_its_size = expected.numel() == len(got)
-        if has_its_size and other_draws.find_mistake(got, expected) is None:
+        eager_result = grading.reference.run(call.inputs)[result_index]
+        has_its_size = eager_result.numel() == len(got)
+        if has_its_size and other_draws.find_mistake(got, eager_result) is None:
             return True
     return False
 

@@ -190,6 +190,6 @@ def _is_inaccurate(step: GradientOfStep) -> bool:
     deep network it changes all elements a little. The reference's gradient changes as much if it is
     rounded otherwise.
     """
-    if step.typical_error <= step.reference.typical_slack:
+    if step.typical_error <= step.reference.typical_limit:
         return False  # the usual case, in which no other roundings are computed
     return step.typical_error > MOST_TIMES_OTHER_ROUNDINGS * step.error_of_other_roundings()

@@ -73,8 +73,8 @@ class OtherDraws:
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
-        if distance.mean > budget.mean_slack:
-            return describe_mean_error(distance.mean, budget.mean_slack)
+        if distance.mean > budget.mean_atol:
+            return describe_mean_error(distance.mean, budget.mean_atol)
         return None
 
     def find_wrong(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ class OtherDraws:
         return mismatch if distance.wrong.any() else None
 
     def _scaled_budget(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for a draw: its slacks grow with the size of eager's result.
+        """Return the budget for a draw: its tolerances grow with the size of eager's result.
 
         Args:
             eager: eager's flat result in this draw.
@@ -129,19 +129,19 @@ class OtherDraws:
         if not got.is_floating_point() or got.dtype == torch.float64:
             return False
         sum_of_errors = 0.0
-        half_slack = 0.5 * self.budget.slack
-        half_relative_slack = 0.5 * self.budget.relative_slack
+        half_atol = 0.5 * self.budget.atol
+        half_rtol = 0.5 * self.budget.rtol
         for block in blocks(len(got)):
             got_part = got[block].float()
             eager_part = eager[block].float()
-            allowed = eager_part.abs().mul_(half_relative_slack).add_(half_slack)
+            allowed = eager_part.abs().mul_(half_rtol).add_(half_atol)
             error = (got_part - eager_part).abs_()
             # With <=, anything would be near an infinity.
             if not bool((error < allowed).all()):
                 return False
             sum_of_errors += error.sum().item()
         mean = sum_of_errors / max(len(got), 1)
-        return mean <= 0.5 * self.budget.mean_slack
+        return mean <= 0.5 * self.budget.mean_atol
 
 
 def _measure_unexcused_distance(

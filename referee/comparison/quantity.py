@@ -49,14 +49,14 @@ class Quantity:
         kind: a result, or the gradient of an input or of a parameter.
 
     Attributes:
-        expected: the reference's tensor in this step, with its budget; None where it has none.
+        reference_tensor: the reference's in this step, with its budget; None where it has none.
         comparison: the comparison of the last step; None before the first.
     """
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
         self.kind = kind
-        self.expected: ReferenceTensor | None = None
+        self.reference_tensor: ReferenceTensor | None = None
         self.comparison: Comparison | None = None
         self._first_mistake = ""
         self._has_wrong_element = False  # in a step in which a single one decides
@@ -81,13 +81,13 @@ class Quantity:
             got: the tensor.
             is_strict: whether a single wrong element is a mistake, in any step.
         """
-        comparison = self.expected.compare(got)
+        comparison = self.reference_tensor.compare(got)
         self.comparison = comparison
-        one_step_decides = is_strict or self.expected.must_equal_eager
+        one_step_decides = is_strict or self.reference_tensor.must_equal_eager
         has_wrong_elements = bool(comparison.wrong.any())
         if not one_step_decides:
             self._wrong_in_every_step.add(
-                GradientOfStep(self.expected, comparison.wrong, comparison.errors.relative)
+                GradientOfStep(self.reference_tensor, comparison.wrong, comparison.errors.relative)
             )
         # A mistake without wrong elements is the mean error. It does not count here, because
         # rounding near ReLU's zero can make it.
@@ -95,7 +95,7 @@ class Quantity:
             self._keep_first(comparison.mistake)
             if one_step_decides:
                 self._has_wrong_element = True
-        self.expected.forget()
+        self.reference_tensor.forget()
 
     def compare_timed(
         self,
@@ -113,11 +113,11 @@ class Quantity:
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
-        one_step_decides = self.expected.must_equal_eager or self.kind is Kind.RESULT
+        one_step_decides = self.reference_tensor.must_equal_eager or self.kind is Kind.RESULT
         if not one_step_decides:
             self._compare_gradient(got, eager, error_of_other_roundings)
             return
-        mistake = self.expected.other_draws.find_mistake(got, eager, second_look)
+        mistake = self.reference_tensor.other_draws.find_mistake(got, eager, second_look)
         if mistake:
             self._has_wrong_element = True
             self._keep_first(mistake)
@@ -130,7 +130,7 @@ class Quantity:
     def without_steps(self) -> "Quantity":
         """Return a quantity with the same name and budget, for which no step was compared."""
         made = Quantity(self.name, self.kind)
-        made.expected = self.expected
+        made.reference_tensor = self.reference_tensor
         return made
 
     def _compare_gradient(
@@ -143,14 +143,14 @@ class Quantity:
 
         The arguments are those of `compare_timed`.
         """
-        wrong = self.expected.other_draws.find_wrong(got, eager)
+        wrong = self.reference_tensor.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, got, eager)
         if mistake is None:
-            step = GradientOfStep(self.expected, wrong)
+            step = GradientOfStep(self.reference_tensor, wrong)
         else:
             self._keep_first(mistake)
             step = GradientOfStep(
-                self.expected,
+                self.reference_tensor,
                 wrong,
                 relative_difference(got, eager),
                 typical_error(flat_reals(got), flat_reals(eager)),

@@ -109,17 +109,17 @@ class ReferenceModule:
         with self._restored_buffers():
             return self._problem.run(self.module, inputs)
 
-    def expected(self, inputs: list) -> list[ReferenceTensor]:
+    def reference_tensors(self, inputs: list) -> list[ReferenceTensor]:
         """Return the results of a forward, with their error budgets."""
         with self._restored_buffers():
-            return self._problem.expected(self.module, inputs)
+            return self._problem.reference_tensors(self.module, inputs)
 
     def run_step(self, step: StepArguments) -> list[torch.Tensor | None]:
         """Return the results and gradients of a training step, without error budgets."""
         with self._restored_buffers():
             return self._problem.run_step(*step)
 
-    def expected_step(self, step: StepArguments) -> ReferenceStep | None:
+    def reference_step(self, step: StepArguments) -> ReferenceStep | None:
         """Return the results and gradients of a training step, with their error budgets.
 
         Returns:

@@ -167,7 +167,7 @@ class Problem:
 
     # ------------------------------------------------------------------- for a subclass to override
 
-    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
+    def reference_tensors(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, each with its error budget."""
         eager_results = self.run(module, inputs)
         if self.why_no_float64:
@@ -185,7 +185,7 @@ class Problem:
                 tensor.forget_exact()
         return tensors
 
-    def expected_in_step(
+    def reference_tensor_in_step(
         self,
         eager: torch.Tensor,
         exact: torch.Tensor | None,

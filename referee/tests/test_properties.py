@@ -78,9 +78,9 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
     unit = 2.0**exponent
     budget = ReferenceTensor(eager, exact).budget
     scaled = ReferenceTensor(unit * eager, unit * exact).budget
-    assert scaled.slack == pytest.approx(unit * budget.slack)
-    assert scaled.mean_slack == pytest.approx(unit * budget.mean_slack)
-    assert scaled.relative_slack == budget.relative_slack
+    assert scaled.atol == pytest.approx(unit * budget.atol)
+    assert scaled.mean_atol == pytest.approx(unit * budget.mean_atol)
+    assert scaled.rtol == budget.rtol
 
 
 @EXAMPLES
