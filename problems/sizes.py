@@ -8,7 +8,7 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.reference.file import ReferenceFile
 from referee.reference.problem import Problem
 from referee.reference.random_values import draw_into

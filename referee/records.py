@@ -147,7 +147,7 @@ def make_run_record(times: TimesOfSetting) -> dict:
         "notes": timings.notes,
     }
     step = make_step_record(times.training_step) if times.training_step else None
-    return {"setting": times.setting, "time": times.time, "forward": forward, "step": step}
+    return {"setting": times.setting, "time": times.speed_word, "forward": forward, "step": step}
 
 
 def make_step_record(step: StepTimings) -> dict:

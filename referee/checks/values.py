@@ -12,7 +12,7 @@ from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
 from referee.contestants.described_results import ResultPlace
-from referee.contestants.memory import free_bytes
+from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.problem import Problem

@@ -68,7 +68,7 @@ def start(descriptor: int) -> None:
 
 
 def _become_contestant(
-    settings: dict, requests: int, replies: int, memory: int, output: int
+    settings: dict, requests: int, replies: int, pool_descriptor: int, output: int
 ) -> NoReturn:
     """Do the work of a contestant's process; see `start` for the settings and descriptors."""
     os.setsid()
@@ -82,7 +82,7 @@ def _become_contestant(
     device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    _answer_all(requests, replies, memory, device)
+    _answer_all(requests, replies, pool_descriptor, device)
 
 
 def _limit_solution(most_bytes: int) -> None:
@@ -96,7 +96,9 @@ def _limit_solution(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
 
 
-def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
+def _answer_all(
+    requests: int, replies: int, pool_descriptor: int, device: torch.device
+) -> NoReturn:
     """Answer requests, one JSON line each, until the pipe of requests ends.
 
     A request is {"method": ..., "arguments": {...}, "token": "..."}, where the method is one of
@@ -107,11 +109,11 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
     Args:
         requests: the descriptor of the pipe of requests.
         replies: the descriptor of the pipe of replies.
-        memory: the descriptor of the shared memory.
+        pool_descriptor: the descriptor of the shared memory.
         device: where the module computes.
     """
-    mapping = Mapping(memory, device)
-    os.close(memory)
+    mapping = Mapping(pool_descriptor, device)
+    os.close(pool_descriptor)
     handler = RequestHandler(mapping, device)
     _reply(replies, {"token": "", "addresses": mapping.addresses})
     with os.fdopen(requests, "rb") as lines, torch.no_grad():

@@ -28,7 +28,7 @@ from referee.contestants.errors import (
     UnstoppableError,
     WokenError,
 )
-from referee.contestants.memory import free_bytes, give_back_unused
+from referee.contestants.free_memory import free_bytes, give_back_unused
 from referee.contestants.pipes import open_pipes
 from referee.contestants.pool import Pool
 from referee.contestants.reading import Reader

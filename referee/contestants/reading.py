@@ -17,8 +17,8 @@ import torch
 
 from referee.contestants import cuda_ipc
 from referee.contestants.described_results import span_of
+from referee.contestants.free_memory import free_bytes
 from referee.contestants.libc import error_of_last_call, libc
-from referee.contestants.memory import free_bytes
 from referee.contestants.pool import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies

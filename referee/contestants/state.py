@@ -260,13 +260,13 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
         if storage not in indices:
             indices[storage] = len(sizes)
             sizes.append(description["bytes"])
-        if sum(sizes) > most_bytes:
-            raise StateError(
-                f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
-                "tensors there"
-            )
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
+    if sum(sizes) > most_bytes:
+        raise StateError(
+            f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
+            "tensors there"
+        )
     return sizes, forms
 
 

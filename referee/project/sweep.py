@@ -12,7 +12,7 @@ from time import monotonic
 import torch
 
 from referee import console, records
-from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import BUFFERS, LARGEST_SHARE, free_bytes
 from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.engine import referee_at_work

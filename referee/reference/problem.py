@@ -16,7 +16,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import pack
-from referee.contestants.memory import LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import LARGEST_SHARE, free_bytes
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward

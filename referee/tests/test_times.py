@@ -258,9 +258,9 @@ def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
-    assert TimesOfSetting("", timings).time == "faster"
+    assert TimesOfSetting("", timings).speed_word == "faster"
     seconds["ModelNew"] = [2.0] * 5
-    assert TimesOfSetting("", timings).time == "slower"
+    assert TimesOfSetting("", timings).speed_word == "slower"
 
 
 def test_the_speed_up_has_an_interval_and_times_have_a_spread():

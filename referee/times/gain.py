@@ -29,7 +29,7 @@ class TimesOfSetting:
     training_step: StepTimings | None = None
 
     @property
-    def time(self) -> str:
+    def speed_word(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(
