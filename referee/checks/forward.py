@@ -15,14 +15,14 @@ from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
-LARGEST_EARLIER_RESULT = 1 << 26  # bytes
-MOST_EARLIER_RESULTS = 32
-LARGEST_PREVIOUS_INPUTS = 1 << 30  # bytes
+MAX_EARLIER_RESULT_BYTES = 1 << 26  # bytes
+MAX_EARLIER_RESULTS = 32
+MAX_PREVIOUS_INPUT_BYTES = 1 << 30  # bytes
 
 
 class CheckedCase(NamedTuple):
@@ -83,7 +83,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
 
 def _take_previous_inputs(grading: Grading) -> list:
     """Return the inputs of the call before; [] if they are too large to be kept."""
-    if grading.problem.input_bytes > LARGEST_PREVIOUS_INPUTS:
+    if grading.problem.input_bytes > MAX_PREVIOUS_INPUT_BYTES:
         return []
     return grading.latest_inputs
 
@@ -121,7 +121,7 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
     """Note that a wrong result is another function's, if the case allows that; else raise."""
     is_allowed = case.may_differ and result.comparison.is_gross
     if not is_allowed or resemblance(grading, result):
-        raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:LONGEST_LINE])
+        raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:MAX_LINE_LENGTH])
     grading.findings.relies_on_inputs = True
     grading.verdict.notes.append(f"differs from the reference for {case.name}")
 
@@ -197,6 +197,6 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    if _bytes_of(reference_tensors) <= LARGEST_EARLIER_RESULT and first.numel > 1:
+    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.numel > 1:
         grading.earlier_results.append(first.eager.cpu())
-        del grading.earlier_results[:-MOST_EARLIER_RESULTS]
+        del grading.earlier_results[:-MAX_EARLIER_RESULTS]

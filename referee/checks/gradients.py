@@ -19,7 +19,7 @@ from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
@@ -125,7 +125,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         grading.verdict.notes.append(f"forward only: wrong {names}")
         return []
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
-    raise NotCorrectError(WRONG, mistakes[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
 
 def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
@@ -273,5 +273,5 @@ def _has_all_gradients(
         return True
     gradients = [quantity for quantity in quantities[output_count:] if quantity.reference_tensor]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    grading.verdict.notes.append(f"forward only{which}"[:LONGEST_LINE])
+    grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
     return False

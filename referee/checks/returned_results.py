@@ -16,13 +16,13 @@ from referee.contestants.reading import (
     validated,
 )
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-LONGEST_TYPE = 100  # characters of a type's name in a message
-LONGEST_NESTING = 50  # its characters in a message
-MOST_REPORTED = 32  # elements in a reply, see `check_complete`
+MAX_TYPE_LENGTH = 100  # characters of a type's name in a message
+MAX_NESTING_LENGTH = 50  # its characters in a message
+MAX_REPORTED = 32  # elements in a reply, see `check_complete`
 
 
 def check_results(
@@ -45,7 +45,7 @@ def check_results(
     nesting, descriptions = returned.get("nesting"), returned["results"]
     expected_nesting = grading.problem.nesting
     if nesting != expected_nesting or len(descriptions) != len(reference_results):
-        reason = f"returns {str(nesting)[:LONGEST_NESTING]}, expected {expected_nesting}"
+        reason = f"returns {str(nesting)[:MAX_NESTING_LENGTH]}, expected {expected_nesting}"
         raise NotCorrectError(WRONG, f"{case_name}: {reason}, where * is a tensor")
     has_several = len(reference_results) > 1
     for result_index, reference_result in enumerate(reference_results):
@@ -73,7 +73,7 @@ def check_description(
         reference_result: the reference's result.
         prefix: the beginning of a message.
     """
-    kind = str(description.get("type"))[:LONGEST_TYPE]
+    kind = str(description.get("type"))[:MAX_TYPE_LENGTH]
     if kind != "Tensor":
         raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
     expected_entries = {
@@ -83,7 +83,7 @@ def check_description(
     }
     for name, value in expected_entries.items():
         if description.get(name) != value:
-            got = str(description.get(name))[:LONGEST_LINE]
+            got = str(description.get(name))[:MAX_LINE_LENGTH]
             raise NotCorrectError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
 
 
@@ -112,7 +112,7 @@ def check_elements_apart(
             f"elements of its result share memory (strides {strides}), the reference's do not; "
             "contiguous() separates them"
         )
-        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
+        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:MAX_LINE_LENGTH])
 
 
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
@@ -141,7 +141,7 @@ def read_result(
         return grading.solution.reader.whole(description)
     except UnreadableError as error:
         reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
-        raise NotCorrectError(WRONG, reason[:LONGEST_LINE]) from None
+        raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
     except BadDescriptionError as error:
         raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
@@ -163,7 +163,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
-    is_valid = isinstance(indices, list) and len(indices) <= MOST_REPORTED
+    is_valid = isinstance(indices, list) and len(indices) <= MAX_REPORTED
     if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
         late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
@@ -172,4 +172,4 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
         "its result is not complete on the current stream when the call has returned; "
         "let this stream wait for the others"
     )
-    raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:MAX_LINE_LENGTH])

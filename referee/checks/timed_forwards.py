@@ -20,7 +20,7 @@ from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.contestants.described_results import ResultPlace
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.names import COMPILED, MODULE
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.samples import RoundSamples, note_clock
@@ -245,4 +245,4 @@ def _compare_result(
         is_other = other_index != call_index
         if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
-    raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

@@ -24,10 +24,10 @@ FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
 # So many results are held while later calls run, to see whether a call overwrites one of them. This
 # detects a module that returns up to so many buffers in turn.
-MOST_HELD_RESULTS = 4
+MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.
-LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
+MAX_HELD_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
 # Held results take at most this part of the free memory. A result that takes more is held alone.
 SHARE_FOR_HELD = 1 / 8
 
@@ -206,13 +206,13 @@ def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
 def _count_of_held_results(grading: Grading) -> int:
     """Return how many results are held while a later call runs; 0 if one is too large."""
     problem = grading.problem
-    largest = LARGEST_HELD[grading.device.type]
+    largest = MAX_HELD_BYTES[grading.device.type]
     if problem.output_bytes > largest:
         return 0
     bytes_of_call = max(problem.output_bytes, problem.input_bytes)
     room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
     count_in_room = room // bytes_of_call
-    return max(1, min(MOST_HELD_RESULTS, count_in_room))
+    return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
 def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:

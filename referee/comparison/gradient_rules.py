@@ -16,23 +16,23 @@ from referee.comparison.accuracy import GROSS, count_true
 from referee.comparison.reference_tensor import ReferenceTensor
 
 # Far off in one step: ReLU near zero makes at most this relative error.
-LARGEST_RELATIVE_ERROR = 0.25
+MAX_RELATIVE_ERROR = 0.25
 # Far off in most steps: ReLU near zero also makes a part of the reference's own error. So in at
-# least half of the steps, it makes at most MOST_TIMES_OWN_ERROR times that error. A relative error
-# up to LEAST_FAR_OFF never counts as far off: it may be that of a lower precision.
-MOST_TIMES_OWN_ERROR = 4
-LEAST_FAR_OFF = 0.02
+# least half of the steps, it makes at most MAX_TIMES_OWN_ERROR times that error. A relative error
+# up to MIN_FAR_OFF never counts as far off: it may be that of a lower precision.
+MAX_TIMES_OWN_ERROR = 4
+MIN_FAR_OFF = 0.02
 # Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
-# explains those that are wrong if it predicts at least LEAST_PREDICTED_SHARE of their number;
-# `WrongInEveryStep` has an example. It explains nothing if more than LARGEST_SHARE_BY_ROUNDING of
+# explains those that are wrong if it predicts at least MIN_PREDICTED_SHARE of their number;
+# `WrongInEveryStep` has an example. It explains nothing if more than MAX_SHARE_BY_ROUNDING of
 # the elements is wrong in each step, or if the relative error is larger than GROSS in each step.
-LEAST_PREDICTED_SHARE = 0.01
-LARGEST_SHARE_BY_ROUNDING = 0.02
+MIN_PREDICTED_SHARE = 0.01
+MAX_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is more than
-# MOST_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps may be at most
-# LARGEST_INACCURATE_SHARE.
-MOST_TIMES_OTHER_ROUNDINGS = 2
-LARGEST_INACCURATE_SHARE = 0.25
+# MAX_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps may be at most
+# MAX_INACCURATE_SHARE.
+MAX_TIMES_OTHER_ROUNDINGS = 2
+MAX_INACCURATE_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Rule(ABC):
 
 
 class FarOffInOneStep(Rule):
-    """A single step has a relative error beyond LARGEST_RELATIVE_ERROR."""
+    """A single step has a relative error beyond MAX_RELATIVE_ERROR."""
 
     def __init__(self) -> None:
         self._was_far_off = False
 
     def add(self, step: GradientOfStep) -> None:
         """Take in one more step."""
-        if step.relative_error > LARGEST_RELATIVE_ERROR:
+        if step.relative_error > MAX_RELATIVE_ERROR:
             self._was_far_off = True
 
     def is_mistake(self) -> bool:
@@ -113,7 +113,7 @@ class WrongInEveryStep(Rule):
     An example: of 1,000 elements, 3 are wrong in each of two steps, and 2 of them are the same. If
     rounding had chosen them, an element would be wrong in both steps with a probability of
     0.003 * 0.003, so chance would choose 0.009 elements twice. That is less than 1% of the 2 that
-    are wrong twice (the share is LEAST_PREDICTED_SHARE): the gradient is wrong.
+    are wrong twice (the share is MIN_PREDICTED_SHARE): the gradient is wrong.
 
     A step without wrong elements switches the rule off.
     """
@@ -147,17 +147,17 @@ class WrongInEveryStep(Rule):
         """Return whether all steps together show a mistake that rounding does not explain."""
         if self._always_wrong is None or self._had_a_right_step:
             return False
-        are_too_many = self._least_wrong_share > LARGEST_SHARE_BY_ROUNDING
+        are_too_many = self._least_wrong_share > MAX_SHARE_BY_ROUNDING
         are_too_far_off = self._least_relative_error > GROSS
         if are_too_many or are_too_far_off:
             return True
         count = count_true(self._always_wrong)
         count_by_chance = self._chance_of_always_wrong * len(self._always_wrong)
-        return count_by_chance < LEAST_PREDICTED_SHARE * count
+        return count_by_chance < MIN_PREDICTED_SHARE * count
 
 
 class InaccurateInManySteps(Rule):
-    """More than LARGEST_INACCURATE_SHARE of the steps have too large a typical error."""
+    """More than MAX_INACCURATE_SHARE of the steps have too large a typical error."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -171,16 +171,16 @@ class InaccurateInManySteps(Rule):
 
     def is_mistake(self) -> bool:
         """Return whether too many steps were inaccurate."""
-        return self._inaccurate_steps > LARGEST_INACCURATE_SHARE * self._steps
+        return self._inaccurate_steps > MAX_INACCURATE_SHARE * self._steps
 
 
 def _far_off_limit(reference: ReferenceTensor) -> float:
     """Return the relative error beyond which a gradient counts as far off in a step."""
     own_error = reference.reference_errors.relative
     if own_error == 0:  # there is no float64 result, or no error
-        return LARGEST_RELATIVE_ERROR
-    limit = max(MOST_TIMES_OWN_ERROR * own_error, LEAST_FAR_OFF)
-    return min(limit, LARGEST_RELATIVE_ERROR)
+        return MAX_RELATIVE_ERROR
+    limit = max(MAX_TIMES_OWN_ERROR * own_error, MIN_FAR_OFF)
+    return min(limit, MAX_RELATIVE_ERROR)
 
 
 def _is_inaccurate(step: GradientOfStep) -> bool:
@@ -192,4 +192,4 @@ def _is_inaccurate(step: GradientOfStep) -> bool:
     """
     if step.typical_error <= step.reference.typical_limit:
         return False  # the usual case, in which no other roundings are computed
-    return step.typical_error > MOST_TIMES_OTHER_ROUNDINGS * step.error_of_other_roundings()
+    return step.typical_error > MAX_TIMES_OTHER_ROUNDINGS * step.error_of_other_roundings()

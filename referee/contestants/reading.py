@@ -24,7 +24,7 @@ from referee.contestants.pool import Pool
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
-LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
+MAX_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
 # The dtypes with which torch computes; it has no kernels for "bits8" and others.
@@ -113,7 +113,7 @@ def validated(description: dict) -> dict:
     if is_valid:
         numbers = [*shape, *strides, description.get("address")]
         # isinstance would accept True, which is an int, too.
-        is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
+        is_valid = all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers)
     if not is_valid:
         raise BadDescriptionError("its description has no valid shape, strides and address")
     dtype = description.get("dtype")

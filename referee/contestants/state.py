@@ -25,8 +25,8 @@ from referee.contestants.reading import BadDescriptionError, UnreadableError, ca
 from referee.contestants.region import Region
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
-# MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
-MOST_TIMES_STATE = 4
+# MAX_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
+MAX_TIMES_STATE = 4
 MORE_STATE = 1 << 28
 # Relative and absolute tolerance of values that two constructors compute with different roundings.
 CLOSE = 1e-6
@@ -127,7 +127,7 @@ class State:
     def _move(self, descriptions: list[dict], values: list[torch.Tensor]) -> None:
         """Move the contestant's matched tensors into the region, with the reference's values."""
         reference_bytes = sum(x.nbytes for x in values)
-        most_bytes = MOST_TIMES_STATE * reference_bytes + MORE_STATE
+        most_bytes = MAX_TIMES_STATE * reference_bytes + MORE_STATE
         sizes, forms = _forms_in_region(descriptions, most_bytes)
         self._region.make_room_for(sizes, forms)
         self.write(values)

@@ -11,7 +11,7 @@ from referee.comparison.compare import INTEGERS, first_mismatch, relative_differ
 from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import dtype_name
 from referee.reference.file import ReferenceFile
-from referee.reference.float64 import LARGEST_ROUNDING
+from referee.reference.float64 import MAX_ROUNDING
 from referee.reference.operators import Operators
 
 
@@ -62,7 +62,7 @@ def run_first_forward(
             raise file.bad("Model changes its inputs; they must stay intact for other calls")
     second_outputs = file.run(module, inputs)
     for second, output in zip(second_outputs, outputs, strict=True):
-        if relative_difference(second, output) > LARGEST_ROUNDING:
+        if relative_difference(second, output) > MAX_ROUNDING:
             reason = (
                 "Model gives another result for the same inputs each time; it must not keep state"
             )

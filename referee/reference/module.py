@@ -26,7 +26,7 @@ from referee.reference.reference_step import (
 
 # Bytes of parameters. The module with the parameters of the call before is kept only if it has no
 # more: it helps to recognize a solution that answers with old parameters, and decides nothing.
-LARGEST_PREVIOUS_MODULE = 1 << 30
+MAX_PREVIOUS_MODULE_BYTES = 1 << 30
 OTHER_ROUNDINGS = 16  # results of the reference in a second look
 OTHER_ROUNDINGS_OF_STEPS = 8
 
@@ -190,7 +190,7 @@ class ReferenceModule:
 
     def _keep_previous(self) -> None:
         """Keep a copy of the module before its parameters change."""
-        is_small = self._problem.parameter_bytes <= LARGEST_PREVIOUS_MODULE
+        is_small = self._problem.parameter_bytes <= MAX_PREVIOUS_MODULE_BYTES
         if is_small and self._changing_names:
             self.previous = self._problem.copy(self.module)
 

@@ -16,7 +16,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import pack
-from referee.contestants.free_memory import LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
@@ -298,7 +298,7 @@ class Problem:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         needed = NEEDED_MEMORY * self.all_bytes
-        usable = LARGEST_SHARE * free_bytes(self.device)
+        usable = MAX_SHARE_OF_FREE * free_bytes(self.device)
         if needed > usable:
             raise self.file.bad(
                 f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "

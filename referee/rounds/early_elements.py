@@ -11,7 +11,7 @@ from referee.bench import Bench
 from referee.contestants.contestant import Contestant
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.reading import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     BadDescriptionError,
     UnreadableError,
     as_indexable,
@@ -94,7 +94,7 @@ class EarlyElements:
             return
         result_index = random.choice(readable)
         size = math.prod(validated(descriptions[result_index])["shape"])
-        if 0 < size < LARGEST_NUMBER:
+        if 0 < size < MAX_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
             self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)

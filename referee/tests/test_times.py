@@ -22,7 +22,7 @@ from referee.times.gain import TimesOfSetting, compare_times
 from referee.times.timing import Names, Rate, StepTimings, Timings, p10_and_p90, speed_up
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
-    SHORTEST,
+    MIN_SECONDS,
     Overhead,
     Sample,
     measure_overhead,
@@ -153,7 +153,7 @@ def test_no_time_is_zero():
     without_empty_calls = Overhead(
         subtracted=3.0, eager_p10=2.0, fastest_empty_request=1.0, fastest_empty_call=0.0
     )
-    assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [SHORTEST]
+    assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [MIN_SECONDS]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from referee.times.timing import p10_and_p90
 
-SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
+MIN_SECONDS = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this
 # part of the calls' time still to do.
-LEAST_BACKLOG = 0.1
+MIN_BACKLOG = 0.1
 # If a GPU waits for the launches, times depend on the host. Processes that made the same calls on a
 # slow host differed by up to 1.8.
 LATENESS_OF_IDLE_GPU = 2.0
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     @property
     def waits_for_launches(self) -> bool:
         """True if the GPU was idle between calls, because the host launched them too late."""
-        return self.backlog_seconds < LEAST_BACKLOG * sum(self.call_seconds)
+        return self.backlog_seconds < MIN_BACKLOG * sum(self.call_seconds)
 
     @property
     def lateness(self) -> float:
@@ -116,7 +116,7 @@ class Overhead:
         if self.is_false(samples):
             by_referee = _seconds_by_referee(samples, self.fastest_empty_request)
             return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
-        by_process = [max(sample.mean_call, SHORTEST) for sample in samples]
+        by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]
         by_referee = _seconds_by_referee(samples, self.subtracted)
         # The medians decide, not the larger value of each request: otherwise a single slow reply
         # would count as time of the calls.
