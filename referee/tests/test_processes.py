@@ -81,7 +81,7 @@ def test_a_process_has_stopped_when_all_its_threads_have(states, has_stopped, sl
         raise ChildProcessError
 
     monkeypatch.setattr(os, "waitid", refuse)
-    monkeypatch.setattr(processes, "states_of_threads", lambda _: list(states))
+    monkeypatch.setattr(processes, "scheduler_states_of_threads", lambda _: list(states))
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
     assert processes.Tree(sleeper, is_solution=False).stop() == has_stopped
 
