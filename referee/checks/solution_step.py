@@ -32,7 +32,7 @@ class OutputGradients(NamedTuple):
 
 def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
     """Draw gradients for the reference's outputs."""
-    outputs = grading.reference.run(inputs)
+    outputs = grading.reference.eager_results(inputs)
     gradients = draw_gradients(outputs)
     output_count = len(outputs)
     mask = grading.problem.where_gradients_pass(grading.reference.module, inputs)

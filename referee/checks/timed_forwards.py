@@ -180,7 +180,7 @@ def _draw_round(grading: Grading, calls: int) -> DrawnRound:
     grading.reference.redraw_values()
     inputs_of_calls = [problem.draw() for _ in range(calls)]
     grading.latest_inputs = inputs_of_calls[0]
-    eager_results = [grading.reference.run(inputs) for inputs in inputs_of_calls]
+    eager_results = [grading.reference.eager_results(inputs) for inputs in inputs_of_calls]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
     return DrawnRound(inputs_of_calls, eager_results)

@@ -277,7 +277,7 @@ def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnSt
     """
     output_gradients = draw_output_gradients(grading, inputs).gradients
     arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
-    return DrawnStep(arguments, grading.reference.run_step(arguments))
+    return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
 
 
 def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:

@@ -217,7 +217,7 @@ def _count_of_held_results(grading: Grading) -> int:
 
 def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
     """Check the results of a call after later calls, which may have overwritten them."""
-    eager_results = grading.reference.run(call.inputs)
+    eager_results = grading.reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
@@ -246,7 +246,7 @@ def _is_result_of_a_call(
     """
     other_draws = grading.findings.reference_tensors[result_index].other_draws
     for call in calls:
-        eager_result = grading.reference.run(call.inputs)[result_index]
+        eager_result = grading.reference.eager_results(call.inputs)[result_index]
         has_its_size = eager_result.numel() == len(got)
         if has_its_size and other_draws.find_mistake(got, eager_result) is None:
             return True

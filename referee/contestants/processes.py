@@ -248,15 +248,15 @@ def _schedule_counts(pids: list[int]) -> dict[tuple[int, str], str]:
     The kernel counts a run when it puts the thread on a core. The result leaves out zombies, which
     can vanish without a run. Only the first thread of a process becomes one.
     """
-    runs = {}
+    counts = {}
     for pid in pids:
         with suppress(OSError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 if thread.name == str(pid) and _scheduler_state_in(thread) in ENDED:
                     continue
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
-                runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
-    return runs
+                counts[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
+    return counts
 
 
 def _below(pids: list[int]) -> list[int]:

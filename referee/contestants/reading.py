@@ -244,10 +244,10 @@ class Reader:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
-        own = self._pool.allocation(handle)  # the referee cannot open a handle of its own
-        if own is not None:
-            _check_reach(distance, size, own.size)
-            return own.bytes(distance, size)
+        pool_allocation = self._pool.allocation(handle)
+        if pool_allocation is not None:  # the referee cannot open a handle of its own
+            _check_reach(distance, size, pool_allocation.size)
+            return pool_allocation.bytes(distance, size)
         start, allocation_size = self._open(handle)
         _check_reach(distance, size, allocation_size)
         return cuda_ipc.bytes_at(start + distance, size, self._device)

@@ -31,8 +31,8 @@ module = importlib.import_module(sys.argv[2])
 del sys.path[0]  # else graded files could import what is beside the package
 module.start(int(sys.argv[3]))
 """
-# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
-# would also take cores from the thread that they wait for.
+# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. Spinning threads
+# of a contestant would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 ATTEMPTS = 2  # to fork a contestant: a solution may have ended the server before the first
 

@@ -104,23 +104,23 @@ class ReferenceModule:
         """Return all names of buffers; those of a module that is used twice have two names each."""
         return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
-    def run(self, inputs: list) -> list[torch.Tensor]:
-        """Return the results of a forward, without error budgets."""
+    def eager_results(self, inputs: list) -> list[torch.Tensor]:
+        """Return eager's results of a forward, without error budgets."""
         with self._restored_buffers():
             return self._problem.run(self.module, inputs)
 
     def reference_tensors(self, inputs: list) -> list[ReferenceTensor]:
-        """Return the results of a forward, with their error budgets."""
+        """Return eager's results of a forward, with their error budgets."""
         with self._restored_buffers():
             return self._problem.reference_tensors(self.module, inputs)
 
-    def run_step(self, step: StepArguments) -> list[torch.Tensor | None]:
-        """Return the results and gradients of a training step, without error budgets."""
+    def eager_results_of_step(self, step: StepArguments) -> list[torch.Tensor | None]:
+        """Return eager's results and gradients of a training step, without error budgets."""
         with self._restored_buffers():
             return self._problem.run_step(*step)
 
     def reference_step(self, step: StepArguments) -> ReferenceStep | None:
-        """Return the results and gradients of a training step, with their error budgets.
+        """Return eager's results and gradients of a training step, with their error budgets.
 
         Returns:
             None if the reference has no gradients to compare.
