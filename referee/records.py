@@ -161,10 +161,7 @@ def make_step_record(step: StepTimings) -> dict:
     return {
         "summary": {half: _summary(times, forward) for half, times in seconds.items()},
         "seconds": seconds,
-        "wall_seconds": {
-            "forward": forward.wall_seconds,
-            "backward": backward.wall_seconds,
-        },
+        "wall_seconds": {"forward": forward.wall_seconds, "backward": backward.wall_seconds},
         "kept_bytes": step.kept,
         "notes": forward.notes + backward.notes,
     }

@@ -20,9 +20,9 @@ from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
-MAX_EARLIER_RESULT_BYTES = 1 << 26  # bytes
+MAX_EARLIER_RESULT_BYTES = 1 << 26
 MAX_EARLIER_RESULTS = 32
-MAX_PREVIOUS_INPUT_BYTES = 1 << 30  # bytes
+MAX_PREVIOUS_INPUT_BYTES = 1 << 30
 
 
 class CheckedCase(NamedTuple):
@@ -56,7 +56,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     """
     grading.progress("checking", case.name)
     grading.verdict.case_count += 1
-    previous_inputs = _take_previous_inputs(grading)
+    previous_inputs = _previous_inputs(grading)
     grading.latest_inputs = case.inputs
     reference_tensors = grading.reference.reference_tensors(case.inputs)
     grading.write_inputs([case.inputs])
@@ -81,7 +81,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     return CheckedCase(comparisons, reference_tensors)
 
 
-def _take_previous_inputs(grading: Grading) -> list:
+def _previous_inputs(grading: Grading) -> list:
     """Return the inputs of the call before; [] if they are too large to be kept."""
     if grading.problem.input_bytes > MAX_PREVIOUS_INPUT_BYTES:
         return []

@@ -18,7 +18,7 @@ MAX_CALLS = 32  # of a request
 MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
 FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
-MAX_CALL_SECONDS = 1e6  # seconds; a reply with a longer one is absurd
+MAX_CALL_SECONDS = 1e6  # a reply with a longer one is absurd
 EMPTY_REQUESTS = 12  # before the first round
 REQUESTS_ALONE = 5  # of eager, before any solution starts
 

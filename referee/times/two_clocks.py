@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from referee.times.timing import p10_and_p90
 
-MIN_SECONDS = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
+MIN_SECONDS = 1e-9  # a clock's zero becomes this, so that ratios are finite
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this
 # part of the calls' time still to do.
 MIN_BACKLOG = 0.1
