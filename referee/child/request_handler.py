@@ -380,8 +380,8 @@ def _find_class(module: ModuleType, class_names: list[str]) -> Callable:
         candidate = getattr(module, name, None)
         if callable(candidate):
             return candidate
-    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
-    found = ", ".join(own) or "no class or function"
+    defined = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
+    found = ", ".join(defined) or "no class or function"
     raise AttributeError(f"the file defines no {class_names[-1]}; it defines {found}")
 
 

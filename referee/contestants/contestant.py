@@ -127,7 +127,7 @@ class Contestant:
         # The process is stopped and reads nothing yet, and a long request does not fit into the
         # pipe. The rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
-        self._finish_own_gpu_work()
+        self._finish_referees_gpu_work()
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
@@ -166,7 +166,7 @@ class Contestant:
         self.reader.close()
         self._pipes.close()
 
-    def _finish_own_gpu_work(self) -> None:
+    def _finish_referees_gpu_work(self) -> None:
         """Wait until a GPU has done the referee's work: inputs are written, results are read."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
