@@ -49,7 +49,7 @@ check_cuda() {
     compile_kernels 120 "$source" -cubin -DKERNELS_ALL_PATHS
     compile_kernels 90a "$source" -c
     # Code for Hopper must not have the kernel of the namespace sm80, which is mangled to 4sm80.
-    if grep "4sm80.*gemm_fp16x3_kernel" "$work/kernel.o"; then
+    if grep "4sm80.*gemm_fp16x3_sm80_kernel" "$work/kernel.o"; then
       echo "$problem: code for Hopper has the kernel of compute capability 8.0"
       exit 1
     fi

@@ -10,9 +10,9 @@
 //
 //   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
-//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. Only Linear's kernels on a GPU do not
-//     promise the sign of a zero (Epilogue::finish in linear/epilogue.cuh, and
-//     docs/SPLIT-PROOF.md, "Division by other divisors").
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. But Linear's kernels on a GPU do not
+//     promise the sign of a zero. Epilogue::finish in linear/epilogue.cuh and docs/SPLIT-PROOF.md,
+//     "Division by other divisors", say where it differs.
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
 //     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
 //     between the forward and the backward.
@@ -37,7 +37,7 @@ constexpr int bytes_of_element(DType dtype) {
   return 2;
 }
 
-// The layout of grad_output in ReLU's backward, whose strides may differ from those of the output.
+// The layout of grad_output in ReLU's backward, whose strides may differ from the output's.
 // Dimension 0 is the innermost dimension of the output.
 //
 // Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
@@ -166,7 +166,8 @@ struct FusedPassBackwardArguments {
 // --------------------------------------------------------------------------------------------- GPU
 //
 // Each function that takes a stream launches kernels on it, on the current device. It returns the
-// launches' cudaError_t as an int, and does not wait for the GPU.
+// launches' cudaError_t as an int, and does not wait for the GPU. If the driver rejects a tensor
+// map, linear_sm90 throws a std::runtime_error.
 
 namespace cuda {
 
@@ -209,7 +210,7 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
 //
 // These run on the calling thread. The caller (torch_support/elementwise.h, linear/operator/)
 // divides the work among torch's threads, and each thread gets a range begin <= i < end. Pointers
-// are always those of element 0 of the whole array.
+// always point to element 0 of the whole array.
 
 namespace cpu {
 

@@ -111,7 +111,7 @@ class LinearReluDivideProblem(Problem):
         seconds += [time / 3 for time in timings.seconds.get(THREE_PRODUCTS, [])]
         return min(seconds)
 
-    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
+    def reference_tensors(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return the exact result, and how far each of its elements may be off."""
         [x] = inputs
         [eager] = self.run(module, inputs)

@@ -39,14 +39,14 @@ class ReluProblem(Problem):
     names = Names(solution="ModelNew", eager="torch.relu")
     needs_float64 = False
 
-    def expected(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
+    def reference_tensors(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results; no other values are right."""
         return [
             ReferenceTensor(eager, None, must_equal_eager=True)
             for eager in self.run(module, inputs)
         ]
 
-    def expected_in_step(
+    def reference_tensor_in_step(
         self, eager: Tensor, exact: Tensor | None, terms: int, in_tf32: Tensor | None
     ) -> ReferenceTensor:
         """Return eager's result or gradient; no other values are right."""

@@ -9,7 +9,7 @@ class RowNeeds(NamedTuple):
     Attributes:
         row_shape: the sizes of x without the first one, which is the number of rows.
         row_bytes: the memory for each row, in each of the tensors that `BUFFERS` of
-            referee/contestants/memory.py counts.
+            referee/contestants/free_memory.py counts.
         fixed_bytes: the memory that does not depend on the rows, such as that of the weight.
     """
 

@@ -8,7 +8,7 @@ from model import PROBLEMS
 from problems.linear_relu_divide import LinearReluDivideProblem
 from problems.relu import ReluProblem
 from problems.shapes import RowNeeds, SweepShape
-from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import BUFFERS, MAX_SHARE_OF_FREE, free_bytes
 from referee.reference.file import ReferenceFile
 from referee.reference.problem import Problem
 from referee.reference.random_values import draw_into
@@ -102,7 +102,7 @@ def choose_rows(
     """
     free = free_bytes(device)
     bytes_for_a_row = BUFFERS[device.type] * needs.row_bytes
-    share = LARGEST_SHARE if asked_rows else DEFAULT_SHARE[device.type]
+    share = MAX_SHARE_OF_FREE if asked_rows else DEFAULT_SHARE[device.type]
     rows_that_fit = (int(free * share) - needs.fixed_bytes) // bytes_for_a_row
     count = asked_rows if asked_rows else max(1, min(usual_rows, rows_that_fit))
     if count > rows_that_fit:

@@ -87,6 +87,7 @@ reference/: the reference
 comparison/: whether results are right
     case                 the description of a forward that is compared
     quantity             a result or gradient of training steps, over several draws
+    gradient_rules       the rules by which such a gradient is wrong
     reference_tensor     a result of the reference, with which a solution's is compared
     reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
@@ -104,24 +105,7 @@ times/: how fast it is
 child/: the code that runs in a contestant's process
 
 contestants/: the processes of solutions and of eager, and their memory
-    cuda_walls           whether CUDA IPC works through the walls
-    state                a contestant's parameters and buffers in shared memory
-    contestant           `Contestant`: such a process, as the referee sees it
-    server               starts the process that forks contestants; child/ has its code
-    pipes, errors        requests, replies and output; how a contestant can fail to answer
-    reading              reads results in a contestant's memory
-    described_results    describes results: their nesting, and where they are in memory
-    mapping              the shared memory in a contestant's process
-    region, pool         values in shared memory; the memory that the referee shares, in blocks
-    forms                shape, strides and dtype of values
-    cuda_ipc             GPU memory that two processes share
-    memory               how much memory is free
-    namespaces           walls between processes
-    capabilities         the rights of root, which a contestant must not gain by its namespace
-    processes            stops, continues and ends processes
-    prctl, libc          Linux's settings of a process; the C library
-    execute              executes a file's text as a module
-    autograd             a forward that autograd records, and its backward
+    `contestants/__init__` lists the modules, and has a picture of the shared memory
 
 report/: texts and pictures of results
     tables               parts of all texts

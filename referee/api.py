@@ -141,7 +141,7 @@ def grade_all(
     options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])
     problem = Problem(reference.name, reference.file, chosen_device)
-    with referee_at_work(own_builds=True) as server:
+    with referee_at_work(separate_builds=True) as server:
         engine = Engine(problem, server, options, lambda *_: None)
         try:
             return [_result(problem, engine.grade(file)) for file in files]

@@ -56,8 +56,8 @@ class Bench:
         eager and all solutions start. For each GPU it is made once.
         """
         device = self.problem.device
-        if self.server.walls and device.type == "cuda":
-            self.server.walls = not cuda_walls.why_none(self.server, device)
+        if self.server.gives_walls and device.type == "cuda":
+            self.server.gives_walls = not cuda_walls.why_none(self.server, device)
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

@@ -13,6 +13,7 @@ from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, RaisedError
 from referee.contestants.pool import Pool
+from referee.contestants.role import Role
 from referee.contestants.server import Server
 from referee.contestants.state import State, StateError
 from referee.reference.problem import Problem
@@ -196,6 +197,12 @@ class EagerProcesses:
         for process in self.take():
             process.close()
 
+    def set_precision(self) -> None:
+        """Give all processes the problem's precision setting."""
+        self._prepared = None
+        for process in self.processes:
+            process.ask("set_precision", setting=self._problem.precision)
+
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process set up these yardsticks, unless it has done so before.
 
@@ -205,18 +212,17 @@ class EagerProcesses:
         needed = self._problem.setting, yardsticks
         if self._prepared == needed:
             return
-        for process in self.processes:
-            process.ask("set_precision", setting=self._problem.precision)
-        own_file = []
+        self.set_precision()
+        yardstick_file = []
         if self._problem.yardstick_file:
             text = Path(self._problem.yardstick_file).read_bytes()
-            own_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
+            yardstick_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
         reply = self.processes[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
             inputs=self._memory.input_locations(1),
             copied_bytes=max(1, self._problem.moved_bytes // 2),
-            own_file=own_file,
+            yardstick_file=yardstick_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
@@ -227,4 +233,4 @@ class EagerProcesses:
             kept = self._reserve.take()
             if kept is not None:
                 return kept
-        return Contestant(self._server, self._memory.pool, self._problem.device)
+        return Contestant(self._server, self._memory.pool, self._problem.device, Role.EAGER)

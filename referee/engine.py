@@ -2,7 +2,7 @@
 
 Use it like this:
 
-    with referee_at_work(own_builds=True) as server:
+    with referee_at_work(separate_builds=True) as server:
         engine = Engine(problem, server, options, progress)
         engine.prepare()                  # times eager alone; `grade` would do so, too
         verdict = engine.grade(file)      # for each file
@@ -51,18 +51,18 @@ def read_files(paths: list[Path]) -> list[GradedFile]:
 
 
 @contextmanager
-def referee_at_work(own_builds: bool) -> Iterator[Server]:
+def referee_at_work(separate_builds: bool) -> Iterator[Server]:
     """Start the server that forks contestants; end all processes after the `with` block.
 
     Torch's precision of float32 products is restored afterwards.
 
     Args:
-        own_builds: whether graded files build extensions in temporary folders, see
+        separate_builds: whether graded files build extensions in temporary folders, see
             `Server.builds_folder`.
     """
     precision_before = torch.get_float32_matmul_precision()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
-        server = Server(folder if own_builds else "")
+        server = Server(folder if separate_builds else "")
         # The first backward needs this module. Imported here, while the server starts for some
         # seconds, it costs no time.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")

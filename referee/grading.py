@@ -18,6 +18,7 @@ from referee.comparison.quantity import Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.contestant import Contestant
 from referee.contestants.reading import can_read
+from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
@@ -132,8 +133,10 @@ class Grading:
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
         bench.problem.why_no_float64_in_steps = ""
-        self.solution = Contestant(bench.server, bench.memory.pool, self.device, deadline)
-        verdict.walls = self.solution.has_walls
+        self.solution = Contestant(
+            bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
+        )
+        verdict.has_walls = self.solution.has_walls
         bench.memory.are_results_copied = not self._can_read_results()
         self.state = State(self.solution, bench.memory.pool)
         self.reference = ReferenceModule(bench.problem)

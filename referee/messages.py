@@ -2,7 +2,7 @@
 
 import re
 
-LONGEST_LINE = 200  # characters of a message
+MAX_LINE_LENGTH = 200  # characters of a message
 COMPILER_ERROR = re.compile(r"(?:^|[\s:)])(?:fatal )?error\s*:|undefined (?:reference|symbol)")
 # An absolute path's folders, up to the file's name.
 FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:()'\"]+/)+")
@@ -25,4 +25,4 @@ def first_error_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     line = next((line for line in lines if COMPILER_ERROR.search(line)), lines[0])
     line = FOLDERS.sub("", line)
-    return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_LINE]
+    return "".join(c if c.isprintable() else "?" for c in line)[:MAX_LINE_LENGTH]

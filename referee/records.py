@@ -24,7 +24,7 @@ import torch
 from referee.names import COMPILED
 from referee.report import SCALE, SCHEMA
 from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import StepTimings, Timings, speed_up, spread
+from referee.times.timing import StepTimings, Timings, p10_and_p90, speed_up
 from referee.verdict import Verdict
 
 
@@ -112,9 +112,9 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
         "reason": verdict.reason,
         "details": verdict.details,
         "accuracy": verdict.accuracy,
-        "cases": verdict.count,
+        "cases": verdict.case_count,
         "import_seconds": verdict.import_seconds,
-        "walls": verdict.walls,
+        "walls": verdict.has_walls,
         "refused": verdict.refused,
         "notes": verdict.notes,
         "errors": verdict.errors,
@@ -147,7 +147,7 @@ def make_run_record(times: TimesOfSetting) -> dict:
         "notes": timings.notes,
     }
     step = make_step_record(times.training_step) if times.training_step else None
-    return {"setting": times.setting, "time": times.time, "forward": forward, "step": step}
+    return {"setting": times.setting, "time": times.speed_word, "forward": forward, "step": step}
 
 
 def make_step_record(step: StepTimings) -> dict:
@@ -185,7 +185,7 @@ def _summary(seconds_of: dict[str, list[float]], timings: Timings) -> list[dict[
     eager, control = seconds_of[names.eager], seconds_of[names.control]
     rows = []
     for name, seconds in seconds_of.items():
-        p10, p90 = spread(seconds)
+        p10, p90 = p10_and_p90(seconds)
         eager_to_this = speed_up(eager, seconds)
         rows.append(
             {

@@ -43,9 +43,9 @@ class Verdict:
         word: the verdict in a word: CORRECT, WRONG, ...
         reason: why it is not correct, or "".
         accuracy: the accuracy class of the results, or "" if it is not known.
-        count: the number of forwards and backwards that were compared.
+        case_count: the number of forwards and backwards that were compared.
         import_seconds: how long the import took.
-        walls: whether its processes had a namespace of their own.
+        has_walls: whether its processes had a namespace of their own.
         refused: the kinds of inputs that it did not take, and need not take.
         notes: sentences for the report's line that do not change the verdict.
         errors: rows of the solution's and the reference's errors against float64.
@@ -58,9 +58,9 @@ class Verdict:
     word: str = CORRECT
     reason: str = ""
     accuracy: str = ""
-    count: int = 0
+    case_count: int = 0
     import_seconds: float = 0.0
-    walls: bool = False
+    has_walls: bool = False
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)

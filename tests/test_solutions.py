@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from referee.contestants import memory
+from referee.contestants import free_memory
 from referee.tests.texts import error, module, wrong
 from tests.support.cheats import LINEAR, ON_GPU, RELU
 from tests.support.command_line import interrupt_after
@@ -141,7 +141,7 @@ FLOOD = "import os\nfor _ in range(300):\n    os.write(1, b'correct ' * 100_000)
 UNPRINTABLE = "class E(Exception):\n    def __str__(self):\n        raise SystemError\nraise E\n"
 NO_NAN = module("return torch.where(x > 0, x, 0 * x.nan_to_num(0, 0, 0))")
 # All free memory. The system would give it; a graded file may have a part of it.
-FREE = memory.free_bytes(torch.device("cpu"))
+FREE = free_memory.free_bytes(torch.device("cpu"))
 # By name: a file's text, the verdict, and a pattern of the line. These files do not end by
 # themselves, so each takes as long as `--timeout` allows.
 ENDLESS = {

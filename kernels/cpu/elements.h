@@ -90,8 +90,11 @@ struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
 
-  // The bits of float32 for magic where e = 0, which is 2^-1: the exponent is -1 + 127.
-  static constexpr int32_t kLeastMagic = 126 << 23;
+  // A number `..._at_10` or `...At23` is shifted left by that many bits: by 10, to the place of the
+  // exponent in a float16, or by 23, to that in a float32.
+
+  // Returns the bits of the float32 magic, 2^(e - 1). Its exponent is e - 1 + 127.
+  static constexpr int32_t magic_bits(int32_t e_at_23) { return e_at_23 + (126 << 23); }
 
   // Returns value where x > 0, else 0: the shift gives 0 for x > 0, else all ones. GCC turns ?: and
   // std::max into branches around the floating-point sum, and then makes no vectors.
@@ -99,46 +102,45 @@ struct Float16 {
     return value & ~((x - 1) >> 31);
   }
 
+  // Returns x where x > 0, else 0.
+  static constexpr int32_t positive_part(int32_t x) { return if_positive(x, x); }
+
   static constexpr float widen(uint16_t x) {
-    constexpr int32_t kLeastNormal = 0x400;
     constexpr int32_t kMostFinite = 0x7bff;
-    constexpr int32_t kBiasDifference = 112 << 23;  // in float32's exponent
+    constexpr int32_t kBiasDifferenceAt23 = 112 << 23;
     const int32_t magnitude = x & 0x7fff;
-    // e is computed at the place of float16's exponent, from bit 10 on. The place of float32's
-    // exponent is 13 bits further up.
-    const int32_t exponent_bits = magnitude & 0x7c00;
-    const int32_t above_least = exponent_bits - kLeastNormal;
-    const int32_t e_in_float16 = if_positive(above_least, above_least);  // e << 10
-    const int32_t magic = (e_in_float16 << 13) + kLeastMagic;            // 2^(e - 1)
+    const int32_t exponent_at_10 = magnitude & 0x7c00;
+    const int32_t e_at_10 = positive_part(exponent_at_10 - (1 << 10));
+    const int32_t e_at_23 = e_at_10 << 13;
+    const int32_t magic = magic_bits(e_at_23);
     // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1 is what
     // remains of the exponent, e + 1, without e. The last bit of magic has the same unit, so the
     // integer sum below has the bits of the float magic + |x|.
-    const int32_t mantissa = magnitude - e_in_float16;
+    const int32_t mantissa = magnitude - e_at_10;
     const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
     // Infinity and NaN, with the exponent 31, were converted as numbers from 2^16 on, whose
     // exponent in float32 is 16 + 127 = 143. Another 112 makes it 255, that of infinity and NaN.
-    const int32_t special_exponent = if_positive(magnitude - kMostFinite, kBiasDifference);
+    const int32_t added_exponent_at_23 = if_positive(magnitude - kMostFinite, kBiasDifferenceAt23);
     const uint32_t sign = uint32_t{x & 0x8000u} << 16;
-    return Float32::widen((Float32::narrow(value) + special_exponent) | sign);
+    return Float32::widen((Float32::narrow(value) + added_exponent_at_23) | sign);
   }
 
   static constexpr uint16_t narrow(float x) {
     constexpr int32_t kInfinity = 0x7f800000;
-    constexpr int32_t kTooLarge = 143 << 23;     // 2^16, which rounds to infinity
-    constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14, of float16
+    constexpr int32_t kTooLarge = 143 << 23;  // 2^16, which rounds to infinity
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;
-    const int32_t excess = magnitude - kTooLarge;
-    const int32_t clamped = magnitude - if_positive(excess, excess);  // at most 2^16
-    const int32_t exponent_bits = clamped & 0x7f800000;
-    const int32_t above_least = exponent_bits - kLeastNormal;
-    const int32_t e_in_float32 = if_positive(above_least, above_least);  // e << 23
-    const int32_t magic = e_in_float32 + kLeastMagic;                    // 2^(e - 1)
+    const int32_t clamped = magnitude - positive_part(magnitude - kTooLarge);  // at most 2^16
+    // The exponent 113 is that of 2^-14, the least normal float16, for which e is 0.
+    const int32_t exponent_at_23 = clamped & 0x7f800000;
+    const int32_t e_at_23 = positive_part(exponent_at_23 - (113 << 23));
+    const int32_t e_at_10 = e_at_23 >> 13;
+    const int32_t magic = magic_bits(e_at_23);
     const float sum = Float32::widen(clamped) + Float32::widen(magic);
     // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1
     // and e add up to the exponent of a float16, which is e + 1 for normal numbers.
     const int32_t mantissa = Float32::narrow(sum) - magic;
-    const int32_t rounded = mantissa + (e_in_float32 >> 13);
+    const int32_t rounded = mantissa + e_at_10;
     // For a NaN, the quiet bit and the upper bits of the payload.
     const int32_t nan = if_positive(magnitude - kInfinity, 0x200 | (magnitude >> 13 & 0x3ff));
     const int32_t sign = bits >> 16 & 0x8000;

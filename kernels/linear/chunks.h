@@ -111,7 +111,7 @@ struct Chunks {
 };
 
 // Returns the rows of each chunk but the last, which may have fewer: a multiple of
-// tiling.rows_of_tile, or m if one chunk is enough. workspace_of is that of max_tiles_of_chunk.
+// tiling.rows_of_tile, or m if one chunk is enough. workspace_of is as in max_tiles_of_chunk.
 //
 // It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
 // size.

@@ -9,16 +9,17 @@
 // accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
 // product, uses the division only.
 //
-// Every GEMM kernel has a general epilogue, which computes all calls. The kernels of sm90/ have a
-// fast one as well, for calls (Epilogue::call_is_fast) with both of these properties:
+// The general epilogue of a GEMM kernel computes all calls. (Gradients in half types have no
+// epilogue.) The kernels of sm90/ have a fast one as well, for calls (Epilogue::call_is_fast) with
+// both of these properties:
 //
 //   - n is a multiple of the vector size: the number of neighbouring elements that the fast
 //     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
-//   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by scale = 1 / divisor,
-//     and may do so before they add: (sum + bias) * scale = sum * scale + bias * scale. Nothing
-//     overflows, as the scale is at most 1. Only a subnormal bias * scale loses bits, and then only
-//     results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the limit is
-//     2^32.
+//   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by 1 / divisor, and
+//     may do so before they add: (sum + bias) / divisor = sum / divisor + bias / divisor. Nothing
+//     overflows, as 1 / divisor is at most 1. Only a subnormal bias / divisor loses bits, and then
+//     only results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the
+//     limit is 2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
@@ -61,44 +62,46 @@ struct Divisor {
 //
 //   divisor = +-mantissa * 2^exponent, 1 <= mantissa < 2        for example 6 = 1.5 * 2^2
 //
-// so that x / divisor = (x / mantissa) * scale, with scale = +-2^-exponent. The float nearest to
-// x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
+// so that x / divisor = (x / mantissa) * inverse_power, with inverse_power = +-2^-exponent. The
+// float nearest to x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
 //
 //   q = x * reciprocal                       off by up to 1.5 units in its last place
 //   remainder = x - q * mantissa             nearly always exact, by one fma
 //   quotient = q + remainder * reciprocal    rounded once, by one fma
 //
-// The multiplication by scale is exact, unless the result is subnormal. So the result has the bits
-// of a true division, except where |x| is below 2^-102, the result is subnormal, or x is -0.0:
-// docs/SPLIT-PROOF.md, "Division by other divisors", explains the proof and these exceptions.
+// The multiplication by inverse_power is exact, unless the result is subnormal. So the result has
+// the bits of a true division, except where |x| is below 2^-102, the result is subnormal, or x is
+// -0.0: docs/SPLIT-PROOF.md, "Division by other divisors", explains the proof and these exceptions.
 template <>
 struct Divisor<float> {
   float mantissa;
   float reciprocal;      // of the mantissa
-  float scale;           // 2^-exponent, with the divisor's sign
-  bool is_power_of_two;  // the mantissa is 1, so that scale is the exact reciprocal of the divisor
+  float inverse_power;   // 2^-exponent, with the divisor's sign
+  bool is_power_of_two;  // the mantissa is 1, so that inverse_power is 1 / divisor, exactly
 
   explicit Divisor(double value) {
     const float divisor = static_cast<float>(value);
     const int exponent = std::ilogb(divisor);
     mantissa = std::scalbn(std::abs(divisor), -exponent);
     reciprocal = 1 / mantissa;
-    scale = std::copysign(std::scalbn(1.0f, -exponent), divisor);
+    inverse_power = std::copysign(std::scalbn(1.0f, -exponent), divisor);
     is_power_of_two = mantissa == 1;
   }
 
   // Returns true for the divisors 1, 2, 4 and so on up to 2^32.
-  bool is_small_power_of_two() const { return is_power_of_two && scale <= 1 && scale >= 0x1p-32f; }
+  bool is_small_power_of_two() const {
+    return is_power_of_two && inverse_power <= 1 && inverse_power >= 0x1p-32f;
+  }
 
   __device__ float quotient(float x) const {
-    if (is_power_of_two) return x * scale;
+    if (is_power_of_two) return x * inverse_power;
     float q = x * reciprocal;
     const bool is_finite = fabsf(q) < INFINITY;  // the remainder of an infinite x would be NaN
     if (is_finite) {
       const float remainder = fmaf(-q, mantissa, x);
       q = fmaf(remainder, reciprocal, q);
     }
-    return q * scale;
+    return q * inverse_power;
   }
 };
 
@@ -125,7 +128,7 @@ struct Epilogue {
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is that of the kernel's fast epilogue; see the top of this file.
+  // `vector_size` is for the kernel's fast epilogue; see the top of this file.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),
@@ -142,7 +145,9 @@ struct Epilogue {
   // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
   // power of two. The sign of such a zero is not promised (README, "Promises").
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
-  __device__ float finish_fast(float z) const { return ptx::max_nan(z, floor) * divisor.scale; }
+  __device__ float finish_fast(float z) const {
+    return ptx::max_nan(z, floor) * divisor.inverse_power;
+  }
 
   __device__ T* out_at(int row, int column) const {
     return out + static_cast<int64_t>(row) * n + column;
@@ -156,7 +161,7 @@ struct Epilogue {
 // ---------------------------------------------------------------------------- the general epilogue
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
-// their z, and stores them. `column` is that of the first element, a multiple of 4.
+// their z, and stores them. `column` is the first element's, a multiple of 4.
 //
 // A byte of the mask has the bits of 8 columns, so two threads share one. The numbers of their
 // lanes differ only in the bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four

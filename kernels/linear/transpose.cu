@@ -7,7 +7,7 @@
 //
 // run_gemm.h uses it for operands in a layout that no GEMM kernel reads.
 // sm90/gemm_one_product/launch.cuh uses it for a transposed weight when tiles have to be computed
-// again in TF32. docs/DESIGN.md compares its time with that of torch's copy.
+// again in TF32. docs/DESIGN.md compares its time with the time of torch's copy.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
 // neighbouring elements. But threads that read along a row of `source` would have to write along a
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   constexpr int kTile = Config::kTile;
   constexpr int kVector = Config::kVector;
-  __shared__ float tile[kTile][Config::kPitch];  // [column][row], those of `target`
+  __shared__ float tile[kTile][Config::kPitch];  // [column][row] of `target`
   start_next_kernel();
   wait_for_previous_kernel();  // which writes *is_needed
   if (is_needed != nullptr && *is_needed == 0) return;

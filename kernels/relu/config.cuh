@@ -25,7 +25,7 @@ struct ReluConfig {
   static constexpr int kThreads = kThreadsOfBlock;   // of a block
   static constexpr int kVectors = kVectorsOfThread;  // of a thread
   // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last (SizeLimits
-  // says why). The hint takes a few instructions to make, which small tensors do not repay.
+  // says why).
   static constexpr bool kIsLarge = kIsLargeTensor;
   using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
 };

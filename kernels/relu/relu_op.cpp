@@ -63,7 +63,7 @@ constexpr GradientLayout kConstantLayout{/*dimensions=*/1, /*sizes=*/{1}, /*stri
 // Each stride is the size of everything inside it, so all three merge into one dimension of size 24
 // and stride 1. With strides (24, 8, 2), they merge into one of size 24 and stride 2.
 std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef output_strides) {
-  c10::DimVector dimensions;  // without those of size 1
+  c10::DimVector dimensions;  // without dimensions of size 1
   for (int64_t d = 0; d < grad.dim(); ++d) {
     if (grad.size(d) > 1) dimensions.push_back(d);
   }

@@ -24,7 +24,7 @@ class ComparedResult(NamedTuple):
         index: which of the forward's results it is.
         inputs: the forward's inputs.
         previous_inputs: the inputs of the call before; empty if they were not kept.
-        expected: the reference's result.
+        reference_tensor: the reference's result.
         got: the solution's, as `flat_reals` returns it.
         comparison: their comparison.
     """
@@ -32,7 +32,7 @@ class ComparedResult(NamedTuple):
     index: int
     inputs: list
     previous_inputs: list
-    expected: ReferenceTensor
+    reference_tensor: ReferenceTensor
     got: torch.Tensor
     comparison: Comparison
 
@@ -45,8 +45,8 @@ def diagnose(grading: Grading, case_name: str, result: ComparedResult) -> str:
         case_name: the case.
         result: a result with a mistake.
     """
-    expected, comparison = result.expected, result.comparison
-    if result.got.is_floating_point() and _is_unwritten(expected, result.got):
+    reference_tensor, comparison = result.reference_tensor, result.comparison
+    if result.got.is_floating_point() and _is_unwritten(reference_tensor, result.got):
         return f"returns memory that it has not written: {case_name}"
     # Without memory for the guesses, the message names no resemblance.
     with suppress(torch.OutOfMemoryError, NoRoomError):
@@ -59,9 +59,9 @@ def diagnose(grading: Grading, case_name: str, result: ComparedResult) -> str:
     return f"{case_name}: {comparison.mistake}"
 
 
-def _is_unwritten(expected: ReferenceTensor, got: torch.Tensor) -> bool:
+def _is_unwritten(reference_tensor: ReferenceTensor, got: torch.Tensor) -> bool:
     """Return whether most of a result is the NaN that free memory was filled with."""
-    unwritten = got.isnan() & ~expected.eager.isnan()
+    unwritten = got.isnan() & ~reference_tensor.eager.isnan()
     return count_true(unwritten) > len(got) / 2
 
 
@@ -73,7 +73,7 @@ def resemblance(grading: Grading, result: ComparedResult) -> str:
         if guess.shape != got.shape or guess.dtype != got.dtype or len(got) <= 1:
             continue
         # A mistake that gives the right result for these inputs is not the reason.
-        is_right_here = _is_near(guess, result.expected.eager)
+        is_right_here = _is_near(guess, result.reference_tensor.eager)
         if not is_right_here and _is_near(got, guess):
             return words
     for earlier in grading.earlier_results:
@@ -85,7 +85,7 @@ def resemblance(grading: Grading, result: ComparedResult) -> str:
 def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor]:
     """Return tensors that a wrong result may be, by words for the message."""
     problem, reference, inputs = grading.problem, grading.reference, result.inputs
-    guesses = {"returns zeros": torch.zeros_like(result.expected.eager)}
+    guesses = {"returns zeros": torch.zeros_like(result.reference_tensor.eager)}
     for i in problem.input_source.tensor_indices:
         guesses[f"returns a copy of its input {i}"] = inputs[i]
     if result.index == 0:
@@ -94,7 +94,7 @@ def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor
         previous_results = problem.run(reference.previous, inputs)
         guesses["answers with old parameters"] = previous_results[result.index]
     if result.index == 0 and forms_of(result.previous_inputs) == forms_of(inputs):
-        guesses[REPLAYS] = reference.run(result.previous_inputs)[0]
+        guesses[REPLAYS] = reference.eager_results(result.previous_inputs)[0]
     return guesses
 
 

@@ -19,8 +19,7 @@ from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
-from referee.names import MODULE
+from referee.messages import MAX_LINE_LENGTH
 from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
@@ -82,7 +81,7 @@ def _note_errors_of_gradients(grading: Grading) -> None:
                 grading.problem.setting,
                 quantity.name,
                 solution=quantity.comparison.errors,
-                reference=quantity.expected.reference_errors,
+                reference=quantity.reference_tensor.reference_errors,
             )
 
 
@@ -114,7 +113,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         quantities = _compare_step(grading, inputs, quantities)
         if not quantities:
             return []
-        grading.verdict.count += 1
+        grading.verdict.case_count += 1
         del inputs  # the next ones may need the memory
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
@@ -126,7 +125,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         grading.verdict.notes.append(f"forward only: wrong {names}")
         return []
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
-    raise NotCorrectError(WRONG, mistakes[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
 
 def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
@@ -147,7 +146,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    if not _set_expected(grading, step, quantities):
+    if not _set_reference_tensors(grading, step, quantities):
         return []
     reply = _ask(grading, step, quantities)
     if reply is None:
@@ -162,20 +161,22 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     return quantities
 
 
-def _set_expected(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
-    """Run the reference's step and set what is expected of each quantity.
+def _set_reference_tensors(
+    grading: Grading, step: StepArguments, quantities: list[Quantity]
+) -> bool:
+    """Run the reference's step and set the reference tensor of each quantity.
 
     Returns:
         Whether the reference has gradients that can be compared.
     """
-    expected = grading.reference.expected_step(step)
-    if expected is None:
+    reference_step = grading.reference.reference_step(step)
+    if reference_step is None:
         return False
-    grading.problem.why_no_float64_in_steps = expected.why_no_float64
-    for quantity, tensor in zip(quantities, expected.tensors, strict=True):
-        if quantity.expected and tensor and quantity.expected.shape != tensor.shape:
+    grading.problem.why_no_float64_in_steps = reference_step.why_no_float64
+    for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
+        if quantity.reference_tensor and tensor and quantity.reference_tensor.shape != tensor.shape:
             return False  # its shape depends on the inputs' values
-        quantity.expected = tensor
+        quantity.reference_tensor = tensor
     return True
 
 
@@ -194,7 +195,7 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.expected:
+        if quantity.reference_tensor:
             prefix = f"{quantity.name}, recorded: "
             place = ResultPlace(0, result_index)
             got = read_quantity(grading, quantity, description, prefix, place)
@@ -213,12 +214,11 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         room = bench.memory.room_for(_blanks(grading, quantities), 1)
     try:
         return grading.solution.ask(
-            "run_steps",
-            call_name=MODULE,
+            "run_checked_step",
             inputs=bench.memory.input_locations(1),
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
-            nan_bytes=_largest_bytes(quantities),
+            result_bytes=_largest_bytes(quantities),
             outputs=room,
         )
     except RaisedError as raised:
@@ -234,18 +234,18 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    tensors = [quantity.expected for quantity in quantities if quantity.expected]
+    tensors = [quantity.reference_tensor for quantity in quantities if quantity.reference_tensor]
     return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
-    """Return an uninitialized tensor for each quantity; an empty one where nothing is expected."""
+    """Return a tensor for each quantity, with any values; empty where the reference has none."""
     blanks = []
     for quantity in quantities:
-        if quantity.expected is None:
+        if quantity.reference_tensor is None:
             blanks.append(torch.empty(0, device=grading.device))
             continue
-        shape, dtype = quantity.expected.shape, quantity.expected.dtype
+        shape, dtype = quantity.reference_tensor.shape, quantity.reference_tensor.dtype
         blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
     return blanks
 
@@ -267,11 +267,11 @@ def _has_all_gradients(
         )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.expected and description.get("type") == "NoneType":
+        if quantity.reference_tensor and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
         return True
-    gradients = [quantity for quantity in quantities[output_count:] if quantity.expected]
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.reference_tensor]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    grading.verdict.notes.append(f"forward only{which}"[:LONGEST_LINE])
+    grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
     return False

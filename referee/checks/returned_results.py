@@ -9,22 +9,27 @@ import torch
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.described_results import ResultPlace, elements_share_memory
 from referee.contestants.forms import dtype_name
-from referee.contestants.reading import BadDescriptionError, UnreadableError, as_indexable, checked
+from referee.contestants.reading import (
+    BadDescriptionError,
+    UnreadableError,
+    as_indexable,
+    validated,
+)
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-LONGEST_TYPE = 100  # characters of a type's name in a message
-LONGEST_NESTING = 50  # its characters in a message
-MOST_REPORTED = 32  # elements in a reply, see `check_complete`
+MAX_TYPE_LENGTH = 100  # characters of a type's name in a message
+MAX_NESTING_LENGTH = 50  # its characters in a message
+MAX_REPORTED = 32  # elements in a reply, see `check_complete`
 
 
 def check_results(
     grading: Grading,
     case_name: str,
     returned: dict,
-    expected: list[ReferenceTensor] | list[torch.Tensor],
+    reference_results: list[ReferenceTensor] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
@@ -32,20 +37,22 @@ def check_results(
         grading: the file under grading.
         case_name: the case in messages.
         returned: the reply's description of what the call has returned.
-        expected: the reference's results.
+        reference_results: the reference's results.
 
     Returns:
         The descriptions of the results.
     """
     nesting, descriptions = returned.get("nesting"), returned["results"]
     expected_nesting = grading.problem.nesting
-    if nesting != expected_nesting or len(descriptions) != len(expected):
-        reason = f"returns {str(nesting)[:LONGEST_NESTING]}, expected {expected_nesting}"
+    if nesting != expected_nesting or len(descriptions) != len(reference_results):
+        reason = f"returns {str(nesting)[:MAX_NESTING_LENGTH]}, expected {expected_nesting}"
         raise NotCorrectError(WRONG, f"{case_name}: {reason}, where * is a tensor")
-    for result_index, (description, tensor) in enumerate(zip(descriptions, expected, strict=True)):
-        prefix = f"{case_name}, output {result_index}: " if len(expected) > 1 else f"{case_name}: "
-        check_description(grading, description, tensor, prefix)
-        check_elements_apart(description, tensor, prefix)
+    has_several = len(reference_results) > 1
+    for result_index, reference_result in enumerate(reference_results):
+        description = descriptions[result_index]
+        prefix = f"{case_name}, output {result_index}: " if has_several else f"{case_name}: "
+        check_description(grading, description, reference_result, prefix)
+        check_elements_apart(description, reference_result, prefix)
         if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
             reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
             raise NotCorrectError(WRONG, reason)
@@ -53,32 +60,35 @@ def check_results(
 
 
 def check_description(
-    grading: Grading, description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+    grading: Grading,
+    description: dict,
+    reference_result: ReferenceTensor | torch.Tensor,
+    prefix: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
 
     Args:
         grading: the file under grading.
         description: describes the result.
-        expected: the reference's result.
+        reference_result: the reference's result.
         prefix: the beginning of a message.
     """
-    kind = str(description.get("type"))[:LONGEST_TYPE]
+    kind = str(description.get("type"))[:MAX_TYPE_LENGTH]
     if kind != "Tensor":
         raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
     expected_entries = {
-        "dtype": dtype_name(expected.dtype),
+        "dtype": dtype_name(reference_result.dtype),
         "device": str(grading.device),
-        "shape": list(expected.shape),
+        "shape": list(reference_result.shape),
     }
     for name, value in expected_entries.items():
         if description.get(name) != value:
-            got = str(description.get(name))[:LONGEST_LINE]
+            got = str(description.get(name))[:MAX_LINE_LENGTH]
             raise NotCorrectError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
 
 
 def check_elements_apart(
-    description: dict, expected: ReferenceTensor | torch.Tensor, prefix: str
+    description: dict, reference_result: ReferenceTensor | torch.Tensor, prefix: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 
@@ -86,15 +96,15 @@ def check_elements_apart(
 
     Args:
         description: describes the result.
-        expected: the reference's result.
+        reference_result: the reference's result.
         prefix: the beginning of a message.
     """
-    is_tensor = isinstance(expected, torch.Tensor)
-    expected_strides = expected.stride() if is_tensor else expected.strides
-    if elements_share_memory(expected.shape, expected_strides):
+    is_tensor = isinstance(reference_result, torch.Tensor)
+    reference_strides = reference_result.stride() if is_tensor else reference_result.strides
+    if elements_share_memory(reference_result.shape, reference_strides):
         return
     try:
-        strides = checked(description)["strides"]
+        strides = validated(description)["strides"]
     except BadDescriptionError:  # the result cannot be read either, and the reading says why
         return
     if elements_share_memory(description["shape"], strides):
@@ -102,7 +112,7 @@ def check_elements_apart(
             f"elements of its result share memory (strides {strides}), the reference's do not; "
             "contiguous() separates them"
         )
-        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:LONGEST_LINE])
+        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:MAX_LINE_LENGTH])
 
 
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
@@ -131,7 +141,7 @@ def read_result(
         return grading.solution.reader.whole(description)
     except UnreadableError as error:
         reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
-        raise NotCorrectError(WRONG, reason[:LONGEST_LINE]) from None
+        raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
     except BadDescriptionError as error:
         raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
@@ -153,7 +163,7 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
-    is_valid = isinstance(indices, list) and len(indices) <= MOST_REPORTED
+    is_valid = isinstance(indices, list) and len(indices) <= MAX_REPORTED
     if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
         late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
@@ -162,4 +172,4 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
         "its result is not complete on the current stream when the call has returned; "
         "let this stream wait for the others"
     )
-    raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:MAX_LINE_LENGTH])

@@ -32,7 +32,7 @@ class OutputGradients(NamedTuple):
 
 def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
     """Draw gradients for the reference's outputs."""
-    outputs = grading.reference.run(inputs)
+    outputs = grading.reference.eager_results(inputs)
     gradients = draw_gradients(outputs)
     output_count = len(outputs)
     mask = grading.problem.where_gradients_pass(grading.reference.module, inputs)
@@ -54,7 +54,7 @@ def read_quantity(
         prefix: the beginning of a message.
         place: its place in the reply.
     """
-    check_description(grading, description, quantity.expected, prefix)
+    check_description(grading, description, quantity.reference_tensor, prefix)
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.expected, prefix)
+        check_elements_apart(description, quantity.reference_tensor, prefix)
     return read_result(grading, description, quantity.name, place)

@@ -20,7 +20,7 @@ from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.contestants.described_results import ResultPlace
 from referee.grading import Grading
-from referee.messages import LONGEST_LINE
+from referee.messages import MAX_LINE_LENGTH
 from referee.names import COMPILED, MODULE
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.samples import RoundSamples, note_clock
@@ -115,11 +115,11 @@ class DrawnRound(NamedTuple):
 
     Attributes:
         inputs: the arguments of each call.
-        expected: the reference's results of each call.
+        eager_results: the reference's results of each call.
     """
 
     inputs: list[list]
-    expected: list[list[torch.Tensor]]
+    eager_results: list[list[torch.Tensor]]
 
 
 class _ForwardRounds:
@@ -162,7 +162,7 @@ class _ForwardRounds:
         grading = self._grading
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
-        templates = drawn.expected[0] if timed_call.call == MODULE else None
+        templates = drawn.eager_results[0] if timed_call.call == MODULE else None
         timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["returned"], drawn, timed.early)
@@ -182,18 +182,18 @@ def _draw_round(grading: Grading, calls: int) -> DrawnRound:
     grading.reference.redraw_values()
     inputs_of_calls = [problem.draw() for _ in range(calls)]
     grading.latest_inputs = inputs_of_calls[0]
-    expected_calls = [grading.reference.run(inputs) for inputs in inputs_of_calls]
+    eager_results = [grading.reference.eager_results(inputs) for inputs in inputs_of_calls]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
-    return DrawnRound(inputs_of_calls, expected_calls)
+    return DrawnRound(inputs_of_calls, eager_results)
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
     """Set the times of all timed calls in the rounds so far."""
     overhead = samples.overhead()
     for name, its_samples in samples.by_name.items():
-        walls = [sample.request_seconds / len(sample.call_seconds) for sample in its_samples]
-        timings.set(name, overhead.seconds_of_calls(its_samples), walls)
+        wall_seconds = [sample.mean_call_by_referee for sample in its_samples]
+        timings.set(name, overhead.seconds_of_calls(its_samples), wall_seconds)
     timings.lateness = samples.lateness()
 
 
@@ -213,8 +213,10 @@ def _compare_calls(
     """
     check_intact(grading, "a timed call", len(returned))
     fill_with_nan(grading, len(returned))
-    for call_index, of_call in enumerate(returned):
-        descriptions = check_results(grading, "a timed call", of_call, drawn.expected[call_index])
+    for call_index, returned_by_call in enumerate(returned):
+        descriptions = check_results(
+            grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
+        )
         for result_index, description in enumerate(descriptions):
             place = ResultPlace(call_index, result_index)
             got = read_result(grading, description, "a timed call", place)
@@ -237,12 +239,12 @@ def _compare_result(
     call_index, result_index = place
     tensor = grading.findings.reference_tensors[result_index]
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
-    expected = drawn.expected[call_index][result_index]
-    mistake = tensor.other_draws.find_mistake(got, expected, second_look)
+    eager_result = drawn.eager_results[call_index][result_index]
+    mistake = tensor.other_draws.find_mistake(got, eager_result, second_look)
     if not mistake:
         return
-    for other_index, others in enumerate(drawn.expected):
+    for other_index, others in enumerate(drawn.eager_results):
         is_other = other_index != call_index
         if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
-    raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:LONGEST_LINE])
+    raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

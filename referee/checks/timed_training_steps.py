@@ -56,11 +56,11 @@ class DrawnStep(NamedTuple):
 
     Attributes:
         arguments: the module, the inputs and the outputs' gradients.
-        expected: the reference's results and gradients.
+        eager_results: the reference's results and gradients.
     """
 
     arguments: StepArguments
-    expected: list[torch.Tensor | None]
+    eager_results: list[torch.Tensor | None]
 
 
 class ChangingShapeError(Exception):
@@ -197,8 +197,10 @@ class _StepRounds:
         """
         check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
         fill_with_nan(self._grading, len(returned))
-        for call_index, (of_step, drawn) in enumerate(zip(returned, drawn_steps, strict=True)):
-            self._compare_step(call_index, of_step["results"], drawn, early)
+        for call_index, (returned_by_step, drawn) in enumerate(
+            zip(returned, drawn_steps, strict=True)
+        ):
+            self._compare_step(call_index, returned_by_step["results"], drawn, early)
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
@@ -219,16 +221,16 @@ class _StepRounds:
             raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
         other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
-            expected = drawn.expected[result_index]
-            if quantity.expected is None or expected is None:
+            eager_result = drawn.eager_results[result_index]
+            if quantity.reference_tensor is None or eager_result is None:
                 continue
-            if quantity.expected.shape != list(expected.shape):
+            if quantity.reference_tensor.shape != list(eager_result.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
             got = self._read(quantity, description, ResultPlace(call_index, result_index), early)
             quantity.compare_timed(
                 got,
-                expected,
+                eager_result,
                 second_look=reference.second_look(drawn.arguments.inputs, result_index),
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
@@ -277,12 +279,12 @@ def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnSt
     """
     output_gradients = draw_output_gradients(grading, inputs).gradients
     arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
-    return DrawnStep(arguments, grading.reference.run_step(arguments))
+    return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
 
 
 def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:
     """Return tensors like the results and gradients of a step; an empty one where there is none."""
-    return [torch.empty(0) if x is None else x for x in drawn.expected]
+    return [torch.empty(0) if x is None else x for x in drawn.eager_results]
 
 
 class _ErrorsOfOtherRoundings:
@@ -301,6 +303,6 @@ class _ErrorsOfOtherRoundings:
     def error_of(self, result_index: int) -> float:
         """Return the largest typical error of a result or gradient with other roundings."""
         if not self._errors:
-            arguments, expected = self._drawn
-            self._errors = self._reference.errors_of_other_roundings(arguments, expected)
+            arguments, eager_results = self._drawn
+            self._errors = self._reference.errors_of_other_roundings(arguments, eager_results)
         return self._errors[result_index]

@@ -12,7 +12,7 @@ from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
 from referee.contestants.described_results import ResultPlace
-from referee.contestants.memory import free_bytes
+from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
 from referee.reference.problem import Problem
@@ -24,10 +24,10 @@ FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
 # So many results are held while later calls run, to see whether a call overwrites one of them. This
 # detects a module that returns up to so many buffers in turn.
-MOST_HELD_RESULTS = 4
+MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.
-LARGEST_HELD = {"cpu": 1 << 30, "cuda": 1 << 33}
+MAX_HELD_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
 # Held results take at most this part of the free memory. A result that takes more is held alone.
 SHARE_FOR_HELD = 1 / 8
 
@@ -99,7 +99,9 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
             grading.reference.redraw_values()
         is_last = index == count - 1
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
-        compared.add(check_case(grading, case, for_timed_calls=True))
+        checked = check_case(grading, case)
+        compared.add(checked.comparisons)
+        grading.findings.reference_tensors = checked.reference_tensors
     return compared
 
 
@@ -204,25 +206,25 @@ def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
 def _count_of_held_results(grading: Grading) -> int:
     """Return how many results are held while a later call runs; 0 if one is too large."""
     problem = grading.problem
-    largest = LARGEST_HELD[grading.device.type]
+    largest = MAX_HELD_BYTES[grading.device.type]
     if problem.output_bytes > largest:
         return 0
     bytes_of_call = max(problem.output_bytes, problem.input_bytes)
     room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
     count_in_room = room // bytes_of_call
-    return max(1, min(MOST_HELD_RESULTS, count_in_room))
+    return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
 def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
     """Check the results of a call after later calls, which may have overwritten them."""
-    expected = grading.reference.run(call.inputs)
-    descriptions = check_results(grading, call.name, call.returned, expected)
+    eager_results = grading.reference.eager_results(call.inputs)
+    descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
         place = ResultPlace(0, result_index)
         got = read_result(grading, description, call.name, place).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = tensor.other_draws.find_mistake(got, expected[result_index], second_look)
+        mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):
@@ -244,9 +246,9 @@ def _is_result_of_a_call(
     """
     other_draws = grading.findings.reference_tensors[result_index].other_draws
     for call in calls:
-        expected = grading.reference.run(call.inputs)[result_index]
-        has_its_size = expected.numel() == len(got)
-        if has_its_size and other_draws.find_mistake(got, expected) is None:
+        eager_result = grading.reference.eager_results(call.inputs)[result_index]
+        has_its_size = eager_result.numel() == len(got)
+        if has_its_size and other_draws.find_mistake(got, eager_result) is None:
             return True
     return False
 

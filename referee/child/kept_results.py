@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from referee.contestants.described_results import describe, flatten, plain
+from referee.contestants.described_results import as_plain_tensor, describe, flatten
 from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
 
@@ -50,7 +50,7 @@ class KeptResults:
 
     def _keep(self, leaf: object) -> dict:
         """Keep a result; return a description of it."""
-        plain_tensor = plain(leaf)
+        plain_tensor = as_plain_tensor(leaf)
         self._kept += [leaf, plain_tensor]
         description = describe(leaf if plain_tensor is None else plain_tensor)
         # On a CPU and for an empty tensor there is no "handle". It is None if CUDA IPC cannot share
@@ -92,7 +92,7 @@ def read_at_once(returned: object, device: torch.device, generator: random.Rando
         return {}
     tensors = {}
     for result_index, leaf in enumerate(flatten(returned)[1]):
-        x = plain(leaf)
+        x = as_plain_tensor(leaf)
         if x is not None and x.is_cuda and x.numel():
             tensors[result_index] = x
     if not tensors:

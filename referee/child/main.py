@@ -2,7 +2,7 @@
 
     start                   server: forks a contestant for each request on a socket
       _become_contestant    contestant: sets up its output
-        _set_limits         contestant: sets its rights and limits
+        _limit_solution     contestant: if it is a solution, limits its memory and files
         _answer_all         contestant: reads requests, has them handled, writes replies
 
 The server has imported torch but never computes. So it has no OpenMP threads, which a fork would
@@ -23,6 +23,7 @@ import torch.fx.experimental.symbolic_shapes  # else each contestant's first bac
 from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
 from referee.contestants.mapping import Mapping
+from referee.contestants.role import Role
 
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork
 MAX_ERROR_CHARACTERS = 1 << 14  # of a message; a compiler's first errors fit
@@ -35,7 +36,8 @@ def start(descriptor: int) -> None:
     A request is a JSON dictionary with four file descriptors:
 
         {"device": "cpu",          where the contestant computes
-         "most_bytes": 1000000,    limit of its memory, 0 for none
+         "role": "solution",       or "eager"
+         "most_bytes": 1000000,    limit of a solution's memory
          "walls": true}            whether it gets a PID namespace of its own
         descriptors: requests, replies, shared memory, output
 
@@ -66,36 +68,37 @@ def start(descriptor: int) -> None:
 
 
 def _become_contestant(
-    settings: dict, requests: int, replies: int, memory: int, output: int
+    settings: dict, requests: int, replies: int, pool_descriptor: int, output: int
 ) -> NoReturn:
     """Do the work of a contestant's process; see `start` for the settings and descriptors."""
     os.setsid()
     for stream in (1, 2):  # stdout and stderr
         os.dup2(output, stream)
     os.close(output)
-    _set_limits(settings["most_bytes"])
+    prctl.die_with_parent()  # the parent is the referee
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if settings["role"] == Role.SOLUTION:
+        _limit_solution(settings["most_bytes"])
     device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    _answer_all(requests, replies, memory, device)
+    _answer_all(requests, replies, pool_descriptor, device)
 
 
-def _set_limits(most_bytes: int) -> None:
-    """Limit what this process may do; `most_bytes` is 0 for eager.
+def _limit_solution(most_bytes: int) -> None:
+    """Limit what a solution may allocate and write, and show its memory.
 
-    A solution shows its memory, because the referee reads results there. Eager's memory stays
-    hidden, as the server's is, so that no solution of the same user can read it.
+    The referee reads results in the solution's memory. Eager's memory stays hidden, as the server's
+    is, so that no solution of the same user can read it.
     """
-    prctl.die_with_parent()  # the parent is the referee
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    is_solution = most_bytes > 0
-    if is_solution:
-        prctl.show_memory()
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
+    prctl.show_memory()
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
 
 
-def _answer_all(requests: int, replies: int, memory: int, device: torch.device) -> NoReturn:
+def _answer_all(
+    requests: int, replies: int, pool_descriptor: int, device: torch.device
+) -> NoReturn:
     """Answer requests, one JSON line each, until the pipe of requests ends.
 
     A request is {"method": ..., "arguments": {...}, "token": "..."}, where the method is one of
@@ -106,11 +109,11 @@ def _answer_all(requests: int, replies: int, memory: int, device: torch.device) 
     Args:
         requests: the descriptor of the pipe of requests.
         replies: the descriptor of the pipe of replies.
-        memory: the descriptor of the shared memory.
+        pool_descriptor: the descriptor of the shared memory.
         device: where the module computes.
     """
-    mapping = Mapping(memory, device)
-    os.close(memory)
+    mapping = Mapping(pool_descriptor, device)
+    os.close(pool_descriptor)
     handler = RequestHandler(mapping, device)
     _reply(replies, {"token": "", "addresses": mapping.addresses})
     with os.fdopen(requests, "rb") as lines, torch.no_grad():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-LARGEST_THRESHOLD = 32 << 20
+MAX_THRESHOLD = 32 << 20
 FREED_FIRST_BYTES = 31 << 20  # just below the largest threshold
 # A result of fewer bytes may get a free block that is up to LARGER_BYTES larger than itself.
 SMALL_BYTES = 1 << 20
@@ -26,13 +26,11 @@ def set_malloc_threshold() -> None:
 
 
 def fill_free_memory_with_nan(size: int, device: torch.device) -> None:
-    """Fill free memory with NaN; do nothing for the size 0.
+    """Fill free memory with NaN.
 
     The allocator probably uses this memory for a result of `size` bytes next. If the solution does
     not write its whole result, NaN stays in it.
     """
-    if size == 0:
-        return
     # All blocks are held at once. Otherwise each would be the memory of the one before.
     blocks = [
         torch.empty(block_size, dtype=torch.uint8, device=device).fill_(0xFF)
@@ -45,12 +43,12 @@ def _sizes_of_likely_blocks(size: int) -> list[int]:
     """Return the sizes of blocks of which the allocator probably takes one for a result.
 
     For 1,000 bytes these are 1,000, 1,064 and so on up to 1,960. Between SMALL_BYTES and
-    LARGEST_THRESHOLD, the result may get any of several free blocks: for 2 MiB, four times 2 MiB.
+    MAX_THRESHOLD, the result may get any of several free blocks: for 2 MiB, four times 2 MiB.
     For 64 MiB the list has only 64 MiB: malloc keeps no such block, but a GPU's allocator does.
     """
     if size < SMALL_BYTES:
         return list(range(size, size + LARGER_BYTES, 64))
-    if size < LARGEST_THRESHOLD:
+    if size < MAX_THRESHOLD:
         return [size] * 4
     return [size]
 

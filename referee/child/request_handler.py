@@ -2,6 +2,7 @@
 
     import_file, set_precision, construct, adopt     make the module, before it is called
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
+    run_checked_forward, run_checked_step            call it once, in memory full of NaN
     is_finite, count_saved_bytes                     call it to find something out
     prepare_yardsticks                               makes yardsticks
     map_pages                                        maps the shared memory again
@@ -17,8 +18,10 @@ The referee believes none of these replies: the solution can change all that is 
 import base64
 import gc
 import os
+import random
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -28,10 +31,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from referee.child.call_timer import CallTimer
-from referee.child.kept_results import KeptResults
-from referee.child.nan_memory import set_malloc_threshold
+from referee.child.kept_results import KeptResults, read_at_once
+from referee.child.nan_memory import (
+    fill_free_memory_with_nan,
+    fill_new_tensors_with_nan,
+    set_malloc_threshold,
+)
 from referee.child.yardsticks import YardstickMaker
-from referee.contestants.autograd import recorded, sources_of
+from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.described_results import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
@@ -61,7 +68,8 @@ class RequestHandler:
         self._callables: dict[str, Callable] = {}  # what can be called: see `referee.names`
         self._results = KeptResults(mapping, device)
         set_malloc_threshold()
-        self._timer = CallTimer(self._results, device)
+        self._timer = CallTimer(device)
+        self._random = random.Random()  # torch's and Python's generators are the solution's
         ready_result = torch.zeros(1, device=device)
         self._callables[NOTHING] = lambda *inputs: ready_result
 
@@ -134,38 +142,28 @@ class RequestHandler:
             state[name].data = shared
 
     def run_forwards(
-        self,
-        call_name: str,
-        inputs: list[dict],
-        fill_new_tensors: bool = False,
-        nan_bytes: int = 0,
-        outputs: list[dict] | None = None,
+        self, call_name: str, inputs: list[dict], outputs: list[dict] | None = None
     ) -> dict:
         """Run a forward for each of the inputs; return seconds and descriptions of the results.
 
         Args:
             call_name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
             inputs: the location of each call's arguments.
-            fill_new_tensors: torch fills every new tensor with NaN.
-            nan_bytes: 0 in timed requests. In checks, how many bytes of free memory are filled with
-                NaN before the calls. The reply then has some elements of the last call's results,
-                see `kept_results.read_at_once`.
             outputs: a location for each call, to which its results are copied; None if the referee
                 can read results where they are.
         """
         arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
-        call = self._callables[call_name]
-        self._timer.prepare(nan_bytes)
-        returned = self._timer.run_forwards(call, arguments_of_calls, fill_new_tensors)
-        return self._timer.make_reply(returned, nan_bytes, outputs)
+        self._timer.wake_threads()
+        returned = self._timer.run_forwards(self._callables[call_name], arguments_of_calls)
+        times = self._timer.finish()
+        return times | {"returned": self._results.keep_all(returned, outputs)}
 
-    def run_steps(  # noqa: PLR0913, PLR0917 - the parts of a request, by keyword
+    def run_steps(
         self,
         call_name: str,
         inputs: list[dict],
         output_gradients: list[dict],
         parameters: list[str],
-        nan_bytes: int = 0,
         outputs: list[dict] | None = None,
     ) -> dict:
         """Run a training step for each of the inputs; return seconds and descriptions.
@@ -178,25 +176,99 @@ class RequestHandler:
             inputs: the location of each step's arguments.
             output_gradients: the location of the outputs' gradients for each step.
             parameters: names of the parameters whose gradients are computed.
-            nan_bytes: as in `run_forwards`.
             outputs: a location for copies of each step's results, as in `run_forwards`.
         """
+        tensors = self._parameters(parameters)
+        self._timer.wake_threads()
+        returned = [
+            self._run_step(call_name, location, gradients_location, tensors)
+            for location, gradients_location in zip(inputs, output_gradients, strict=True)
+        ]
+        times = self._timer.finish()
+        seconds = times["seconds"]  # of a forward, its backward, the next forward, ...
+        times["seconds"] = {"forward": seconds[::2], "backward": seconds[1::2]}
+        return times | {"returned": self._results.keep_all(returned, outputs)}
+
+    def run_checked_forward(
+        self,
+        inputs: list[dict],
+        result_bytes: int,
+        fill_new_tensors: bool,
+        outputs: list[dict] | None = None,
+    ) -> dict:
+        """Run one forward of the module in memory full of NaN; return a description of its results.
+
+        The reply also has some elements of the results, see `kept_results.read_at_once`.
+
+        Args:
+            inputs: the location of the arguments, the only one of a list.
+            result_bytes: the size of the results. As many bytes of free memory are filled with NaN.
+            fill_new_tensors: whether torch fills every new tensor with NaN meanwhile.
+            outputs: a location for a copy of the results, as in `run_forwards`.
+        """
+        arguments = self._mapping.tensors(inputs[0])
+        fill_free_memory_with_nan(result_bytes, self._device)
+        self._timer.wake_threads()
+        with fill_new_tensors_with_nan() if fill_new_tensors else nullcontext():
+            returned = self._timer.run_forwards(self._callables[MODULE], [arguments])
+        return self._reply_to_check(returned, outputs)
+
+    def run_checked_step(
+        self,
+        inputs: list[dict],
+        output_gradients: list[dict],
+        parameters: list[str],
+        result_bytes: int,
+        outputs: list[dict] | None = None,
+    ) -> dict:
+        """Run one training step of the module, as `run_checked_forward` runs a forward.
+
+        Args:
+            inputs: the location of the arguments, the only one of a list.
+            output_gradients: the location of the outputs' gradients, the only one of a list.
+            parameters: names of the parameters whose gradients are computed.
+            result_bytes: the size of the largest result or gradient. As many bytes of free memory
+                are filled with NaN.
+            outputs: a location for a copy of the results, as in `run_forwards`.
+        """
+        tensors = self._parameters(parameters)
+        fill_free_memory_with_nan(result_bytes, self._device)
+        self._timer.wake_threads()
+        returned = [self._run_step(MODULE, inputs[0], output_gradients[0], tensors)]
+        return self._reply_to_check(returned, outputs)
+
+    def _run_step(
+        self,
+        call_name: str,
+        location: dict,
+        gradients_location: dict,
+        parameters: list[torch.Tensor],
+    ) -> object:
+        """Time a training step; return its results.
+
+        Args:
+            call_name: the call's name, as in `run_forwards`.
+            location: the location of the step's arguments.
+            gradients_location: the location of the outputs' gradients.
+            parameters: those whose gradients are computed.
+        """
         call = self._callables[call_name]
-        state = self._state()
-        returned: list = []
-        self._timer.prepare(nan_bytes)
-        for location, gradients_location in zip(inputs, output_gradients, strict=True):
-            arguments = recorded(self._mapping.tensors(location))
-            gradients = self._mapping.tensors(gradients_location)
-            if call_name == NOTHING:
-                returned.append(self._timer.run_empty_step(call, arguments))
-            else:
-                sources = sources_of(arguments, state, parameters)
-                returned.append(self._timer.run_step(call, arguments, sources, gradients))
-        reply = self._timer.make_reply(returned, nan_bytes, outputs)
-        seconds = reply["seconds"]  # of a forward, its backward, the next forward, ...
-        reply["seconds"] = {"forward": seconds[::2], "backward": seconds[1::2]}
-        return reply
+        arguments = with_gradient_leaves(self._mapping.tensors(location))
+        gradients = self._mapping.tensors(gradients_location)
+        if call_name == NOTHING:
+            return self._timer.run_empty_step(call, arguments)
+        sources = sources_of(arguments, parameters)
+        return self._timer.run_step(call, arguments, sources, gradients)
+
+    def _reply_to_check(self, returned: list, outputs: list[dict] | None) -> dict:
+        """Keep what a check's one call has returned; return the reply.
+
+        Some elements are read before `finish`, which waits for all streams: a result that another
+        stream still computes is then found.
+        """
+        elements = read_at_once(returned[0], self._device, self._random)
+        self._timer.finish()
+        return {"returned": self._results.keep_all(returned, outputs), "elements": elements}
 
     def map_pages(self, locations: list[dict]) -> None:
         """Map all pages of the shared memory at some locations, see `Mapping.map_pages`."""
@@ -247,7 +319,7 @@ class RequestHandler:
         Args:
             inputs: locations of arguments; the first alone is used.
         """
-        arguments = recorded(self._mapping.tensors(inputs[0]))
+        arguments = with_gradient_leaves(self._mapping.tensors(inputs[0]))
         bytes_of: dict[int, int] = {}  # from a storage's address to its size
 
         def count(saved: torch.Tensor) -> torch.Tensor:
@@ -263,7 +335,7 @@ class RequestHandler:
         return {"bytes": sum(bytes_of.values())}
 
     def prepare_yardsticks(
-        self, names: list[str], inputs: list[dict], copied_bytes: int, own_file: list[str]
+        self, names: list[str], inputs: list[dict], copied_bytes: int, yardstick_file: list[str]
     ) -> dict:
         """Set up the yardsticks; return their names and notes on those that are not possible.
 
@@ -271,17 +343,17 @@ class RequestHandler:
             names: the yardsticks to set up.
             inputs: locations of arguments; the first alone is used.
             copied_bytes: bytes that a copy reads; it writes as many.
-            own_file: path and text (in base64) of the file with the problem's own yardsticks; empty
-                if it has none.
+            yardstick_file: path and text (in base64) of the file with the problem's own yardsticks;
+                empty if it has none.
         """
         # The yardsticks of an earlier request go first: new ones may need their memory.
         self._callables = {name: self._callables[name] for name in (MODULE, NOTHING)}
-        own_yardsticks = None
-        if own_file:
-            path, text = own_file
-            own_yardsticks = execute("yardsticks", path, base64.b64decode(text))
+        problems_yardsticks = None
+        if yardstick_file:
+            path, text = yardstick_file
+            problems_yardsticks = execute("yardsticks", path, base64.b64decode(text))
         arguments = self._mapping.tensors(inputs[0])
-        maker = YardstickMaker(self._module, arguments, copied_bytes, own_yardsticks)
+        maker = YardstickMaker(self._module, arguments, copied_bytes, problems_yardsticks)
         callables: dict[str, Callable] = {}
         notes = []
         for name in names:
@@ -292,6 +364,11 @@ class RequestHandler:
                 notes.append(f"{name} is left out: {first_line or type(error).__name__}")
         self._callables |= callables
         return {"names": list(callables), "notes": notes}
+
+    def _parameters(self, names: list[str]) -> list[torch.Tensor]:
+        """Return the module's parameters that have these names."""
+        state = self._state()
+        return [state[name] for name in names]
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""
@@ -308,8 +385,8 @@ def _find_class(module: ModuleType, class_names: list[str]) -> Callable:
         candidate = getattr(module, name, None)
         if callable(candidate):
             return candidate
-    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
-    found = ", ".join(own) or "no class or function"
+    defined = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == "solution"]
+    found = ", ".join(defined) or "no class or function"
     raise AttributeError(f"the file defines no {class_names[-1]}; it defines {found}")
 
 

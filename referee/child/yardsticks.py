@@ -25,14 +25,14 @@ class YardstickMaker:
         module: eager's module.
         inputs: the arguments of the forward.
         copied_bytes: bytes that a copy reads; it writes as many.
-        own_yardsticks: the problem's own, a Python module with `yardstick(name, module, inputs)`;
-            None if it has none.
+        problems_yardsticks: the problem's own, a Python module with
+            `yardstick(name, module, inputs)`; None if it has none.
     """
 
     module: nn.Module
     inputs: list
     copied_bytes: int
-    own_yardsticks: ModuleType | None
+    problems_yardsticks: ModuleType | None
 
     def make(self, name: str) -> Callables:
         """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
@@ -40,14 +40,14 @@ class YardstickMaker:
         A compiled or a problem's own yardstick is called once, and then compiles nothing more.
 
         Args:
-            name: a constant of `referee.names`, or a name that `own_yardsticks` knows.
+            name: a constant of `referee.names`, or a name that `problems_yardsticks` knows.
         """
         if name == COPY:
             return _copies(self.copied_bytes, self.inputs)
         if name == COMPILED:
             function = _compile(self.module)
         else:
-            function = self.own_yardsticks.yardstick(name, self.module, self.inputs)
+            function = self.problems_yardsticks.yardstick(name, self.module, self.inputs)
         if function is None:
             return {}
         function(*self.inputs)

@@ -25,7 +25,7 @@ DEVIATIONS_OF_MEAN = 4
 # one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
 # limit with a probability below 1e-8, even in 1,600 draws, if the flips are independent.
 SPARSE_FACTOR = 64
-# So many elements may be off by their slack in another draw, however small eager's mean error was.
+# So many elements may be off by their atol in another draw, however small eager's mean error was.
 FREE_ELEMENTS = 4
 # Relative and absolute tolerances where there is no result in float64. That of float32 is
 # KernelBench's.
@@ -38,14 +38,14 @@ class Budget:
     """How far off a result may be.
 
     Attributes:
-        slack: how far each element may be off, regardless of its magnitude.
-        relative_slack: how much further each element may be off, relative to its magnitude.
-        mean_slack: the largest mean error.
+        atol, rtol: an element whose right value is y may be off by atol + rtol |y|, as in
+            `torch.allclose`.
+        mean_atol: the largest mean error.
     """
 
-    slack: float = 0.0
-    relative_slack: float = 0.0
-    mean_slack: float = math.inf
+    atol: float = 0.0
+    rtol: float = 0.0
+    mean_atol: float = math.inf
 
     def allowed(self, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element may be.
@@ -53,34 +53,34 @@ class Budget:
         Args:
             expected: the right values, in float64.
         """
-        relative = expected.abs().mul_(self.relative_slack).nan_to_num_(0, 0, 0)
-        return relative.add_(self.slack)
+        relative = expected.abs().mul_(self.rtol).nan_to_num_(0, 0, 0)
+        return relative.add_(self.atol)
 
-    def grown(self, growth: float, growth_of_mean: float) -> "Budget":
+    def scaled(self, growth: float, growth_of_mean: float) -> "Budget":
         """Return the budget for larger results.
 
         Args:
-            growth: what the slack of each element is multiplied by.
-            growth_of_mean: what the mean slack is multiplied by.
+            growth: what the atol of each element is multiplied by.
+            growth_of_mean: what mean_atol is multiplied by.
         """
-        return replace(self, slack=growth * self.slack, mean_slack=growth_of_mean * self.mean_slack)
+        return replace(self, atol=growth * self.atol, mean_atol=growth_of_mean * self.mean_atol)
 
     def of_distance_from_eager(self, reference: Errors, count: int) -> "Budget":
         """Return the budget of a result's distance from eager's in another draw.
 
         Eager's result is off itself. If both results are within their limits, their mean distance
         is at most the sum of the two limits. FREE_ELEMENTS are added, because the mean of few
-        errors varies. The slack of each element stays the same.
+        errors varies. The atol of each element stays the same.
 
         Args:
             reference: the errors of the reference's own result in the draw that set the budget.
             count: the number of elements.
         """
-        mean_slack = self.mean_slack
+        mean_atol = self.mean_atol
         if reference.are_sparse:
-            mean_slack = max(mean_slack, SPARSE_FACTOR * reference.mean)
-        free = FREE_ELEMENTS * self.slack / max(count, 1)
-        return replace(self, mean_slack=mean_slack + reference.mean + free)
+            mean_atol = max(mean_atol, SPARSE_FACTOR * reference.mean)
+        free = FREE_ELEMENTS * self.atol / max(count, 1)
+        return replace(self, mean_atol=mean_atol + reference.mean + free)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Leniency:
     roundings: int
     sum_deviation: float
 
-    def slack(self, largest_error: float, root_mean_square: float) -> float:
+    def atol(self, largest_error: float, root_mean_square: float) -> float:
         """Return how far each element may be off, regardless of its magnitude.
 
         Args:
@@ -112,11 +112,11 @@ class _Leniency:
         from_plain_sum = DEVIATIONS * self.sum_deviation * root_mean_square
         return max(from_error, from_plain_sum)
 
-    def relative_slack(self) -> float:
+    def rtol(self) -> float:
         """Return how much further each element may be off, relative to its magnitude."""
         return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
 
-    def mean_slack(self, reference: Errors) -> float:
+    def mean_atol(self, reference: Errors) -> float:
         """Return the largest mean error."""
         from_roundings = self.roundings * self.eps * reference.mean_magnitude
         from_error = self.factor * reference.mean + from_roundings
@@ -134,13 +134,13 @@ def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Bud
     """
     leniency = _leniency(reference, dtype, terms)
     return Budget(
-        slack=leniency.slack(reference.largest, reference.root_mean_square),
-        relative_slack=leniency.relative_slack(),
-        mean_slack=leniency.mean_slack(reference),
+        atol=leniency.atol(reference.largest, reference.root_mean_square),
+        rtol=leniency.rtol(),
+        mean_atol=leniency.mean_atol(reference),
     )
 
 
-def typical_slack(typical: float, reference: Errors, dtype: torch.dtype, terms: int) -> float:
+def typical_limit(typical: float, reference: Errors, dtype: torch.dtype, terms: int) -> float:
     """Return the largest typical error of a result, relative to its elements' typical size.
 
     It is the budget's limit for an element of typical size, with eager's typical error in place of
@@ -154,13 +154,13 @@ def typical_slack(typical: float, reference: Errors, dtype: torch.dtype, terms: 
     """
     leniency = _leniency(reference, dtype, terms)
     # The unit is the typical size, so the size itself is 1.
-    return leniency.slack(typical, root_mean_square=1.0) + leniency.relative_slack()
+    return leniency.atol(typical, root_mean_square=1.0) + leniency.rtol()
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:
     """Return the error budget of a result that is compared with eager's alone."""
     tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
-    return Budget(slack=tolerance, relative_slack=tolerance)
+    return Budget(atol=tolerance, rtol=tolerance)
 
 
 def _leniency(reference: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
@@ -171,6 +171,6 @@ def _leniency(reference: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
     sum_deviation = 0.0
     if dtype == torch.float32:
         sum_deviation = math.sqrt(terms) / 4 * (eps / 2)
-        # However long the sum, the relative slack is at most that of a float32-grade result.
+        # However long the sum, rtol is at most that of a float32-grade result.
         sum_deviation = min(sum_deviation, CLASSES["float32-grade"] / DEVIATIONS)
     return _Leniency(eps, FACTOR, ROUNDINGS, sum_deviation)

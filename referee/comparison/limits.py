@@ -10,7 +10,7 @@ from referee.comparison.budget import (
     Budget,
     budget_from_errors,
     budget_without_float64,
-    typical_slack,
+    typical_limit,
 )
 from referee.comparison.reference_values import ReferenceValues
 
@@ -23,13 +23,13 @@ class Limits:
         budget: the error budget.
         reference_errors: how far off the reference's own result is: eager's, or the one in TF32
             if that is further off; zeros where there is no exact result.
-        typical_slack: the largest typical error that a result may have, in any draw; see
+        typical_limit: the largest typical error that a result may have, in any draw; see
             `accuracy.typical_error`. It is infinity where there is no exact result.
     """
 
     budget: Budget
     reference_errors: Errors = field(default_factory=Errors)
-    typical_slack: float = math.inf
+    typical_limit: float = math.inf
 
 
 def limits_of(values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None) -> Limits:
@@ -54,5 +54,5 @@ def limits_of(values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None)
     return Limits(
         budget=budget_from_errors(errors, dtype, terms),
         reference_errors=errors,
-        typical_slack=typical_slack(typical, errors, dtype, terms),
+        typical_limit=typical_limit(typical, errors, dtype, terms),
     )

@@ -67,15 +67,14 @@ class OtherDraws:
         if self._must_equal_eager:
             return self._find_difference(got, eager, second_look)
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
-        mean = self._mean_distance_if_near(flat_got, flat_eager)
-        if mean is not None and mean <= 0.5 * self.budget.mean_slack:
+        if self._is_clearly_right(flat_got, flat_eager):
             return None
-        budget = self._grown_budget(flat_eager)
+        budget = self._scaled_budget(flat_eager)
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
-        if distance.mean > budget.mean_slack:
-            return describe_mean_error(distance.mean, budget.mean_slack)
+        if distance.mean > budget.mean_atol:
+            return describe_mean_error(distance.mean, budget.mean_atol)
         return None
 
     def find_wrong(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
@@ -84,9 +83,9 @@ class OtherDraws:
         The mean distance is not limited.
         """
         got, eager = flat_reals(got), flat_reals(eager)
-        if self._mean_distance_if_near(got, eager) is not None:
+        if self._is_clearly_right(got, eager):
             return torch.zeros(len(got), dtype=torch.bool, device=got.device)
-        return _measure_distance(got, eager, self._grown_budget(eager)).wrong
+        return _measure_distance(got, eager, self._scaled_budget(eager)).wrong
 
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
@@ -99,12 +98,12 @@ class OtherDraws:
         if mismatch is None or second_look is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
-        budget = self._grown_budget(eager)
+        budget = self._scaled_budget(eager)
         distance = _measure_unexcused_distance(got, eager, budget, second_look)
         return mismatch if distance.wrong.any() else None
 
-    def _grown_budget(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for a draw: its slacks grow with the size of eager's result.
+    def _scaled_budget(self, eager: torch.Tensor) -> Budget:
+        """Return the budget for a draw: its tolerances grow with the size of eager's result.
 
         Args:
             eager: eager's flat result in this draw.
@@ -115,10 +114,10 @@ class OtherDraws:
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
         growth = max(1.0, root_mean_square / first.root_mean_square)
         growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
-        return self.budget.grown(growth, growth_of_mean)
+        return self.budget.scaled(growth, growth_of_mean)
 
-    def _mean_distance_if_near(self, got: torch.Tensor, eager: torch.Tensor) -> float | None:
-        """Return the mean distance if every element is within half of the budget; None if not.
+    def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
+        """Return whether every element, and their mean distance, is within half of the budget.
 
         This check is quick, because it computes in float32; the other half of the budget covers
         the roundings. Nearly always it suffices. It never does for NaN, infinities and float64.
@@ -128,20 +127,21 @@ class OtherDraws:
             eager: eager's flat result for the same inputs.
         """
         if not got.is_floating_point() or got.dtype == torch.float64:
-            return None
+            return False
         sum_of_errors = 0.0
-        half_slack = 0.5 * self.budget.slack
-        half_relative_slack = 0.5 * self.budget.relative_slack
+        half_atol = 0.5 * self.budget.atol
+        half_rtol = 0.5 * self.budget.rtol
         for block in blocks(len(got)):
             got_part = got[block].float()
             eager_part = eager[block].float()
-            allowed = eager_part.abs().mul_(half_relative_slack).add_(half_slack)
+            allowed = eager_part.abs().mul_(half_rtol).add_(half_atol)
             error = (got_part - eager_part).abs_()
             # With <=, anything would be near an infinity.
             if not bool((error < allowed).all()):
-                return None
+                return False
             sum_of_errors += error.sum().item()
-        return sum_of_errors / max(len(got), 1)
+        mean = sum_of_errors / max(len(got), 1)
+        return mean <= 0.5 * self.budget.mean_atol
 
 
 def _measure_unexcused_distance(

@@ -68,7 +68,7 @@ class ReferenceTensor:
     Attributes:
         shape, strides, dtype, numel: of the result; they stay when `forget` frees it.
         must_equal_eager: whether only eager's values are right.
-        reference_errors, budget, typical_slack: as in `Limits`.
+        reference_errors, budget, typical_limit: as in `Limits`.
         other_draws: judges results for other draws.
     """
 
@@ -100,7 +100,7 @@ class ReferenceTensor:
             limits = limits_of(self._values, terms, _flat(in_tf32))
         self.reference_errors = limits.reference_errors
         self.budget = limits.budget
-        self.typical_slack = limits.typical_slack
+        self.typical_limit = limits.typical_limit
         self.other_draws = OtherDraws(
             self._budget_of_distance(), self.reference_errors, self.must_equal_eager
         )
@@ -184,8 +184,8 @@ class ReferenceTensor:
             return self._describe_wrong_elements(wrong, got)
         if has_element_limits:  # then the mean is not limited
             return None
-        if errors.mean > self.budget.mean_slack:
-            return describe_mean_error(errors.mean, self.budget.mean_slack)
+        if errors.mean > self.budget.mean_atol:
+            return describe_mean_error(errors.mean, self.budget.mean_atol)
         return None
 
     def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
@@ -220,7 +220,7 @@ class ReferenceTensor:
         budget = self.budget
         if self._element_limits is not None:
             mean_limit = _mean(self._element_limits)
-            budget = replace(budget, mean_slack=max(budget.mean_slack, mean_limit))
+            budget = replace(budget, mean_atol=max(budget.mean_atol, mean_limit))
         return budget.of_distance_from_eager(self.reference_errors, self._length)
 
 

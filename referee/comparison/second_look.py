@@ -15,8 +15,8 @@ from referee.comparison.compare import blocks, flat_reals
 
 # Nothing is excused if more than this share of the elements is wrong, or if other roundings move
 # more than this share far. In small results, where the count below is larger, it is the limit.
-LARGEST_UNSTABLE_SHARE = 0.01
-LEAST_UNSTABLE_COUNT = 4
+MAX_UNSTABLE_SHARE = 0.01
+MIN_UNSTABLE_COUNT = 4
 # An element is moved far if it moves by more than FAR times what the budget allows.
 FAR = 16
 
@@ -44,7 +44,7 @@ def find_excused(
         budget: how far off an element may be.
         second_look: yields the reference's results, rounded otherwise.
     """
-    most = max(LARGEST_UNSTABLE_SHARE * len(got), LEAST_UNSTABLE_COUNT)
+    most = max(MAX_UNSTABLE_SHARE * len(got), MIN_UNSTABLE_COUNT)
     if not 0 < count_true(wrong) <= most:
         return None
     wrong_elements = _WrongElements(wrong, got, eager)

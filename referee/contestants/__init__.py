@@ -5,6 +5,7 @@ From top to bottom; a module imports only modules below it:
     cuda_walls    whether CUDA IPC works through the walls: a trial with a contestant
     state         a contestant's parameters and buffers, moved into shared memory by requests to it
     contestant    `Contestant`: such a process, as the referee sees it
+    role          a solution or eager: what such a process may do
     server        starts the process that forks contestants; child/ has its code
     pipes         requests, replies and output of a contestant
     errors        how a contestant can fail to answer
@@ -16,7 +17,7 @@ From top to bottom; a module imports only modules below it:
     pool          the memory that the referee shares, in blocks
     forms         shape, strides and dtype of values
     cuda_ipc      GPU memory that two processes share
-    memory        how much memory is free
+    free_memory   how much memory is free
     namespaces    walls between processes: starts a contestant in a namespace of its own
     capabilities  the rights of root, which a contestant must not gain by its namespace
     processes     stops, continues and ends processes
@@ -24,4 +25,19 @@ From top to bottom; a module imports only modules below it:
     libc          the C library
     execute       executes a file's text as a module
     autograd      a forward that autograd records, and its backward
+
+Values such as a call's inputs are in shared memory, at these levels:
+
+    pool       all memory that the referee shares: on a CPU, one file in memory (a memfd)
+    block      consecutive bytes of the pool; on a GPU, an allocation of its own
+    region     the values of one call, in one block
+    storage    the bytes of one or several of these values
+    tensor     a view of a storage; its form has the offset, shape, strides and dtype
+
+    pool    |  block                            |  block               |  ...
+    region  |  inputs of the first call         |  inputs of the second call
+    storage |  x and its view x.t()  |  mask    |  ...
+
+A `location` tells a contestant where a region's values are. In the other direction, a `description`
+tells the referee where a result is, in the memory of the contestant's own process.
 """

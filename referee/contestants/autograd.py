@@ -12,21 +12,19 @@ def is_differentiable(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
 
 
-def recorded(inputs: list) -> list:
+def with_gradient_leaves(inputs: list) -> list:
     """Return the inputs, each floating tensor replaced by a leaf that requires a gradient."""
     return [x.detach().requires_grad_() if is_differentiable(x) else x for x in inputs]
 
 
-def sources_of(arguments: list, state: dict, names: list[str]) -> list[torch.Tensor]:
+def sources_of(arguments: list, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors whose gradients are computed: floating arguments, then parameters.
 
     Args:
-        arguments: the forward's arguments, as `recorded` returns them.
-        state: the module's `state_dict(keep_vars=True)`.
-        names: the names of the parameters.
+        arguments: the forward's arguments, as `with_gradient_leaves` returns them.
+        parameters: those of the module's that have a gradient.
     """
-    recorded_arguments = [x for x in arguments if is_differentiable(x)]
-    return recorded_arguments + [state[name] for name in names]
+    return [*filter(is_differentiable, arguments), *parameters]
 
 
 def differentiate(

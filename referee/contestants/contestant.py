@@ -28,10 +28,11 @@ from referee.contestants.errors import (
     UnstoppableError,
     WokenError,
 )
-from referee.contestants.memory import free_bytes, give_back_unused
+from referee.contestants.free_memory import free_bytes, give_back_unused
 from referee.contestants.pipes import open_pipes
 from referee.contestants.pool import Pool
 from referee.contestants.reading import Reader
+from referee.contestants.role import Role
 from referee.contestants.server import Server
 
 MEMORY_SHARE = 0.9  # the part of the free memory that a solution may allocate
@@ -52,9 +53,9 @@ class Contestant:
         server: forks the process.
         pool: the shared memory, which the process maps.
         device: where it computes.
-        deadline: when a solution must have answered all its requests, by `time.monotonic`. While
-            the process is stopped, the deadline moves on, so only its running time counts. None is
-            for eager, which has no deadline and no limits on its memory and files.
+        role: a solution or eager.
+        deadline: when the process must have answered all its requests, by `time.monotonic`. While
+            the process is stopped, the deadline moves on, so only its running time counts.
 
     Attributes:
         pid: the process's id.
@@ -67,26 +68,30 @@ class Contestant:
     """
 
     def __init__(
-        self, server: Server, pool: Pool, device: torch.device, deadline: float | None = None
+        self,
+        server: Server,
+        pool: Pool,
+        device: torch.device,
+        role: Role,
+        deadline: float = inf,
     ) -> None:
-        is_solution = deadline is not None
-        self.deadline = deadline if is_solution else inf
+        self.deadline = deadline
         self.seconds = 0.0
         self._device = device
         self._has_ended = False  # the process was waited for
         self._is_closed = False
         self._pipes, contestants_ends = open_pipes()
         try:
-            self.pid, self._init_pid = _fork(server, pool, device, is_solution, contestants_ends)
+            self.pid, self._init_pid = _fork(server, pool, device, role, contestants_ends)
         finally:
             for descriptor in contestants_ends:
                 os.close(descriptor)
-        if not is_solution:
-            processes.own_pids.add(self.pid)
+        if role is Role.EAGER:
+            processes.referees_pids.add(self.pid)
         self.has_walls = self._init_pid != 0
         if self.has_walls:
-            processes.own_pids.add(self._init_pid)
-        self._tree = processes.Tree(self.pid, is_solution, self._init_pid)
+            processes.referees_pids.add(self._init_pid)
+        self._tree = processes.Tree(self.pid, role is Role.SOLUTION, self._init_pid)
         self.reader = Reader(self.pid, device, pool)
         try:
             # It is not forged: no solution's code has run yet.
@@ -122,7 +127,7 @@ class Contestant:
         # The process is stopped and reads nothing yet, and a long request does not fit into the
         # pipe. The rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
-        self._finish_own_gpu_work()
+        self._finish_referees_gpu_work()
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()
@@ -156,12 +161,12 @@ class Contestant:
                 os.waitpid(self.pid, 0)
         if self.has_walls:
             namespaces.end(self._init_pid)
-            processes.own_pids.discard(self._init_pid)
-        processes.own_pids.discard(self.pid)
+            processes.referees_pids.discard(self._init_pid)
+        processes.referees_pids.discard(self.pid)
         self.reader.close()
         self._pipes.close()
 
-    def _finish_own_gpu_work(self) -> None:
+    def _finish_referees_gpu_work(self) -> None:
         """Wait until a GPU has done the referee's work: inputs are written, results are read."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -233,7 +238,7 @@ def _fork(
     server: Server,
     pool: Pool,
     device: torch.device,
-    is_solution: bool,
+    role: Role,
     contestants_ends: tuple[int, int, int],
 ) -> tuple[int, int]:
     """Have the server fork a contestant; return its id and its init process's, see `Server.fork`.
@@ -242,14 +247,15 @@ def _fork(
         server: forks.
         pool: the shared memory.
         device: where the contestant computes.
-        is_solution: whether its memory is limited.
+        role: a solution or eager.
         contestants_ends: the contestant's ends of the pipes: requests, replies, output.
     """
-    most_bytes = 0  # no limit
-    if is_solution:
-        most_bytes = int(MEMORY_SHARE * free_bytes(torch.device("cpu")))
     requests, replies, output = contestants_ends
-    settings = {"device": str(device), "most_bytes": most_bytes}
+    settings = {
+        "device": str(device),
+        "role": role,
+        "most_bytes": int(MEMORY_SHARE * free_bytes(torch.device("cpu"))),
+    }
     return server.fork(settings, (requests, replies, pool.descriptor, output))
 
 
@@ -263,7 +269,7 @@ def _has_right_types(reply: dict) -> bool:
         return False
     if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
         return False
-    return all(_is_list_of_dicts(of_call.get("results")) for of_call in returned)
+    return all(_is_list_of_dicts(returned_by_call.get("results")) for returned_by_call in returned)
 
 
 def _is_list_of_dicts(value: object) -> bool:

@@ -22,6 +22,7 @@ from referee.contestants.forms import pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError
 from referee.contestants.region import Region
+from referee.contestants.role import Role
 from referee.contestants.server import Server
 from referee.devices import choose_device
 from referee.names import MODULE
@@ -45,7 +46,7 @@ def why_none(server: Server, device: torch.device) -> str:
     trial's process is treated as one, see `processes.Tree`.
 
     Args:
-        server: forks the trial's process; its attribute `walls` must be True.
+        server: forks the trial's process; its attribute `gives_walls` must be True.
         device: where they compute.
     """
     if device not in _reasons:
@@ -76,7 +77,8 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
     region = Region(pool)
     region.make_room([values])
     region.write([values])
-    contestant = Contestant(server, pool, device, monotonic() + TRIAL_SECONDS)
+    deadline = monotonic() + TRIAL_SECONDS
+    contestant = Contestant(server, pool, device, Role.SOLUTION, deadline)
     try:
         if not contestant.has_walls:
             return "the system allows no namespaces of processes"

@@ -15,7 +15,7 @@ import torch
 from referee.contestants import cuda_ipc
 from referee.contestants.forms import dtype_name
 
-MOST_LEAVES = 1000  # values in an output that are no tuples or lists
+MAX_LEAVES = 1000  # values in an output that are no tuples or lists
 
 
 class ResultPlace(NamedTuple):
@@ -37,7 +37,7 @@ def flatten(value: object) -> tuple[str, list]:
 
     Raises:
         RecursionError: a list contains itself.
-        ValueError: there are more than MOST_LEAVES leaves.
+        ValueError: there are more than MAX_LEAVES leaves.
     """
     if not isinstance(value, (list, tuple)):
         return "*", [value]
@@ -46,12 +46,12 @@ def flatten(value: object) -> tuple[str, list]:
         nesting, part_leaves = flatten(part)
         nestings.append(nesting)
         leaves += part_leaves
-        if len(leaves) > MOST_LEAVES:
-            raise ValueError(f"more than {MOST_LEAVES} outputs, which is the most to compare")
+        if len(leaves) > MAX_LEAVES:
+            raise ValueError(f"more than {MAX_LEAVES} outputs, which is the most to compare")
     return f"[{', '.join(nestings)}]", leaves
 
 
-def plain(x: object) -> torch.Tensor | None:
+def as_plain_tensor(x: object) -> torch.Tensor | None:
     """Return a tensor without autograd's record, and without a pending conjugation or negation.
 
     The memory of the tensor returned holds its values. For anything but a dense tensor the result

@@ -18,6 +18,7 @@ Processes are looked up in /proc:
 
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ PF_EXITING = 0x4
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
 # Every other child of the referee, and everything below such a child, belongs to the solution.
-own_pids: set[int] = set()
+referees_pids: set[int] = set()
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def subreaper() -> Iterator[None]:
     taken for orphans and ended.
     """
     children_before = set(children_of(os.getpid()))
-    own_pids.update(children_before)
+    referees_pids.update(children_before)
     # A process inherits SIG_IGN from the program that starts it. With it, os.waitpid would fail.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -62,7 +63,7 @@ def subreaper() -> Iterator[None]:
         end_orphans()
         prctl.show_memory()
         prctl.set_subreaper(is_subreaper=False)
-        own_pids.difference_update(children_before)
+        referees_pids.difference_update(children_before)
 
 
 def children_of(pid: int) -> list[int]:
@@ -81,14 +82,14 @@ def _children_of_thread(pid: int, thread: int | str) -> list[int]:
     return []
 
 
-def state_of(pid: int) -> str:
+def scheduler_state(pid: int) -> str:
     """Return the letter that /proc has for a process's state; GONE if the process is not there."""
-    return _state_in(Path(f"/proc/{pid}"))
+    return _scheduler_state_in(Path(f"/proc/{pid}"))
 
 
 def has_ended(pid: int) -> bool:
     """Return whether a process, or at least its first thread, is dead, a zombie or not there."""
-    return state_of(pid) in ENDED
+    return scheduler_state(pid) in ENDED
 
 
 def is_dead_child(pid: int) -> bool:
@@ -103,15 +104,15 @@ def is_dead_child(pid: int) -> bool:
         return True
 
 
-def states_of_threads(pid: int) -> list[str]:
+def scheduler_states_of_threads(pid: int) -> list[str]:
     """Return the letters for all threads of a process; none if the process is not there."""
     try:
-        return [_state_in(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return [_scheduler_state_in(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
 
 
-def _state_in(folder: Path) -> str:
+def _scheduler_state_in(folder: Path) -> str:
     """Return the letter for a process or a thread, which has a folder in /proc."""
     try:
         text = (folder / "stat").read_text(errors="replace")
@@ -145,7 +146,7 @@ class Tree:
     Args:
         pid: the contestant's process, a child of the referee.
         is_solution: whether it is a solution; the referee's other children, except for those in
-            `own_pids`, then belong to this tree. At most one such tree exists at a time.
+            `referees_pids`, then belong to this tree. At most one such tree exists at a time.
         init_pid: the init process of its namespace, which adopts the namespace's orphans instead
             of the referee, see `namespaces`; 0 if it has no namespace of its own.
     """
@@ -156,7 +157,7 @@ class Tree:
         self._init_pid = init_pid
         self._stopped: list[int] = []
         # How often each thread has run, by its process and itself. None before `note_runs`.
-        self._runs: dict[tuple[int, str], str] | None = None
+        self._noted_counts: dict[tuple[int, str], str] | None = None
         self._was_woken = False  # a process has run between `stop` and `note_runs`
 
     def stop(self) -> bool:
@@ -179,7 +180,7 @@ class Tree:
             _wait_for_rest(running)
             pids = self._pids()
         self._stopped = pids
-        self._runs = None
+        self._noted_counts = None
         return True
 
     def go_on(self) -> None:
@@ -199,10 +200,10 @@ class Tree:
         """
         if not self._is_solution:
             return
-        self._runs = _runs_of_threads(self._stopped)
+        self._noted_counts = _schedule_counts(self._stopped)
         pids = self._pids()
         is_new = not set(pids).issubset(self._stopped)
-        states = [_state_in(thread) for pid in pids for thread in _live_threads(pid)]
+        states = [_scheduler_state_in(thread) for pid in pids for thread in _live_threads(pid)]
         self._was_woken = is_new or not AT_REST.issuperset(states)
 
     def has_run(self) -> bool:
@@ -212,9 +213,9 @@ class Tree:
         has ended since then, its threads are gone, and that counts as a run, too: it may have
         started another process before.
         """
-        if self._runs is None:
+        if self._noted_counts is None:
             return False
-        return self._was_woken or _runs_of_threads(self._stopped) != self._runs
+        return self._was_woken or _schedule_counts(self._stopped) != self._noted_counts
 
     def kill(self) -> None:
         """Kill all processes of the tree that a search finds, stopped or not."""
@@ -266,28 +267,29 @@ def _wake_children(pid: int) -> None:
     _comes_to_rest(pid)
 
 
-def _runs_of_threads(pids: list[int]) -> dict[tuple[int, str], str]:
+def _schedule_counts(pids: list[int]) -> dict[tuple[int, str], str]:
     """Return how often each thread of some processes has run, as /proc writes this number.
 
     The kernel counts a run when it puts the thread on a core. Threads that are ending are left out:
     they can vanish although nothing wakes them.
     """
-    runs = {}
+    counts = {}
     for pid in pids:
         for thread in _live_threads(pid):
             with suppress(OSError):  # it is gone
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
-                runs[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
-    return runs
+                counts[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
+    return counts
 
 
 def _below(pids: list[int]) -> list[int]:
     """Return the children of some processes, their children, and so on."""
-    below = []
-    for pid in pids:
-        below += children_of(pid)
-    for pid in below:  # the loop also visits what it appends
-        below += children_of(pid)
+    below: list[int] = []
+    unvisited = deque(pids)
+    while unvisited:
+        children = children_of(unvisited.popleft())
+        below += children
+        unvisited += children
     return below
 
 
@@ -324,7 +326,7 @@ def _orphans(except_pid: int = 0) -> list[int]:
     """
     referee = os.getpid()
     children = _children_of_thread(referee, referee)
-    return [pid for pid in children if pid not in own_pids and pid != except_pid]
+    return [pid for pid in children if pid not in referees_pids and pid != except_pid]
 
 
 def _send(pid: int, number: int) -> None:
@@ -350,4 +352,4 @@ def _is_at_rest(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, events) is not None
     except ChildProcessError:
         # It is not a child of the referee, so /proc tells.
-        return all(state in AT_REST for state in states_of_threads(pid))
+        return all(state in AT_REST for state in scheduler_states_of_threads(pid))

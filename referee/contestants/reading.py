@@ -17,15 +17,15 @@ import torch
 
 from referee.contestants import cuda_ipc
 from referee.contestants.described_results import span_of
+from referee.contestants.free_memory import free_bytes
 from referee.contestants.libc import error_of_last_call, libc
-from referee.contestants.memory import free_bytes
 from referee.contestants.pool import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 NO_PAGE = "a page of it does not come while the process is stopped"
-LARGEST_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
+MAX_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
 # The dtypes with which torch computes; it has no kernels for "bits8" and others.
@@ -102,7 +102,7 @@ def can_read(pid: int, address: int) -> bool:
     return True
 
 
-def checked(description: dict) -> dict:
+def validated(description: dict) -> dict:
     """Check the shape, strides, address and dtype of a description and return it.
 
     Raises:
@@ -114,7 +114,7 @@ def checked(description: dict) -> dict:
     if is_valid:
         numbers = [*shape, *strides, description.get("address")]
         # isinstance would accept True, which is an int, too.
-        is_valid = all(type(n) is int and 0 <= n < LARGEST_NUMBER for n in numbers)
+        is_valid = all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers)
     if not is_valid:
         raise BadDescriptionError("its description has no valid shape, strides and address")
     dtype = description.get("dtype")
@@ -152,7 +152,7 @@ class Reader:
             BadDescriptionError: the description fits no tensor.
             UnreadableError: the memory cannot be read.
         """
-        description = checked(description)
+        description = validated(description)
         dtype = getattr(torch, description["dtype"])
         size = span_of(description["shape"], description["strides"], dtype.itemsize)
         if self._device.type == "cuda":
@@ -173,7 +173,7 @@ class Reader:
         Raises:
             BadDescriptionError, UnreadableError: as `whole` does.
         """
-        description = checked(description)
+        description = validated(description)
         dtype = getattr(torch, description["dtype"])
         shape, strides = description["shape"], description["strides"]
         offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]
@@ -247,10 +247,10 @@ class Reader:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
-        own = self._pool.allocation(handle)  # the referee cannot open a handle of its own
-        if own is not None:
-            _check_reach(distance, size, own.size)
-            return own.bytes(distance, size)
+        pool_allocation = self._pool.allocation(handle)
+        if pool_allocation is not None:  # the referee cannot open a handle of its own
+            _check_reach(distance, size, pool_allocation.size)
+            return pool_allocation.bytes(distance, size)
         start, allocation_size = self._open(handle)
         _check_reach(distance, size, allocation_size)
         return cuda_ipc.bytes_at(start + distance, size, self._device)

@@ -31,8 +31,8 @@ module = importlib.import_module(sys.argv[2])
 del sys.path[0]  # else graded files could import what is beside the package
 module.start(int(sys.argv[3]))
 """
-# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. A contestant's
-# would also take cores from the thread that they wait for.
+# So that OpenMP's threads do not spin after their work, see `referee/__init__.py`. Spinning threads
+# of a contestant would also take cores from the thread that they wait for.
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 ATTEMPTS = 2  # to fork a contestant: a solution may have ended the server before the first
 
@@ -47,11 +47,11 @@ class Server:
             for the user's usual folder.
 
     Attributes:
-        walls: whether contestants get namespaces of their own, if the system allows that.
+        gives_walls: whether contestants get namespaces of their own, if the system allows that.
     """
 
     def __init__(self, builds: str = "") -> None:
-        self.walls = True
+        self.gives_walls = True
         self._builds = builds
         self._folders: dict[Path, str] = {}  # by a graded file, see `builds_folder`
         self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
@@ -77,7 +77,7 @@ class Server:
         """Fork a process; the caller must be in a `with processes.subreaper()` block.
 
         Args:
-            settings: "device" and "most_bytes", see `child.main.start`.
+            settings: "device", "role" and "most_bytes", see `child.main.start`.
             descriptors: the process's file descriptors: requests, replies, shared memory, output.
 
         Returns:
@@ -87,7 +87,7 @@ class Server:
         Raises:
             EndedError: the server has ended in all attempts.
         """
-        request = json.dumps({**settings, "walls": self.walls}).encode()
+        request = json.dumps({**settings, "walls": self.gives_walls}).encode()
         status = 0
         for _ in range(ATTEMPTS):
             ids = self._send(request, descriptors)
@@ -102,15 +102,15 @@ class Server:
         self._process.kill()
         self._process.wait()
         self._socket.close()
-        processes.own_pids.discard(self._process.pid)
+        processes.referees_pids.discard(self._process.pid)
 
     def count_as_own(self) -> None:
-        """Count the server's process among the referee's own again, see `processes.own_pids`.
+        """Count the server's process among the referee's own again, see `processes.referees_pids`.
 
         The constructor has counted it. But the end of a `processes.subreaper()` block forgets the
         children that were there before it, such as a server that several tests share.
         """
-        processes.own_pids.add(self._process.pid)
+        processes.referees_pids.add(self._process.pid)
 
     def _send(self, request: bytes, descriptors: tuple[int, ...]) -> list[bytes]:
         """Send a request to the server; return the two ids of its reply, [] if it has ended."""
@@ -146,5 +146,5 @@ def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket
             start_new_session=True,
             env=environment,
         )
-    processes.own_pids.add(process.pid)
+    processes.referees_pids.add(process.pid)
     return process, referees_end

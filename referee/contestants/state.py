@@ -21,12 +21,12 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.described_results import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, checked
+from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, validated
 from referee.contestants.region import Region
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
-# MOST_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
-MOST_TIMES_STATE = 4
+# MAX_TIMES_STATE times the bytes of the reference's state, plus MORE_STATE bytes.
+MAX_TIMES_STATE = 4
 MORE_STATE = 1 << 28
 # Relative and absolute tolerance of values that two constructors compute with different roundings.
 CLOSE = 1e-6
@@ -134,7 +134,7 @@ class State:
     def _move(self, descriptions: list[dict], values: list[torch.Tensor]) -> None:
         """Move the contestant's matched tensors into the region, with the reference's values."""
         reference_bytes = sum(x.nbytes for x in values)
-        most_bytes = MOST_TIMES_STATE * reference_bytes + MORE_STATE
+        most_bytes = MAX_TIMES_STATE * reference_bytes + MORE_STATE
         sizes, forms = _forms_in_region(descriptions, most_bytes)
         self._region.make_room_for(sizes, forms)
         self.write(values)
@@ -188,9 +188,9 @@ class State:
         Raises:
             StateError: there is none.
         """
-        for own_name, description in unmatched.items():
+        for candidate_name, description in unmatched.items():
             if _is_alike(description, value) and self._has_value(description, value):
-                return own_name
+                return candidate_name
         form = f"{list(value.shape)} {dtype_name(value.dtype)}"
         raise StateError(
             "its state is not the reference's: no tensor of its state_dict is "
@@ -211,12 +211,12 @@ class State:
         if not self._can_read(description):
             return True
         try:
-            own_value = self._contestant.reader.whole(description).to(value.device)
+            got = self._contestant.reader.whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
-        if torch.equal(own_value, value):
+        if torch.equal(got, value):
             return True
-        return torch.allclose(own_value.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+        return torch.allclose(got.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
 
 
 def _is_alike(description: dict, value: torch.Tensor) -> bool:
@@ -229,7 +229,7 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
     """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
     for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
-            strides = checked(description)["strides"]
+            strides = validated(description)["strides"]
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
         for side, stride, reference_stride in zip(
@@ -266,13 +266,13 @@ def _forms_in_region(descriptions: list[dict], most_bytes: int) -> tuple[list[in
         if storage not in indices:
             indices[storage] = len(sizes)
             sizes.append(description["bytes"])
-        if sum(sizes) > most_bytes:
-            raise StateError(
-                f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
-                "tensors there"
-            )
         form = {key: description[key] for key in ("offset", "shape", "strides", "dtype")}
         forms.append({"storage": indices[storage], **form})
+    if sum(sizes) > most_bytes:
+        raise StateError(
+            f"the memory behind its state exceeds {most_bytes:,} bytes; keep no views of large "
+            "tensors there"
+        )
     return sizes, forms
 
 

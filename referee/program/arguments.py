@@ -11,7 +11,7 @@ from referee import console
 from referee.grading import TIMEOUT
 from referee.program import folders
 from referee.report import files
-from referee.times.timing import LEAST_CPU_ROUNDS, MOST_ROUNDS
+from referee.times.timing import MAX_ROUNDS, MIN_CPU_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 MAX_PROGRAM_BYTES = 64 << 20  # of a solution or reference
@@ -38,7 +38,7 @@ def make_parser() -> Parser:
     add("reference", type=readable, metavar="REFERENCE", help=reference)
     solution = "files that define ModelNew, or a folder of them"
     add("solution", type=readable, nargs="+", metavar="SOLUTION", help=solution)
-    add_common_options(parser, rounds_on_gpu=str(MOST_ROUNDS["cuda"]))
+    add_common_options(parser, rounds_on_gpu=str(MAX_ROUNDS["cuda"]))
     return parser
 
 
@@ -51,7 +51,7 @@ def add_common_options(parser: Parser, rounds_on_gpu: str) -> None:
     """
     add = parser.add_argument
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
-    on_cpu = f"{LEAST_CPU_ROUNDS} to {MOST_ROUNDS['cpu']}"
+    on_cpu = f"{MIN_CPU_ROUNDS} to {MAX_ROUNDS['cpu']}"
     rounds = f"timed rounds (default: {rounds_on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=positive, metavar="N", help=rounds)
     add("--full", action="store_true", help="more rounds, as for a table that is published")

@@ -57,7 +57,7 @@ def percentiles(seconds: list[float]) -> str:
 
 def measure(elements: int, device: torch.device) -> str:
     """Return the line for a size."""
-    with tempfile.TemporaryDirectory() as folder, referee_at_work(own_builds=True) as server:
+    with tempfile.TemporaryDirectory() as folder, referee_at_work(separate_builds=True) as server:
         path = Path(folder, "relu.py")
         path.write_text(RELU.replace("ELEMENTS", str(elements)))
         bench = Bench(Problem("relu", load(path), device), server)
@@ -65,7 +65,7 @@ def measure(elements: int, device: torch.device) -> str:
             bench.try_walls()
             bench.eager.start()
             bench.memory.write_inputs([bench.problem.draw()])
-            bench.eager.prepare_yardsticks(())
+            bench.eager.set_precision()
             process = bench.eager.processes[0].contestant
             flush = make_flush(bench)
             nothing = empty_call(bench)

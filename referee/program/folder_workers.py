@@ -52,7 +52,7 @@ def grade_tasks(
 ) -> Iterator[dict]:
     """Grade tasks in this process, or in a worker for each device; yield each record at once."""
     if len(devices) == 1:
-        with referee_at_work(own_builds=True) as server:
+        with referee_at_work(separate_builds=True) as server:
             for task in tasks:
                 yield from _grade_task(task, server, devices[0], options, progress)
         return
@@ -152,7 +152,7 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
     # EOFError and BrokenPipeError mean that the command has ended.
     with (
         suppress(KeyboardInterrupt, EOFError, BrokenPipeError),
-        referee_at_work(own_builds=True) as server,
+        referee_at_work(separate_builds=True) as server,
     ):
         while True:
             task = connection.recv()

@@ -25,7 +25,7 @@ def grade_files(session: Session) -> bool:
         _show_details(verdict, session.is_verbose)
 
     try:
-        with referee_at_work(own_builds=True) as server:
+        with referee_at_work(separate_builds=True) as server:
             session.show_progress(0, "starting")
             session.grade(subject, session.options, report, server)
     except NotCorrectError as error:  # the problem cannot be graded

@@ -43,8 +43,8 @@ class ComparisonWithEager:
         session = self._session
         start = monotonic()
         try:
-            # The solution's own build is kept for the next time, so `own_builds` is false.
-            with referee_at_work(own_builds=False) as server, closing(Reserve()) as reserve:
+            # The solution's own build is kept for the next time, so `separate_builds` is false.
+            with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
                 if session.options.is_quick:
                     self._announce_quick_check()
                 for index, subject in enumerate(session.subjects):
@@ -79,7 +79,7 @@ class ComparisonWithEager:
 
         def report(verdict: Verdict) -> None:
             # An error before the first case: probably the import itself has failed.
-            if verdict.word == ERROR and verdict.count == 0:
+            if verdict.word == ERROR and verdict.case_count == 0:
                 raise UnimportableError(verdict.reason)
             self._show(subject, verdict)
 

@@ -16,7 +16,7 @@ from referee.program.arguments import (
 from referee.project.project import Project
 from referee.reference.dtypes import DTYPES
 from referee.report import plot
-from referee.times.timing import MOST_ROUNDS, QUICK_ROUNDS
+from referee.times.timing import MAX_ROUNDS, QUICK_ROUNDS
 
 
 def make_parser(project: Project) -> Parser:
@@ -36,7 +36,7 @@ def make_parser(project: Project) -> Parser:
     add("--solution", type=_solution, nargs="+", metavar="FILE", help=solution)
     reference = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=readable, metavar="FILE", help=reference)
-    on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {MOST_ROUNDS['cuda']}"
+    on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {MAX_ROUNDS['cuda']}"
     add_common_options(parser, rounds_on_gpu=on_gpu)
     return parser
 

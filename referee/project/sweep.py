@@ -12,7 +12,7 @@ from time import monotonic
 import torch
 
 from referee import console, records
-from referee.contestants.memory import BUFFERS, LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import BUFFERS, MAX_SHARE_OF_FREE, free_bytes
 from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
@@ -48,8 +48,8 @@ class Sweep:
         session = self._session
         self._start = monotonic()
         try:
-            # The solution's own build is kept for the next time, so `own_builds` is false.
-            with referee_at_work(own_builds=False) as server, closing(Reserve()) as reserve:
+            # The solution's own build is kept for the next time, so `separate_builds` is false.
+            with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
                 console.show(session.headline)
                 for index in range(len(session.subjects)):
                     self._time_size(index, server, reserve)
@@ -115,7 +115,7 @@ class Sweep:
             torch.cuda.empty_cache()
         size = subject.elements * DTYPES[subject.dtype].itemsize
         needed = BUFFERS[device.type] * size / 2**30
-        free = LARGEST_SHARE * free_bytes(device) / 2**30
+        free = MAX_SHARE_OF_FREE * free_bytes(device) / 2**30
         if needed > free:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
         if seconds > 0:

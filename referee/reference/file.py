@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from referee.contestants.described_results import flatten, plain
+from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.execute import execute
 from referee.messages import first_error_line
 from referee.reference.random_values import reseed
@@ -114,7 +114,7 @@ class ReferenceFile:
         """Return the results of a forward that autograd does not record."""
         with torch.no_grad():
             _, outputs = self.call_or_refuse("forward", lambda: flatten(module(*inputs)))
-            return [plain(output) for output in outputs]
+            return [as_plain_tensor(output) for output in outputs]
 
     def call_or_refuse(self, name: str, call: Callable[[], T]) -> T:
         """Call code of the file, and return what it returns.

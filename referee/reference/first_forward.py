@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
-from referee.contestants.described_results import flatten, plain
+from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import dtype_name
 from referee.reference.file import ReferenceFile
-from referee.reference.float64 import LARGEST_ROUNDING
+from referee.reference.float64 import MAX_ROUNDING
 from referee.reference.operators import Operators
 
 
@@ -56,13 +56,13 @@ def run_first_forward(
     if _generator_states(device) != generators_before:
         raise file.bad("Model draws random numbers in forward, so no two results agree")
     _check_types(file, returned)
-    outputs = [plain(x) for x in returned]
+    outputs = [as_plain_tensor(x) for x in returned]
     for x, copy in zip(tensors, copies, strict=True):
         if first_mismatch(x, copy, bitwise=True):
             raise file.bad("Model changes its inputs; they must stay intact for other calls")
     second_outputs = file.run(module, inputs)
     for second, output in zip(second_outputs, outputs, strict=True):
-        if relative_difference(second, output) > LARGEST_ROUNDING:
+        if relative_difference(second, output) > MAX_ROUNDING:
             reason = (
                 "Model gives another result for the same inputs each time; it must not keep state"
             )

@@ -16,7 +16,7 @@ from referee.reference.file import BadReferenceError, NoRoomError, ReferenceFile
 from referee.reference.tf32 import RoundedOperands
 
 # If two results have a larger relative difference, rounding alone does not explain it.
-LARGEST_ROUNDING = 1e-2
+MAX_ROUNDING = 1e-2
 # Reasons, for messages, why results are compared with eager's.
 NO_FLOAT64 = "compared with eager, since the reference does not run in float64"
 NO_ROOM_FOR_FLOAT64 = "compared with eager, since there is no memory for float64"
@@ -83,6 +83,6 @@ def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
             if exact.dtype != wide_dtype or exact.shape != eager.shape:
                 return NO_FLOAT64_RESULT
         # Eager may overflow where float64 does not.
-        if relative_difference(exact, eager, where_finite=True) > LARGEST_ROUNDING:
+        if relative_difference(exact, eager, where_finite=True) > MAX_ROUNDING:
             return ANOTHER_FLOAT64_RESULT
     return ""

@@ -26,7 +26,7 @@ from referee.reference.reference_step import (
 
 # Bytes of parameters. The module with the parameters of the call before is kept only if it has no
 # more: it helps to recognize a solution that answers with old parameters, and decides nothing.
-LARGEST_PREVIOUS_MODULE = 1 << 30
+MAX_PREVIOUS_MODULE_BYTES = 1 << 30
 OTHER_ROUNDINGS = 16  # results of the reference in a second look
 OTHER_ROUNDINGS_OF_STEPS = 8
 
@@ -104,23 +104,23 @@ class ReferenceModule:
         """Return all names of buffers; those of a module that is used twice have two names each."""
         return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
 
-    def run(self, inputs: list) -> list[torch.Tensor]:
-        """Return the results of a forward, without error budgets."""
+    def eager_results(self, inputs: list) -> list[torch.Tensor]:
+        """Return eager's results of a forward, without error budgets."""
         with self._restored_buffers():
             return self._problem.run(self.module, inputs)
 
-    def expected(self, inputs: list) -> list[ReferenceTensor]:
-        """Return the results of a forward, with their error budgets."""
+    def reference_tensors(self, inputs: list) -> list[ReferenceTensor]:
+        """Return eager's results of a forward, with their error budgets."""
         with self._restored_buffers():
-            return self._problem.expected(self.module, inputs)
+            return self._problem.reference_tensors(self.module, inputs)
 
-    def run_step(self, step: StepArguments) -> list[torch.Tensor | None]:
-        """Return the results and gradients of a training step, without error budgets."""
+    def eager_results_of_step(self, step: StepArguments) -> list[torch.Tensor | None]:
+        """Return eager's results and gradients of a training step, without error budgets."""
         with self._restored_buffers():
             return self._problem.run_step(*step)
 
-    def expected_step(self, step: StepArguments) -> ReferenceStep | None:
-        """Return the results and gradients of a training step, with their error budgets.
+    def reference_step(self, step: StepArguments) -> ReferenceStep | None:
+        """Return eager's results and gradients of a training step, with their error budgets.
 
         Returns:
             None if the reference has no gradients to compare.
@@ -190,7 +190,7 @@ class ReferenceModule:
 
     def _keep_previous(self) -> None:
         """Keep a copy of the module before its parameters change."""
-        is_small = self._problem.parameter_bytes <= LARGEST_PREVIOUS_MODULE
+        is_small = self._problem.parameter_bytes <= MAX_PREVIOUS_MODULE_BYTES
         if is_small and self._changing_names:
             self.previous = self._problem.copy(self.module)
 

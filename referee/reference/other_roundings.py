@@ -15,7 +15,7 @@ from referee.reference.tf32 import TF32_BITS
 
 NOISE = 4  # in each operand and result, in units of eps
 # In float32, sqrt(n) eps is added for the problem's longest sum of n terms, but at most this.
-LARGEST_NOISE_OF_SUMS = 5e-5
+MAX_NOISE_OF_SUMS = 5e-5
 NOISY_AT_A_TIME = 1 << 22  # elements that get noise at a time, to save memory
 # Operators that do not round: those that choose, compare or copy elements. Views are not listed.
 EXACT_NAMES = (
@@ -113,7 +113,7 @@ class OtherRoundings(TorchDispatchMode):
         eps = torch.finfo(dtype).eps
         noise = NOISE * eps
         if dtype == torch.float32:
-            noise += min(math.sqrt(self._terms) * eps, LARGEST_NOISE_OF_SUMS)
+            noise += min(math.sqrt(self._terms) * eps, MAX_NOISE_OF_SUMS)
             if self._is_in_tf32:
                 noise += 2.0**-TF32_BITS
         return noise

@@ -13,10 +13,10 @@ from torch import nn
 
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.autograd import differentiate, recorded, sources_of
-from referee.contestants.described_results import flatten, plain
+from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
+from referee.contestants.described_results import as_plain_tensor, flatten
 from referee.contestants.forms import pack
-from referee.contestants.memory import LARGEST_SHARE, free_bytes
+from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
@@ -157,16 +157,17 @@ class Problem:
             The outputs, the gradients of the inputs, and the gradients of the parameters; None for
             a gradient that does not exist.
         """
-        arguments = recorded(inputs)
+        arguments = with_gradient_leaves(inputs)
         with torch.enable_grad():
             _, outputs = flatten(module(*arguments))
-            sources = sources_of(arguments, module.state_dict(keep_vars=True), parameters)
+            state = module.state_dict(keep_vars=True)
+            sources = sources_of(arguments, [state[name] for name in parameters])
             gradients = differentiate(outputs, sources, output_gradients)
-        return [*map(plain, outputs), *gradients]
+        return [*map(as_plain_tensor, outputs), *gradients]
 
     # ------------------------------------------------------------------- for a subclass to override
 
-    def expected(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
+    def reference_tensors(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, each with its error budget."""
         eager_results = self.run(module, inputs)
         if self.why_no_float64:
@@ -184,7 +185,7 @@ class Problem:
                 tensor.forget_exact()
         return tensors
 
-    def expected_in_step(
+    def reference_tensor_in_step(
         self,
         eager: torch.Tensor,
         exact: torch.Tensor | None,
@@ -297,7 +298,7 @@ class Problem:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         needed = NEEDED_MEMORY * self.all_bytes
-        usable = LARGEST_SHARE * free_bytes(self.device)
+        usable = MAX_SHARE_OF_FREE * free_bytes(self.device)
         if needed > usable:
             raise self.file.bad(
                 f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "

@@ -16,7 +16,7 @@ from referee.contestants.forms import without_repeats
 
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
-LARGEST_WITH_NEW_SIGN = 1e4
+MAX_WITH_NEW_SIGN = 1e4
 # `vary` draws at most so many factors, because drawing takes most of its time. The number is prime,
 # so that rows of a matrix get different factors.
 FACTORS = 1_048_583
@@ -78,7 +78,7 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
     varied = torch.zeros_like(values, memory_format=torch.contiguous_format)
     for old, new in zip(old_parts, varied.view(-1).split(FACTORS), strict=True):
         torch.mul(old, factors[: len(old)], out=new)
-        is_small = old.abs() < LARGEST_WITH_NEW_SIGN
+        is_small = old.abs() < MAX_WITH_NEW_SIGN
         torch.where(is_small, new, torch.copysign(new, old), out=new)
     return varied
 
@@ -95,7 +95,7 @@ def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tenso
 
 def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:
     """Return whether some of the values that may get a new sign are positive, and some negative."""
-    limit = LARGEST_WITH_NEW_SIGN
+    limit = MAX_WITH_NEW_SIGN
     has_positive = any(((part > 0) & (part < limit)).any() for part in parts)
     return has_positive and any(((part < 0) & (part > -limit)).any() for part in parts)
 

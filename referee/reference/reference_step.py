@@ -98,7 +98,7 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
         if x is None:
             tensors.append(None)
             continue
-        tensor = problem.expected_in_step(x, exact_x, terms, tf32_x)
+        tensor = problem.reference_tensor_in_step(x, exact_x, terms, tf32_x)
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)

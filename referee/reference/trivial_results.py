@@ -63,7 +63,7 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
         kinds: the kinds of unusual inputs that are tried besides usual ones; see `unusual_inputs`.
     """
     module = problem.construct(new_seed())
-    first_results = problem.expected(module, problem.draw())
+    first_results = problem.reference_tensors(module, problem.draw())
     copy_candidates = problem.input_source.tensor_indices
     tried_results = [_TriedResult(tensor, copy_candidates) for tensor in first_results]
     usual_kinds = [""] * USUAL_DRAWS

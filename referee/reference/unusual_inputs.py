@@ -17,7 +17,7 @@ from referee.reference.random_values import new_seed, vary
 BOTH_SIGNS = "inputs of both signs"
 ALTERED = "inputs altered in part"
 ALTERED_SHARE = 16  # a divisor: a sixteenth of an input is altered
-MOST_ALTERED_BYTES = 1 << 22
+MAX_ALTERED_BYTES = 1 << 22
 SIGNS_AT_A_TIME = 1 << 24  # whose signs are drawn, to save memory
 
 
@@ -83,7 +83,7 @@ def _random_range(x: torch.Tensor) -> slice:
 
     The range leaves out the tensor's beginning, at which a guess is most likely to look.
     """
-    count = max(1, min(len(x) // ALTERED_SHARE, MOST_ALTERED_BYTES // x.element_size()))
+    count = max(1, min(len(x) // ALTERED_SHARE, MAX_ALTERED_BYTES // x.element_size()))
     last_start = len(x) - count
     start = random.randrange(min(count, last_start), last_start + 1)
     return slice(start, start + count)

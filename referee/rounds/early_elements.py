@@ -11,12 +11,12 @@ from referee.bench import Bench
 from referee.contestants.contestant import Contestant
 from referee.contestants.described_results import ResultPlace
 from referee.contestants.reading import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     BadDescriptionError,
     UnreadableError,
     as_indexable,
-    checked,
     memory_offset,
+    validated,
 )
 
 READ_ELEMENTS = 32  # of a request's results, in all
@@ -69,9 +69,9 @@ class EarlyElements:
             for call_index, region in enumerate(self._bench.memory.outputs[: len(returned)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
-            for call_index, of_call in enumerate(returned):
+            for call_index, returned_by_call in enumerate(returned):
                 with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
-                    self._read_in_place(call_index, of_call["results"], count)
+                    self._read_in_place(call_index, returned_by_call["results"], count)
 
     def _read_copy(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
         """Read some elements of the copy of one of a call's results."""
@@ -93,8 +93,8 @@ class EarlyElements:
         if not readable:
             return
         result_index = random.choice(readable)
-        size = math.prod(checked(descriptions[result_index])["shape"])
-        if 0 < size < LARGEST_NUMBER:
+        size = math.prod(validated(descriptions[result_index])["shape"])
+        if 0 < size < MAX_NUMBER:
             indices = torch.randint(size, (count,))
             values = self._reader.elements(descriptions[result_index], indices).cpu()
             self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)

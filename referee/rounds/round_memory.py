@@ -9,7 +9,7 @@ from time import sleep
 
 from referee.bench import Bench
 from referee.contestants.contestant import Contestant
-from referee.contestants.memory import SECONDS_TO_CLEAR, free_bytes
+from referee.contestants.free_memory import SECONDS_TO_CLEAR, free_bytes
 
 SPARE_BYTES = 1 << 32  # so many bytes stay free for comparisons
 

@@ -5,7 +5,7 @@ from statistics import median
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
-from referee.times.timing import Names, spread
+from referee.times.timing import Names, p10_and_p90
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.words import FASTER
 
@@ -50,7 +50,7 @@ class RoundSamples:
         eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
         if not eagers:
             return 1.0
-        _, largest = spread([sample.lateness for sample in eagers])
+        _, largest = p10_and_p90([sample.lateness for sample in eagers])
         return largest
 
 

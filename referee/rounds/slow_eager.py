@@ -69,7 +69,7 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
     launched too late, which the noise of the ratio includes.
     """
     beside = _seconds_beside(grading)
-    has_enough_times = len(beside) >= 2 * timing.LEAST_JUDGED
+    has_enough_times = len(beside) >= 2 * timing.MIN_JUDGED_ROUNDS
     if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
         return False
     is_on_gpu = grading.device.type == "cuda"
@@ -78,8 +78,8 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
 
 def _is_slower(seconds: list[float], others: list[float]) -> bool:
     """Return whether the 10th percentile of times is slow beside the 90th of other times."""
-    fast, _ = timing.spread(seconds)
-    _, slow_other = timing.spread(others)
+    fast, _ = timing.p10_and_p90(seconds)
+    _, slow_other = timing.p10_and_p90(others)
     return fast > SLOW * slow_other
 
 

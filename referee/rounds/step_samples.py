@@ -54,12 +54,14 @@ class StepSamples:
         step.forward.lateness = step.backward.lateness = self.whole.lateness()
         for name, samples in self.whole.by_name.items():
             seconds = overhead.seconds_of_calls(samples)
-            walls = [sample.request_seconds / len(sample.call_seconds) for sample in samples]
+            wall_seconds = [sample.mean_call_by_referee for sample in samples]
             of_forwards = self._parts_of_forwards[name]
             of_backwards = [1 - part for part in of_forwards]
-            step.forward.set(name, _multiply(seconds, of_forwards), _multiply(walls, of_forwards))
+            step.forward.set(
+                name, _multiply(seconds, of_forwards), _multiply(wall_seconds, of_forwards)
+            )
             step.backward.set(
-                name, _multiply(seconds, of_backwards), _multiply(walls, of_backwards)
+                name, _multiply(seconds, of_backwards), _multiply(wall_seconds, of_backwards)
             )
 
 

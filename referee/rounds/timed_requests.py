@@ -13,12 +13,12 @@ from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
 # A request has enough calls to last so many seconds: many times the spread of empty requests.
-LEAST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
-MOST_CALLS = 32  # of a request
-LARGEST_REQUEST = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
+MIN_REQUEST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
+MAX_CALLS = 32  # of a request
+MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
 FLUSH_BYTES = 1 << 29  # several times the largest L2
 FIRST_EMPTY_REQUESTS = 3  # before it is known how many calls a request has
-LONGEST_CALL = 1e6  # seconds; a reply with a longer one is absurd
+MAX_CALL_SECONDS = 1e6  # a reply with a longer one is absurd
 EMPTY_REQUESTS = 12  # before the first round
 REQUESTS_ALONE = 5  # of eager, before any solution starts
 
@@ -74,13 +74,18 @@ def _make_plan(bench: Bench) -> Plan:
     problem = bench.problem
     bench.eager.start()
     bench.memory.write_inputs([problem.draw()])
-    bench.eager.prepare_yardsticks(())  # none; but eager's processes get the precision setting
-    _, warm_seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
-    calls = _calls_of_a_request(bench, warm_seconds)
+    bench.eager.set_precision()
+    calls = _calls_of_a_request(bench, _seconds_of_a_warm_call(bench))
     bench.memory.write_inputs([problem.draw() for _ in range(calls)])
     seconds_alone = _time_eager(bench, calls, REQUESTS_ALONE, EMPTY_REQUESTS)
     bench.free_results(bench.eager.processes[0].contestant)
     return Plan(calls, seconds_alone)
+
+
+def _seconds_of_a_warm_call(bench: Bench) -> float:
+    """Return eager's seconds of a single call after the first one, which may be slow."""
+    seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
+    return seconds[1]
 
 
 def _time_eager(bench: Bench, calls: int, requests: int, empty_requests: int) -> list[float]:
@@ -103,9 +108,9 @@ def _calls_of_a_request(bench: Bench, seconds: float) -> int:
     """Return how many calls a request has, if each takes so many seconds."""
     problem = bench.problem
     device = problem.device.type
-    calls = min(MOST_CALLS, math.ceil(LEAST_SECONDS[device] / seconds))
+    calls = min(MAX_CALLS, math.ceil(MIN_REQUEST_SECONDS[device] / seconds))
     bytes_of_a_call = max(problem.input_bytes + problem.output_bytes, 1)
-    return max(1, min(calls, LARGEST_REQUEST[device] // bytes_of_a_call))
+    return max(1, min(calls, MAX_TENSOR_BYTES[device] // bytes_of_a_call))
 
 
 def time_and_free(
@@ -203,4 +208,4 @@ def checked_seconds(seconds: object, calls: int) -> list[float]:
 
 def _is_seconds(value: object) -> bool:
     """Return whether a value of a reply can be a number of seconds."""
-    return type(value) is float and 0 <= value <= LONGEST_CALL
+    return type(value) is float and 0 <= value <= MAX_CALL_SECONDS

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from referee.contestants.errors import RaisedError
-from referee.contestants.reading import LARGEST_NUMBER
+from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
 from referee.rounds.early_elements import EarlyElements
 from referee.rounds.step_samples import StepSample, make_step_sample
@@ -77,6 +77,6 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
             is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
-            if is_number and 0 <= reply["bytes"] < LARGEST_NUMBER:
+            if is_number and 0 <= reply["bytes"] < MAX_NUMBER:
                 kept_bytes[name] = reply["bytes"]
     return kept_bytes

@@ -53,8 +53,8 @@ def grade(
     subject = records.Subject("problem", dtype_name(problem.dtype), problem.shape)
     options = Options(Rounds(trials), timeout)
     record_of = {}
-    with engine.referee_at_work(own_builds=True) as server:
-        server.walls = walls
+    with engine.referee_at_work(separate_builds=True) as server:
+        server.gives_walls = walls
         grader = engine.Engine(problem, server, options, lambda *_: None)
         try:
             for name, file in zip(table, engine.read_files(paths), strict=True):

@@ -37,7 +37,7 @@ def share_server(monkeypatch: pytest.MonkeyPatch, folder_of_builds: Callable[[],
             server.builds_folder = lambda _, folder=folder: folder  # what it has built, too
             SERVERS[environment] = server
         server.count_as_own()
-        server.walls = True
+        server.gives_walls = True
         return server
 
     monkeypatch.setattr(engine, "Server", shared_server)

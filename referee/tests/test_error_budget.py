@@ -36,7 +36,7 @@ def test_the_budget_is_that_of_the_table_in_verdicts():
         for size in (0.0, 2.0):
             limit = factor * eager.largest + eps * 1.0 + roundings * eps * size
             assert budget.allowed(torch.tensor(size).double()).item() == pytest.approx(limit)
-        assert budget.mean_slack == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
+        assert budget.mean_atol == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
     example = budget_from_errors(exact_product, torch.float32, terms=1)
     assert f"{example.allowed(torch.tensor(2.0).double()).item():.1e}" == "5.2e-06"
 
@@ -71,7 +71,7 @@ def test_the_budget_forbids_lower_precision(product):
     assert accuracy.accuracy_class(found.errors.relative) == "TF32-grade"
     half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
     assert accuracy.accuracy_class(output.compare(half).errors.relative) == "bf16-grade"
-    off = output.eager + 0.9 * output.budget.slack  # each within the budget, but not their mean
+    off = output.eager + 0.9 * output.budget.atol  # each within the budget, but not their mean
     assert output.compare(off).mistake.startswith("mean error")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from referee.checks import values
-from referee.contestants import memory
+from referee.contestants import free_memory
 
 CPU = torch.device("cpu")
 # The names of the files with a limit and the use, and the key of what Linux may take back.
@@ -38,13 +38,13 @@ def test_limits_of_control_groups_count(tmp_path: Path, mount, line, groups, nam
         (folder / names[1]).write_text("700\n")
         (folder / "memory.stat").write_text(f"anon 500\n{names[2]} 100\n")
     membership.write_text(f"1:name=systemd:/\n{line}\n")
-    assert memory._cgroup_free(root, membership) == left
-    assert memory._cgroup_free(root, tmp_path / "absent") == []
+    assert free_memory._cgroup_free(root, membership) == left
+    assert free_memory._cgroup_free(root, tmp_path / "absent") == []
 
 
 def test_free_memory_is_within_the_control_group(monkeypatch):
-    monkeypatch.setattr(memory, "_cgroup_free", lambda: [5000, 400])
-    assert memory.free_bytes(CPU) == 400
+    monkeypatch.setattr(free_memory, "_cgroup_free", lambda: [5000, 400])
+    assert free_memory.free_bytes(CPU) == 400
 
 
 MIB = 1 << 20

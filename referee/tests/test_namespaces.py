@@ -112,7 +112,7 @@ def test_no_harm_reaches_a_process_outside(walls, victim):
     assert outcomes.pop("look") == "FileNotFoundError"
     assert set(outcomes.values()) == {"ProcessLookupError"}, outcomes
     assert scheduling_of(victim) == scheduling_before
-    assert processes.state_of(victim) == "S"
+    assert processes.scheduler_state(victim) == "S"
 
 
 def test_the_init_process_cannot_be_harmed_from_within(walls):
@@ -128,8 +128,8 @@ def test_the_init_process_cannot_be_harmed_from_within(walls):
     pid, init_pid = start(harm)
     os.close(writes)
     assert os.read(reads, 1)
-    assert until(lambda: processes.state_of(init_pid) == "S")
-    assert until(lambda: processes.state_of(pid) == "S")
+    assert until(lambda: processes.scheduler_state(init_pid) == "S")
+    assert until(lambda: processes.scheduler_state(pid) == "S")
     close(pid, init_pid)
 
 
@@ -145,7 +145,7 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
         signal.pause()
 
     pid, init_pid = start(leave_an_orphan)
-    processes.own_pids.add(init_pid)
+    processes.referees_pids.add(init_pid)
     tree = processes.Tree(pid, is_solution=True, init_pid=init_pid)
     assert until(lambda: processes.children_of(init_pid))
     (orphan,) = processes.children_of(init_pid)
@@ -155,8 +155,8 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
         assert counter.is_still()
         tree.go_on()
     close(pid, init_pid)
-    processes.own_pids.discard(init_pid)
-    assert processes.state_of(orphan) == processes.GONE
+    processes.referees_pids.discard(init_pid)
+    assert processes.scheduler_state(orphan) == processes.GONE
 
 
 @pytest.mark.parametrize("who", ["referee", "contestant"])
@@ -201,7 +201,7 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
         children_before = processes.children_of(os.getpid())
         pid, init_pid = start(signal.pause)
         assert init_pid == 0
-        assert processes.state_of(pid) != processes.GONE
+        assert processes.scheduler_state(pid) != processes.GONE
         assert processes.children_of(os.getpid()).count(pid) == 1
         close(pid, init_pid)
         assert processes.children_of(os.getpid()) == children_before
@@ -262,13 +262,13 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
     benches = remember_benches(monkeypatch)
     subject = records.Subject("problem", "float32", problem.shape)
     table, record_of = {}, {}
-    with referee_at_work(own_builds=True) as server:
+    with referee_at_work(separate_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
             [bench] = benches
             eager_pids = [eager.contestant.pid for eager in bench.eager.processes]
-            outside = str([*processes.own_pids, os.getpid()])  # the server's and eager's, too
+            outside = str([*processes.referees_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
                 text = HARMS.replace("OUTSIDE", outside).replace("HERE", act)
@@ -278,7 +278,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
                 path = tmp_path / f"{name}.py"
                 path.write_text(IMPORTS + text)
                 verdict = engine.grade(read_files([path])[0])
-                assert verdict.walls
+                assert verdict.has_walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
             assert [eager.contestant.pid for eager in bench.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before

@@ -70,7 +70,7 @@ def test_a_stopped_tree_does_nothing(fork):
     [child] = processes.children_of(pid)
     tree.end()
     os.waitpid(pid, 0)
-    assert until(lambda: processes.state_of(child) in "XZ")
+    assert until(lambda: processes.scheduler_state(child) in "XZ")
 
 
 @pytest.mark.parametrize(("states", "has_stopped"), [("TTT", True), ("TRT", False), ("", True)])
@@ -81,7 +81,7 @@ def test_a_process_has_stopped_when_all_its_threads_have(states, has_stopped, sl
         raise ChildProcessError
 
     monkeypatch.setattr(os, "waitid", refuse)
-    monkeypatch.setattr(processes, "states_of_threads", lambda _: list(states))
+    monkeypatch.setattr(processes, "scheduler_states_of_threads", lambda _: list(states))
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
     assert processes.Tree(sleeper, is_solution=False).stop() == has_stopped
 
@@ -91,13 +91,13 @@ def test_all_threads_have_a_state():
     threads = [threading.Thread(target=release.wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    states = processes.states_of_threads(os.getpid())
+    states = processes.scheduler_states_of_threads(os.getpid())
     release.set()
     for thread in threads:
         thread.join()
     assert len(states) >= len(threads) + 1
     assert processes.GONE not in states
-    assert processes.states_of_threads(1 << 30) == []
+    assert processes.scheduler_states_of_threads(1 << 30) == []
 
 
 def test_a_tree_that_starts_programs_is_stopped(fork):
@@ -111,7 +111,7 @@ def test_a_tree_that_starts_programs_is_stopped(fork):
     tree = processes.Tree(pid, is_solution=False)
     for index in range(200):
         assert tree.stop()
-        assert processes.state_of(pid) == "T"
+        assert processes.scheduler_state(pid) == "T"
         tree.go_on()
         time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
 
@@ -124,7 +124,7 @@ def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
         counting = os.getpid()
         if os.fork() == 0:
             while True:
-                if processes.state_of(counting) == "T":
+                if processes.scheduler_state(counting) == "T":
                     os.kill(counting, signal.SIGCONT)
         counter.count()
 
@@ -180,7 +180,7 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
 
     with processes.subreaper():
         pid = fork(start_a_helper)
-        processes.own_pids.add(pid)
+        processes.referees_pids.add(pid)
         tree = processes.Tree(pid, is_solution=True)
         assert counter.goes_on()
         assert tree.stop()
@@ -193,7 +193,7 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
             time.sleep(1.5 * seconds)
         assert tree.has_run()
         assert counter.goes_on()  # in the child
-        processes.own_pids.discard(pid)
+        processes.referees_pids.discard(pid)
 
 
 def leave_the_work_to_a_child(number: int, frame: object) -> None:
@@ -234,7 +234,7 @@ def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
     if os.read(until_traced, 1) != b"y":
         pytest.skip("the system allows no tracing")
     monkeypatch.setattr(processes, "_send", lambda *args: (os.kill(*args), time.sleep(0.02)))
-    monkeypatch.setattr(processes, "_runs_of_threads", lambda _: {})
+    monkeypatch.setattr(processes, "_schedule_counts", lambda _: {})
     assert tree.stop()
     assert counter.goes_on()
     tree.note_runs()
@@ -295,7 +295,7 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
             if is_sibling:
                 counter.count()
             signal.pause()
-        processes.own_pids.add(pid)
+        processes.referees_pids.add(pid)
         try:
             tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
             assert counter.goes_on()
@@ -304,7 +304,7 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
             tree.end()
             os.waitpid(pid, 0)
         finally:
-            processes.own_pids.discard(pid)
+            processes.referees_pids.discard(pid)
 
 
 def test_orphans_are_found_and_ended():
@@ -319,5 +319,5 @@ def test_orphans_are_found_and_ended():
             os._exit(0)
         orphan = int(os.read(reads, 16))
         assert until(lambda: orphan in processes.children_of(os.getpid()))
-    assert processes.state_of(parent) == processes.GONE
-    assert processes.state_of(orphan) == processes.GONE
+    assert processes.scheduler_state(parent) == processes.GONE
+    assert processes.scheduler_state(orphan) == processes.GONE

@@ -12,7 +12,7 @@ from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.described_results import ResultPlace, describe, flatten
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, checked
+from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, validated
 from referee.contestants.region import Region
 from referee.rounds.early_elements import EarlyElements
 from referee.verdict import NotCorrectError
@@ -82,13 +82,13 @@ def test_bad_addresses_sizes_and_descriptions_raise(stopped):
         reader.whole({**description, "strides": [1 << 46]})
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
-            checked({**description, **wrong})
+            validated({**description, **wrong})
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
 def test_dtypes_that_torch_cannot_compute_with_are_refused(dtype):
     with pytest.raises(BadDescriptionError, match="dtype"):
-        checked(describe(torch.rand(3)) | {"dtype": dtype})
+        validated(describe(torch.rand(3)) | {"dtype": dtype})
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")

@@ -65,7 +65,7 @@ def test_bad_references_end_the_program_with_a_reason(name, tmp_path, capsys):
 def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
-    monkeypatch.setattr(reference_problem, "LARGEST_SHARE", 0)
+    monkeypatch.setattr(reference_problem, "MAX_SHARE_OF_FREE", 0)
     with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
         Problem("wide", load(file), torch.device("cpu"))
 

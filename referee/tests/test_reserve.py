@@ -54,7 +54,7 @@ def free_bytes():
 def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(
     tmp_path, benches
 ):
-    with referee_at_work(own_builds=True) as server, closing(Reserve()) as reserve:
+    with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
         pids, free = [], []
         for name, text in (("linear", LINEAR), ("relu", RELU), ("relu_again", RELU)):
             pids.append(prepare(text, tmp_path / f"{name}.py", "cuda", server, reserve, benches))
@@ -69,6 +69,6 @@ def test_a_process_that_has_ended_is_replaced(device, tmp_path, benches):
     def end(eager):
         os.kill(eager.contestant.pid, signal.SIGKILL)
 
-    with referee_at_work(own_builds=True) as server, closing(Reserve()) as reserve:
+    with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
         first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, benches, end)
         assert prepare(LINEAR, tmp_path / "second.py", device, server, reserve, benches) != first

@@ -105,7 +105,7 @@ def test_at_most_a_hundredth_or_four_wrong_elements_are_excused(count, wrong_cou
     eager = torch.ones(count)
     is_wrong = torch.arange(count) < wrong_count
     got = eager + is_wrong.float()
-    excused = find_excused(is_wrong, got, eager, Budget(slack=0.1), lambda: iter([got]))
+    excused = find_excused(is_wrong, got, eager, Budget(atol=0.1), lambda: iter([got]))
     assert (excused is not None) == are_excused
     assert not are_excused or torch.equal(excused, is_wrong)
 
@@ -245,7 +245,7 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 1e-2, True),
     ):
         quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
-        quantity.expected = ReferenceTensor(eager, exact)
+        quantity.reference_tensor = ReferenceTensor(eager, exact)
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
             quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)

@@ -19,10 +19,10 @@ from referee.rounds.slow_eager import TURNS, check_eager_speed
 from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import Names, Rate, StepTimings, Timings, speed_up, spread
+from referee.times.timing import Names, Rate, StepTimings, Timings, p10_and_p90, speed_up
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
-    SHORTEST,
+    MIN_SECONDS,
     Overhead,
     Sample,
     measure_overhead,
@@ -33,7 +33,9 @@ NAMES = Names("ModelNew", "eager")
 # Eager's two turns in each round.
 TIMED_CALLS = [TimedCall(name, None, "") for name in (NAMES.eager, NAMES.control)]
 # A request has 2 to 3 s of overhead, the fastest empty one 1 s. An empty call takes 0.1 s.
-OVERHEAD = Overhead(estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.1)
+OVERHEAD = Overhead(
+    subtracted=3.0, eager_p10=2.0, fastest_empty_request=1.0, fastest_empty_call=0.1
+)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,10 @@ def test_the_seconds_of_calls(samples, seconds):
 
 
 def test_no_time_is_zero():
-    without_empty_calls = Overhead(estimate=3.0, least=2.0, fastest_request=1.0, fastest_call=0.0)
-    assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [SHORTEST]
+    without_empty_calls = Overhead(
+        subtracted=3.0, eager_p10=2.0, fastest_empty_request=1.0, fastest_empty_call=0.0
+    )
+    assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [MIN_SECONDS]
 
 
 @pytest.mark.parametrize(
@@ -169,11 +173,11 @@ def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_f
 
 
 @pytest.mark.parametrize(
-    ("estimate", "least", "calls", "hideable"),
+    ("subtracted", "eager_p10", "calls", "hideable"),
     [(3.0, 2.0, 1, 1.0), (3.0, 2.0, 4, 0.25), (2.0, 2.0, 4, 0.0), (2.0, 3.0, 4, 0.0)],
 )
-def test_the_hideable_seconds(estimate, least, calls, hideable):
-    overhead = Overhead(estimate, least, fastest_request=1.0, fastest_call=0.1)
+def test_the_hideable_seconds(subtracted, eager_p10, calls, hideable):
+    overhead = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.1)
     assert overhead.hideable_seconds(calls) == hideable
 
 
@@ -182,17 +186,17 @@ EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
 
 
 @pytest.mark.parametrize(
-    ("overheads_of_eager", "estimate", "least"),
+    ("overheads_of_eager", "subtracted", "eager_p10"),
     [
         ([], 10.0, 2.0),  # of the empty requests
         ([2.0, 3.0, 4.0], 10.0, 2.2),
         ([20.0, 30.0, 40.0], 38.0, 22.0),
     ],
 )
-def test_the_overhead_is_measured(overheads_of_eager, estimate, least):
+def test_the_overhead_is_measured(overheads_of_eager, subtracted, eager_p10):
     # Eager's requests have two calls of 100 and 50 s.
     eagers = [Sample([100.0, 50.0], 150.0 + overhead) for overhead in overheads_of_eager]
-    expected = Overhead(estimate, least, fastest_request=1.0, fastest_call=0.25)
+    expected = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.25)
     assert measure_overhead(EMPTIES, eagers) == expected
 
 
@@ -254,9 +258,9 @@ def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
-    assert TimesOfSetting("", timings).time == "faster"
+    assert TimesOfSetting("", timings).speed_word == "faster"
     seconds["ModelNew"] = [2.0] * 5
-    assert TimesOfSetting("", timings).time == "slower"
+    assert TimesOfSetting("", timings).speed_word == "slower"
 
 
 def test_the_speed_up_has_an_interval_and_times_have_a_spread():
@@ -266,8 +270,8 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
     ratio, low, high = speed_up(base, [t * draw.uniform(0.9, 1.1) for t in base])
     assert low < ratio < high
     assert speed_up([1.0], [2.0]) == (0.5, 0.5, 0.5)
-    assert spread([1.0]) == (1.0, 1.0)
-    assert spread([float(i) for i in range(11)]) == (1.0, 9.0)
+    assert p10_and_p90([1.0]) == (1.0, 1.0)
+    assert p10_and_p90([float(i) for i in range(11)]) == (1.0, 9.0)
 
 
 class EagersProcesses:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from referee.times.timing import LEAST_JUDGED, StepTimings, Timings, speed_up, spread
+from referee.times.timing import MIN_JUDGED_ROUNDS, StepTimings, Timings, p10_and_p90, speed_up
 from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
@@ -11,7 +11,7 @@ from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 PLACEMENT_SECONDS = {"cpu": 0.0, "cuda": 3e-7}
 # If eager differs from itself by a larger factor, the machine is noisy.
-WIDEST_CONTROL = 1.3
+MAX_CONTROL = 1.3
 
 
 @dataclass
@@ -29,7 +29,7 @@ class TimesOfSetting:
     training_step: StepTimings | None = None
 
     @property
-    def time(self) -> str:
+    def speed_word(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
         names, seconds = self.timings.names, self.timings.seconds
         return compare_times(
@@ -60,20 +60,20 @@ def compare_times(
         device: "cpu" or "cuda".
         lateness: by which factor late launches lengthen eager's calls, see `Sample.lateness`.
     """
-    if len(eager) < LEAST_JUDGED:
+    if len(eager) < MIN_JUDGED_ROUNDS:
         return TOO_NOISY
     eager_to_itself = speed_up(eager, control)
     farthest_control = max(eager_to_itself.high, 1 / eager_to_itself.low)
-    is_noisy = farthest_control > WIDEST_CONTROL
+    is_noisy = farthest_control > MAX_CONTROL
     shortest = min(median(eager), median(solution))
-    noises = [PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest]
-    noises += [eager_to_itself.ratio, 1 / eager_to_itself.ratio]
+    noise_of_placement = max(PLACEMENT[device], 1 + PLACEMENT_SECONDS[device] / shortest)
+    noise_of_control = max(eager_to_itself.ratio, 1 / eager_to_itself.ratio)
+    noise = max(noise_of_placement, noise_of_control)
     if is_noisy:
-        noises.append(farthest_control)
+        noise = max(noise, farthest_control)
     if device == "cuda":
-        fast, slow = spread(eager + control)
-        noises += [slow / fast, lateness]
-    noise = max(noises)
+        fast, slow = p10_and_p90(eager + control)
+        noise = max(noise, slow / fast, lateness)
     gain = speed_up(eager, solution)
     may_be_equal = gain.low / noise <= 1 <= gain.high * noise
     if may_be_equal:

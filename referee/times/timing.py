@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 WARM_UP_ROUNDS = {"cpu": 1, "cuda": 2}  # before the timed ones
-MOST_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
+MAX_ROUNDS = {"cpu": 50, "cuda": 10}  # timed rounds, unless a number is asked for
 QUICK_ROUNDS = 5  # of a quick check on a GPU
 # With more bytes of parameters than this, a quick check on a CPU leaves out gradients at the
 # timed size: those of a weight of 256 MiB take seven seconds to compare.
@@ -18,8 +18,8 @@ QUICK_PARAMETERS = 1 << 26
 # On a CPU, rounds of forwards are timed for this many seconds, and rounds of steps for as many.
 CPU_SECONDS = 2.5
 FULL_CPU_SECONDS = 16.0  # with --full
-LEAST_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
-LEAST_JUDGED = 3  # rounds: fewer do not tell a difference from noise
+MIN_CPU_ROUNDS = 4  # even if they take longer: an interval of fewer rounds says little
+MIN_JUDGED_ROUNDS = 3  # rounds: fewer do not tell a difference from noise
 RESAMPLES = 2000  # of the bootstrap
 
 
@@ -53,7 +53,7 @@ class Rounds(NamedTuple):
     """How many rounds are timed: a number, or as many as a time allows.
 
     Attributes:
-        trials: the number of rounds; None for as many as MOST_ROUNDS, or as fit in `cpu_seconds`.
+        trials: the number of rounds; None for as many as MAX_ROUNDS, or as fit in `cpu_seconds`.
         cpu_seconds: how long all rounds may take on a CPU; it is ignored if `trials` is a number.
     """
 
@@ -151,7 +151,7 @@ def run_rounds(
     for done in range(warm_up):
         progress(f"warming up {name}", how_far=f"{done + 1} of {warm_up} rounds")
         run_round()
-    most_rounds = MOST_ROUNDS[device.type]
+    most_rounds = MAX_ROUNDS[device.type]
     most_seconds = math.inf
     if length.trials:
         most_rounds = length.trials
@@ -160,7 +160,7 @@ def run_rounds(
     start = perf_counter()
     for done in range(most_rounds):
         passed = perf_counter() - start
-        if done >= LEAST_CPU_ROUNDS and passed >= most_seconds:
+        if done >= MIN_CPU_ROUNDS and passed >= most_seconds:
             return
         how_far = f"round {done + 1}{_time_left(done, passed, most_rounds, most_seconds)}"
         progress(f"timing {name}", how_far=how_far)
@@ -185,7 +185,7 @@ def _time_left(done: int, passed: float, most_rounds: int, most_seconds: float) 
     return f"{total}, {min(seconds_of_rounds, seconds_to_limit):.0f} s left"
 
 
-def spread(times: list[float]) -> tuple[float, float]:
+def p10_and_p90(times: list[float]) -> tuple[float, float]:
     """Return the 10th and the 90th percentile."""
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return tenths[0], tenths[-1]

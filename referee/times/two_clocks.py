@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from referee.times.timing import spread
+from referee.times.timing import p10_and_p90
 
-SHORTEST = 1e-9  # seconds; a clock's zero becomes this, so that ratios are finite
+MIN_SECONDS = 1e-9  # a clock's zero becomes this, so that ratios are finite
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this
 # part of the calls' time still to do.
-LEAST_BACKLOG = 0.1
+MIN_BACKLOG = 0.1
 # If a GPU waits for the launches, times depend on the host. Processes that made the same calls on a
 # slow host differed by up to 1.8.
 LATENESS_OF_IDLE_GPU = 2.0
@@ -43,15 +43,20 @@ class Sample(NamedTuple):
         return sum(self.call_seconds) / len(self.call_seconds)
 
     @property
+    def mean_call_by_referee(self) -> float:
+        """The mean seconds of a call by the referee's clock, with the overhead."""
+        return self.request_seconds / len(self.call_seconds)
+
+    @property
     def fast_call(self) -> float:
         """The seconds that one of ten calls does not exceed, by the process's own clock."""
-        fast, _ = spread(self.call_seconds)
+        fast, _ = p10_and_p90(self.call_seconds)
         return fast
 
     @property
     def waits_for_launches(self) -> bool:
         """True if the GPU was idle between calls, because the host launched them too late."""
-        return self.backlog_seconds < LEAST_BACKLOG * sum(self.call_seconds)
+        return self.backlog_seconds < MIN_BACKLOG * sum(self.call_seconds)
 
     @property
     def lateness(self) -> float:
@@ -73,32 +78,32 @@ class Overhead:
     """The overhead of a request: the referee's time of it without the time of its calls.
 
     Attributes:
-        estimate: the 90th percentile of the overheads, in seconds: that of empty requests or that
-            of eager's, whichever is larger. It is subtracted from the referee's time.
-        least: the 10th percentile of the overheads of eager's requests, in seconds.
-        fastest_request: the referee's seconds of the fastest empty request; they are all overhead.
-        fastest_call: the seconds of the fastest empty call, by the process's own clock.
+        subtracted: the seconds that are subtracted from the referee's time: the 90th percentile of
+            the overheads of empty requests or that of eager's, whichever is larger.
+        eager_p10: the 10th percentile of the overheads of eager's requests, in seconds.
+        fastest_empty_request: the referee's seconds of the fastest empty request, all overhead.
+        fastest_empty_call: the seconds of the fastest empty call, by the process's own clock.
     """
 
-    estimate: float
-    least: float
-    fastest_request: float
-    fastest_call: float
+    subtracted: float
+    eager_p10: float
+    fastest_empty_request: float
+    fastest_empty_call: float
 
     def is_false(self, samples: list[Sample]) -> bool:
         """Return whether a process's clock is false: it shows less than an empty call takes."""
-        return median(sample.mean_call for sample in samples) < self.fastest_call
+        return median(sample.mean_call for sample in samples) < self.fastest_empty_call
 
     def hideable_seconds(self, calls: int) -> float:
         """Return the seconds of each call that a false clock can hide.
 
-        The referee subtracts `estimate`. In a request whose overhead is only `least`, the
+        The referee subtracts `subtracted`. In a request whose overhead is only `eager_p10`, the
         difference may be time of calls that the process's clock hides.
 
         Args:
             calls: the number of calls in a request.
         """
-        return max(self.estimate - self.least, 0.0) / calls
+        return max(self.subtracted - self.eager_p10, 0.0) / calls
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
@@ -109,10 +114,10 @@ class Overhead:
             samples: the timed call's samples, one for each request.
         """
         if self.is_false(samples):
-            by_referee = _seconds_by_referee(samples, self.fastest_request)
-            return [max(seconds, self.fastest_call) for seconds in by_referee]
-        by_process = [max(sample.mean_call, SHORTEST) for sample in samples]
-        by_referee = _seconds_by_referee(samples, self.estimate)
+            by_referee = _seconds_by_referee(samples, self.fastest_empty_request)
+            return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
+        by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]
+        by_referee = _seconds_by_referee(samples, self.subtracted)
         # The medians decide, not the larger value of each request: otherwise a single slow reply
         # would count as time of the calls.
         if median(by_process) >= median(by_referee):
@@ -133,15 +138,15 @@ def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
         eagers: samples of eager's requests. Their overhead may be larger than that of empty ones,
             because they return new results. If there are none, only the empty ones count.
     """
-    of_empties = [sample.request_seconds for sample in empties]
-    of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
+    overheads_of_empties = [sample.request_seconds for sample in empties]
+    overheads_of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
     if not eagers:
-        of_eagers = of_empties
-    _, slow_empty = spread(of_empties)
-    fast_eager, slow_eager = spread(of_eagers)
+        overheads_of_eagers = overheads_of_empties
+    _, slow_empty = p10_and_p90(overheads_of_empties)
+    fast_eager, slow_eager = p10_and_p90(overheads_of_eagers)
     return Overhead(
-        estimate=max(slow_empty, slow_eager),
-        least=fast_eager,
-        fastest_request=min(of_empties),
-        fastest_call=min(min(sample.call_seconds) for sample in empties),
+        subtracted=max(slow_empty, slow_eager),
+        eager_p10=fast_eager,
+        fastest_empty_request=min(overheads_of_empties),
+        fastest_empty_call=min(min(sample.call_seconds) for sample in empties),
     )

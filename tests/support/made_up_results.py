@@ -38,7 +38,9 @@ def record(module, dtype: str = "float32", ratio: float = 2.0, **about: str) -> 
     """
     settings = ["highest", "high"] if (module, dtype) == (linear, "float32") else [""]
     times = [TimesOfSetting(setting, timings(module, ratio)) for setting in settings]
-    verdict = Verdict(Path(), count=7, import_seconds=1.5, times=[] if about else times, **about)
+    verdict = Verdict(
+        Path(), case_count=7, import_seconds=1.5, times=[] if about else times, **about
+    )
     subject = records.Subject(module.__name__.split(".")[-1], dtype, (4, 8))
     return records.make_record(subject, verdict, None)
 

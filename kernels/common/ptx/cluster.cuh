@@ -30,7 +30,7 @@ KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
 // ---------------------------------------------------------------------------- barrier of a cluster
 
 // barrier.cluster.arrive: says that this thread has reached the barrier. All threads of the cluster
-// call it, and those of a warp call it at the same time (`aligned`). Writes of a thread before it
+// call it, and all threads of a warp at the same time (`aligned`). Writes of a thread before it
 // arrives are visible to the threads that wait.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");

@@ -33,7 +33,7 @@ struct Tf32 {
 };
 
 // Along which dimension the elements of an operand are adjacent in memory: along K, or along its
-// rows (M or N). The values are those of the instruction's operands.
+// rows (M or N). The values are the instruction's.
 enum class Major { kK = 0, kMN = 1 };
 
 // wgmma.fence: orders this thread's accesses to the registers of d and a before the products that
@@ -84,9 +84,9 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return descriptor_units(tile & kAddressBits) | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
-// The step from the descriptor of one product's operand to that of the next product, whose elements
-// of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the swizzle line of a
-// K-major operand, and 16 swizzle lines further in an MN-major one.
+// The step from the descriptor of one product's operand to the descriptor of the next product,
+// whose elements of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the
+// swizzle line of a K-major operand, and 16 swizzle lines further in an MN-major one.
 constexpr uint64_t kDescriptorStepK = descriptor_units(32);
 constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 

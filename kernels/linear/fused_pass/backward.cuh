@@ -12,6 +12,7 @@
 
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/fused_pass/vectors.cuh"
 
@@ -74,10 +75,12 @@ struct BlockGrid {
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
     const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
     const int64_t min_rows_of_block = divide_up(m, max_blocks_of_strip);
-    const int64_t rows_at_once = BackwardConfig::kThreads / strip_width;
-    rows_of_block = divide_up(min_rows_of_block, rows_at_once) * rows_at_once;
+    rows_of_block = divide_up(min_rows_of_block, rows_at_once()) * rows_at_once();
     blocks_of_strip = divide_up(m, rows_of_block);
   }
+
+  // Returns the number of rows that a block handles at once.
+  int64_t rows_at_once() const { return BackwardConfig::kThreads / strip_width; }
 
  private:
   // Returns the estimated time of a row of row_vectors vectors with strips of `width` vectors, in
@@ -128,88 +131,130 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   sums[blockIdx.y * n + elements.first_column + element] = sum;
 }
 
-// Turns a vector of grad_output into grad_z = mask bit ? grad_output / divisor : 0, and adds it to
-// `totals`. Bit j of `bits` belongs to element j.
+// The arguments of backward_kernel.
 template <typename T>
-__device__ void make_grad_z(Vector<T>& grad, uint32_t bits, const Divisor<Compute<T>>& divisor,
-                            Compute<T> (&totals)[Vector<T>::kSize]) {
-#pragma unroll
-  for (int j = 0; j < Vector<T>::kSize; ++j) {
-    T& v = grad.value[j];
-    v = static_cast<T>(divisor.quotient(static_cast<Compute<T>>(v)));
-    const bool passes = bits >> j & 1;
-    if (!passes) v = T{};
-    totals[j] += static_cast<Compute<T>>(v);
-  }
-}
+struct BackwardArguments {
+  const T* grad_output;         // [m, n]
+  const uint8_t* mask;          // [m, (n + 7) / 8]
+  Divisor<Compute<T>> divisor;  // of grad_output
+  T* grad_z;                    // [m, n]
+  Compute<T>* sums;             // [gridDim.y, n], or null if no sums are needed
+  int64_t m;
+  int64_t n;
+  int64_t rows_of_block;  // BlockGrid
+  int strip_width;        // BlockGrid
+  int64_t row_step;       // elements from a row of a thread to its next row
+  int64_t mask_step;      // bytes of the mask from a row of a thread to its next row
+  bool is_aligned;        // rows of grad_output and grad_z are aligned to 16 bytes
 
-// Adds the totals of a group of rows to those of the groups before it, and begins the next group.
-template <typename T, int kSize>
-__device__ void end_group(T (&totals)[kSize], T (&group_totals)[kSize]) {
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) {
-    totals[j] += group_totals[j];
-    group_totals[j] = 0;
-  }
-}
+  BackwardArguments(const FusedPassBackwardArguments& call, const BlockGrid& grid)
+      : grad_output(static_cast<const T*>(call.grad_output)),
+        mask(call.mask),
+        divisor(call.divisor),
+        grad_z(static_cast<T*>(call.grad_z)),
+        sums(call.grad_bias != nullptr ? static_cast<Compute<T>*>(call.workspace) : nullptr),
+        m(call.m),
+        n(call.n),
+        rows_of_block(grid.rows_of_block),
+        strip_width(grid.strip_width),
+        row_step(grid.rows_at_once() * n),
+        mask_step(grid.rows_at_once() * bytes_of_bits(n)),
+        is_aligned(has_aligned_rows(grad_output, n * sizeof(T)) &&
+                   has_aligned_rows(grad_z, n * sizeof(T))) {}
+};
 
-// grad_z [m, n] = mask bit ? grad_output [m, n] / divisor : 0. mask [m, (n + 7) / 8]. If sums
-// [gridDim.y, n] is not null, row b of it gets the column sums of grad_z over the rows of the
-// blocks with blockIdx.y = b. rows_of_block and strip_width are those of BlockGrid.
+// The work of one thread of backward_kernel: a vector in each of its rows, which are rows_at_once
+// apart.
 template <typename T>
-__global__ void __launch_bounds__(BackwardConfig::kThreads,
-                                  BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
-    backward_kernel(const T* grad_output, const uint8_t* mask, const Divisor<Compute<T>> divisor,
-                    T* grad_z, Compute<T>* sums, int64_t m, int64_t n, int64_t rows_of_block,
-                    int strip_width, bool is_aligned) {
-  // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
-  // beside the last of these.
-  start_next_kernel();
-  constexpr int kSize = Vector<T>::kSize;
-  constexpr int kRowsInFlight = BackwardConfig::kRowsInFlight;
-  const int vector = threadIdx.x % strip_width;  // of the strip
-  const int rows_at_once = BackwardConfig::kThreads / strip_width;
-  const int64_t row_bytes = bytes_of_bits(n);
-  const RowVector<T> elements((blockIdx.x * int64_t{strip_width} + vector) * kSize, n, is_aligned);
+struct RowsOfThread {
+  static constexpr int kSize = Vector<T>::kSize;
+  static constexpr int kRowsInFlight = BackwardConfig::kRowsInFlight;
+  using Totals = Compute<T>[kSize];  // the sum of each element of the vectors
 
-  // The rows of the thread are rows_at_once apart. In the last block of a strip, some threads may
-  // have none. Their first_row is then at `end` or less than rows_at_once past it, so that
-  // divide_up returns 0.
-  const int64_t first_row = blockIdx.y * rows_of_block + threadIdx.x / strip_width;
-  const int64_t end = min((blockIdx.y + int64_t{1}) * rows_of_block, m);
-  const bool has_columns = elements.count > 0;
-  const int rows = has_columns ? static_cast<int>(divide_up(end - first_row, rows_at_once)) : 0;
+  const BackwardArguments<T>& arguments;
+  const RowVector<T> elements;  // of each row
+  int rows_left = 0;            // that are not computed yet
+  int64_t next_element;         // of the matrix: the vector's first one in the next row
+  const uint8_t* next_byte;     // of the mask: the one with the bit of next_element
 
-  // The rows in flight begin at element `place` of the matrix, and at byte `mask`.
-  const int64_t step = rows_at_once * n;  // elements from one of the thread's rows to the next
-  const int64_t mask_step = rows_at_once * row_bytes;
-  int64_t place = first_row * n + elements.first_column;
-  mask += first_row * row_bytes + elements.first_column / MaskLayout::kColumns;
+  __device__ RowsOfThread(const BackwardArguments<T>& arguments, int64_t first_column)
+      : arguments(arguments), elements(first_column, arguments.n, arguments.is_aligned) {
+    const int rows_at_once = BackwardConfig::kThreads / arguments.strip_width;
+    const int64_t first_row =
+        blockIdx.y * arguments.rows_of_block + threadIdx.x / arguments.strip_width;
+    // In the last block of a strip, some threads may have no rows. Their first_row is then at `end`
+    // or less than rows_at_once past it, so that divide_up returns 0.
+    const int64_t end = min((blockIdx.y + int64_t{1}) * arguments.rows_of_block, arguments.m);
+    const bool has_columns = elements.count > 0;
+    if (has_columns) rows_left = static_cast<int>(divide_up(end - first_row, rows_at_once));
 
-  Compute<T> totals[kSize] = {};        // of the groups that are complete
-  Compute<T> group_totals[kSize] = {};  // of the current group
-  for (int done = 0; done < rows; done += kRowsInFlight) {
+    const int64_t row_bytes = bytes_of_bits(arguments.n);
+    next_element = first_row * arguments.n + first_column;
+    next_byte = arguments.mask + first_row * row_bytes + first_column / MaskLayout::kColumns;
+  }
+
+  // Turns a vector of grad_output into grad_z = mask bit ? grad_output / divisor : 0, and adds it
+  // to `totals`. Bit j of `bits` belongs to element j.
+  __device__ void make_grad_z(Vector<T>& grad, uint32_t bits, Totals& totals) const {
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      T& v = grad.value[j];
+      v = static_cast<T>(arguments.divisor.quotient(static_cast<Compute<T>>(v)));
+      const bool passes = bits >> j & 1;
+      if (!passes) v = T{};
+      totals[j] += static_cast<Compute<T>>(v);
+    }
+  }
+
+  // Computes the next kRowsInFlight rows, or all that are left. Loads all of them before it stores
+  // the first, and adds them to `totals`.
+  __device__ void compute_next(Totals& totals) {
     Vector<T> grad[kRowsInFlight];
     uint32_t bits[kRowsInFlight];
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
-      if (done + i >= rows) continue;
-      grad[i] = elements.load(grad_output + place + i * step);
-      bits[i] = mask[i * mask_step] >> elements.first_column % MaskLayout::kColumns;
+      if (i >= rows_left) continue;
+      grad[i] = elements.load(arguments.grad_output + next_element + i * arguments.row_step);
+      bits[i] = next_byte[i * arguments.mask_step] >> elements.first_column % MaskLayout::kColumns;
     }
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
-      if (done + i >= rows) continue;
-      make_grad_z(grad[i], bits[i], divisor, group_totals);
-      elements.store(grad_z + place + i * step, grad[i]);
+      if (i >= rows_left) continue;
+      make_grad_z(grad[i], bits[i], totals);
+      elements.store(arguments.grad_z + next_element + i * arguments.row_step, grad[i]);
     }
-    place += kRowsInFlight * step;
-    mask += kRowsInFlight * mask_step;
-    const bool group_is_complete = (done + kRowsInFlight) % BackwardConfig::kGroupRows == 0;
-    if (group_is_complete) end_group(totals, group_totals);
+    next_element += kRowsInFlight * arguments.row_step;
+    next_byte += kRowsInFlight * arguments.mask_step;
+    rows_left -= kRowsInFlight;
   }
-  end_group(totals, group_totals);
-  if (sums != nullptr) store_column_sums<T>(totals, sums, elements, n, strip_width);
+
+  // Computes the next group of rows, or all that are left, and adds their sums to `totals`.
+  __device__ void compute_group(Totals& totals) {
+    Totals group_totals = {};
+    const int left_after_group = max(rows_left - BackwardConfig::kGroupRows, 0);
+    while (rows_left > left_after_group) compute_next(group_totals);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) totals[j] += group_totals[j];
+  }
+};
+
+// grad_z = mask bit ? grad_output / divisor : 0. If sums is not null, row b of it gets the column
+// sums of grad_z over the rows of the blocks with blockIdx.y = b.
+template <typename T>
+__global__ void __launch_bounds__(BackwardConfig::kThreads,
+                                  BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
+    backward_kernel(const __grid_constant__ BackwardArguments<T> arguments) {
+  // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
+  // beside the last of these.
+  start_next_kernel();
+  const int vector = threadIdx.x % arguments.strip_width;  // of the strip
+  const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};
+  RowsOfThread<T> rows(arguments, (first_vector + vector) * Vector<T>::kSize);
+  Compute<T> totals[Vector<T>::kSize] = {};
+  while (rows.rows_left > 0) rows.compute_group(totals);
+  if (arguments.sums != nullptr) {
+    store_column_sums<T>(totals, arguments.sums, rows.elements, arguments.n, arguments.strip_width);
+  }
 }
 
 // The constants of add_partials_kernel.

@@ -53,24 +53,17 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
   using namespace fused_pass;
   return dispatch_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
-    using Sum = Compute<T>;
-    const bool has_bias = call.grad_bias != nullptr;
-    Sum* const sums = has_bias ? static_cast<Sum*>(call.workspace) : nullptr;
-    const int64_t row_bytes = call.n * sizeof(T);
-    const bool is_aligned =
-        has_aligned_rows(call.grad_output, row_bytes) && has_aligned_rows(call.grad_z, row_bytes);
     const BlockGrid grid(call.m, call.n, sizeof(T));
+    const BackwardArguments<T> arguments(call, grid);
     const dim3 blocks(static_cast<unsigned>(grid.strips),
                       static_cast<unsigned>(grid.blocks_of_strip));
-    const int status = launch<backward_kernel<T>>(
-        blocks, BackwardConfig::kThreads, stream, static_cast<const T*>(call.grad_output),
-        call.mask, Divisor<Sum>(call.divisor), static_cast<T*>(call.grad_z), sums, call.m, call.n,
-        grid.rows_of_block, grid.strip_width, is_aligned);
-    if (status != cudaSuccess || !has_bias) return status;
-    return launch<add_partials_kernel<T>>(blocks_of(call.n, AddPartialsConfig::kColumns),
-                                          AddPartialsConfig::kThreads, stream,
-                                          static_cast<const Sum*>(sums), grid.blocks_of_strip,
-                                          call.n, static_cast<T*>(call.grad_bias));
+    const int status =
+        launch<backward_kernel<T>>(blocks, BackwardConfig::kThreads, stream, arguments);
+    if (status != cudaSuccess || call.grad_bias == nullptr) return status;
+    return launch<add_partials_kernel<T>>(
+        blocks_of(call.n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
+        static_cast<const Compute<T>*>(arguments.sums), grid.blocks_of_strip, call.n,
+        static_cast<T*>(call.grad_bias));
   });
 }
 

@@ -215,7 +215,7 @@ inline bool operands_fit(const BackwardInputs& inputs) {
   return true;
 }
 
-// Returns whether the kernels can read the mask as that of an output like grad_output.
+// Returns whether the kernels can read the mask as the mask of an output like grad_output.
 inline bool mask_fits(const Tensor& mask, const Tensor& grad_output) {
   const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
                            mask.dim() > 0 && mask.device() == grad_output.device();

@@ -73,7 +73,7 @@ struct Product {
   Precision precision;
   bool is_forward;  // false for a gradient
   int64_t m, n, k;  // x [m, k], weight [n, k], out [m, n]: a column of out for each row of weight
-  // x is column-major: the elements of its columns are adjacent, and those of its rows are not. In
+  // x is column-major: elements of a column are adjacent, and elements of a row are not. In
   // float32 it is copied first.
   bool x_is_transposed;
   // The weight is row-major, and its rows can be read by 16-byte vectors. Any other weight is
@@ -110,15 +110,16 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 // Returns whether the path skinny takes less time than every other path, for a float32 forward.
 // With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
-//   rows of x     skinny wins if there are, for each multiprocessor,
-//   1 to 8        up to 4 tiles, or K >= 512
-//   9 to 16       up to 2 tiles and K >= 256, or K >= 512
-//   17 and more   up to 2 tiles and K >= 256, or up to 1 tile and K >= 16; and in either case at
-//                 most 2^28 multiplications
+//   rows of x     tiles for each multiprocessor, and K     or
+//   1 to 8        up to 4 tiles                            any number of tiles, K >= 512
+//   9 to 16       up to 2 tiles, K >= 256                  any number of tiles, K >= 512
+//   17 and more   up to 2 tiles, K >= 256                  up to 1 tile, K >= 16
 //
-// At `high` only the first line holds: from 9 rows of x on, one tensor-core product is faster.
+// From 17 rows of x on, there may also be at most 2^28 multiplications. At `high` only the first
+// line holds: from 9 rows of x on, one tensor-core product is faster.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  // skinny.cu divides out into tiles of 16 rows by 32 columns.
+  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has fewer rows,
+  // but still all rows of x.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   constexpr int kVeryFewRows = 8;
@@ -159,6 +160,8 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //
 // With a short K an element takes little time, so the call costs as much as many elements. Example:
 // for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements.
+//
+// K must also be 64 or more, and the weight must have 2^17 elements or more.
 inline bool fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;
   constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
@@ -186,7 +189,7 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 //
 // The work is M N K multiplications with two corrections, so that one limit fits all sizes:
 //
-//   112 columns do not count         because much of a tile is padding if columns are few
+//   112 columns do not count         because a narrow result fills its tiles badly
 //   2^17 elements of out are added   because with a long K even a small result is a lot of work
 inline bool fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster

@@ -41,7 +41,7 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// The rows of a matrix, or those of its transpose, which are the columns of the matrix.
+// The rows of a matrix, or the rows of its transpose, which are the columns of the matrix.
 struct Rows {
   int64_t length;          // elements of a row
   int64_t element_stride;  // from one element of a row to the next

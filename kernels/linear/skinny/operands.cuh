@@ -58,11 +58,11 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
   v[3] = high.y;
 }
 
-// Copies the block's range of x to `x` in shared memory: k_range elements of each row, from first_k
-// on. Elements past the last row and past whole_k are zeros. A warp copies one row of one step at a
-// time. Copy number i is that of row i % kTileRows in step i / kTileRows.
+// Copies the block's range of x to `x` in shared memory: k_range elements of each row, from
+// block_first_k on. Elements past the last row and past whole_k are zeros. A warp copies one row of
+// one step at a time. Copy number i is that of row i % kTileRows in step i / kTileRows.
 template <int kTileRows>
-__device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int first_k,
+__device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int block_first_k,
                        int k_range) {
   constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // of one row in one step
   const int warp = threadIdx.x / 32;
@@ -72,7 +72,7 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
   for (int i = warp; i < steps * kTileRows; i += Config::kWarps) {
     const int row = first_row + i % kTileRows;
     const int step = i / kTileRows;
-    const int k = first_k + step * Config::kStepK + lane * Config::kLaneK;
+    const int k = block_first_k + step * Config::kStepK + lane * Config::kLaneK;
     const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
@@ -88,9 +88,9 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 struct PrefetchedWeights {
   const Arguments& arguments;
   int tile;                       // of the weight
-  const int first_k;              // this lane's K in the block's first step
+  const int lane_first_k;         // this lane's K in the block's first step
   int k_tile = 0;                 // of the block's range of K
-  const float* source = nullptr;  // the weight of the warp's first column, at first_k
+  const float* source = nullptr;  // the weight of the warp's first column, at lane_first_k
   int columns_after = 0;          // how many columns exist after the warp's first
   float4 v[Config::kStepsPerKTile][Config::kWarpColumns]{};
 
@@ -100,14 +100,15 @@ struct PrefetchedWeights {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
     const int column = min(first_column, arguments.epilogue.n - 1);
-    source = arguments.weight + column * arguments.weight_stride + first_k;
+    source = arguments.weight + column * arguments.weight_stride + lane_first_k;
     columns_after = arguments.epilogue.n - 1 - column;
   }
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int offset = k_tile * Config::kKTileDepth + step * Config::kStepK;  // from first_k
-    const bool exists = first_k + offset < arguments.whole_k() && tile < arguments.weight_tiles;
+    const int offset = k_tile * Config::kKTileDepth + step * Config::kStepK;  // from lane_first_k
+    const bool exists =
+        lane_first_k + offset < arguments.whole_k() && tile < arguments.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
@@ -150,6 +151,24 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
       sum = fma(a[1], Sum<kTileRows>{b.y}, sum);
       sum = fma(a[0], Sum<kTileRows>{b.x}, sum);
     }
+  }
+}
+
+// Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
+// of x in shared memory. Each step that has been multiplied is replaced by weights of the next
+// k-tile, so that afterwards the first k-tile of the cluster's next tile is loaded.
+template <int kTileRows>
+__device__ __forceinline__ void multiply_tile(LaneSums<kTileRows>& lane_sums,
+                                              PrefetchedWeights& weights, const uint8_t* x) {
+  uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
+  for (int k_tile = 0; k_tile < weights.arguments.k_tiles; ++k_tile) {
+#pragma unroll
+    for (int step = 0; step < Config::kStepsPerKTile; ++step) {
+      multiply_step<kTileRows>(lane_sums, weights, step, x_address);
+      weights.load(step);
+      x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
+    }
+    weights.advance();
   }
 }
 

@@ -88,76 +88,47 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     skinny_kernel(const __grid_constant__ Arguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  double* sums = reinterpret_cast<double*>(dynamic_memory);         // [kTileRows][kTileColumns]
-  double* previous_sums = sums + kTileRows * Config::kTileColumns;  // of the previous tile
-  uint8_t* const x = reinterpret_cast<uint8_t*>(previous_sums + kTileRows * Config::kTileColumns);
-  const int warp = threadIdx.x / 32;
+  constexpr int kSums = kTileRows * Config::kTileColumns;  // of a buffer
+  double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
+  SumBuffers buffers{all_sums, all_sums + kSums};
+  uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
   const int lane = threadIdx.x % 32;
   const int k_range = arguments.k_tiles * Config::kKTileDepth;
-  const int first_k = ptx::cluster_ctarank() * k_range;
+  const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
   int tile = cluster / arguments.x_tiles;
 
-  PrefetchedWeights weights{arguments, tile, first_k + lane * Config::kLaneK};
+  PrefetchedWeights weights{arguments, tile, block_first_k + lane * Config::kLaneK};
   weights.find_columns();
 #pragma unroll
   for (int step = 0; step < Config::kStepsPerKTile; ++step) weights.load(step);
   weights.advance();
-  load_x<kTileRows>(arguments, x, first_row, first_k, k_range);
+  load_x<kTileRows>(arguments, x, first_row, block_first_k, k_range);
   __syncthreads();
 
-  using Totals = WarpTotals<kTileRows>;
-  int previous = -1;  // the tile whose sums are in previous_sums, if there is one
+  // Waits for the sums of `previous_tile`, and stores its results.
+  int previous_tile = -1;  // none yet
+  const auto finish_previous_tile = [&] {
+    ptx::cluster_wait();
+    store_results<kTileRows>(arguments, buffers.previous, first_row,
+                             previous_tile * Config::kTileColumns);
+  };
   for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
-
-    // Multiply.
     LaneSums<kTileRows> lane_sums = {};
-    uint32_t x_address = ptx::shared_address(x + lane * kVectorBytes);
-    for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
-#pragma unroll
-      for (int step = 0; step < Config::kStepsPerKTile; ++step) {
-        multiply_step<kTileRows>(lane_sums, weights, step, x_address);
-        weights.load(step);
-        x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
-      }
-      weights.advance();
-    }
-    double totals[Totals::kOfLane];
+    multiply_tile<kTileRows>(lane_sums, weights, x);
+    double totals[WarpTotals<kTileRows>::kOfLane];
     add_lanes</*kDistance=*/16>(lane_sums, totals);
-
-    // Store the results of the tile before. Its sums have arrived in the meantime.
-    if (previous >= 0) {
-      ptx::cluster_wait();
-      store_results<kTileRows>(arguments, previous_sums, first_row,
-                               previous * Config::kTileColumns);
-    }
-
-    // Share this tile's sums. The first of the lanes with the same total stores it.
-    const bool stores_totals = lane % Totals::kLanesOfTotal == 0;
-    if (stores_totals) {
-#pragma unroll
-      for (int i = 0; i < Totals::kOfLane; ++i) {
-        const int total = Totals::first_of(lane) + i;
-        const int row = total / Config::kWarpColumns;
-        const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
-        sums[row * Config::kTileColumns + column] = totals[i];
-      }
-    }
+    if (previous_tile >= 0) finish_previous_tile();
+    share_totals<kTileRows>(totals, buffers.current);
     ptx::cluster_arrive();
-
-    previous = tile;
-    double* const swapped = sums;
-    sums = previous_sums;
-    previous_sums = swapped;
+    buffers.swap();
+    previous_tile = tile;
   }
-  if (previous >= 0) {
-    ptx::cluster_wait();
-    store_results<kTileRows>(arguments, previous_sums, first_row, previous * Config::kTileColumns);
-  }
+  if (previous_tile >= 0) finish_previous_tile();
   ptx::cluster_sync();  // a block must not end while another one still reads its shared memory
 #endif
 }

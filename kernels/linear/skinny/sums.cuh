@@ -30,36 +30,84 @@ struct WarpTotals {
   __device__ static int first_of(int lane) { return lane / kLanesOfTotal * kOfLane; }
 };
 
+// Two lanes that are `distance` apart divide their sums between them: the lower lane keeps the
+// first half and sends the second half, the upper lane does the opposite, and both add what they
+// receive.
+template <typename T, int kKept>
+__device__ __forceinline__ void halve_sums(const T (&sums)[2 * kKept], double (&added)[kKept],
+                                           int distance) {
+  const bool is_upper = threadIdx.x & distance;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const T low = sums[i];
+    const T high = sums[kKept + i];
+    const T kept = is_upper ? high : low;
+    const T sent = is_upper ? low : high;
+    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, distance)};
+  }
+}
+
+// Adds `sum` over each group of 2 * max_distance neighbouring lanes, which all get the total.
+__device__ __forceinline__ double add_one_sum(double sum, int max_distance) {
+#pragma unroll
+  for (int distance = max_distance; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xffffffff, sum, distance);
+  }
+  return sum;
+}
+
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes as WarpTotals says.
-//
-// The caller passes kDistance = 16. Two lanes that are kDistance apart divide the sums between
-// them: the lower lane keeps the first half and sends the second half, the upper lane does the
-// opposite, and both add what they receive. Then add_lanes calls itself with the kKept sums that
-// are left, at half the distance, until the distance is 1. A single sum cannot be divided: both
-// lanes send it and keep it. For kCount = 4, the lanes have these sums after each exchange:
+// the totals over the lanes as WarpTotals says. The caller passes kDistance = 16. The sums are
+// halved at distances of 16, 8 and so on, until the distance is 1 or one sum is left, which is then
+// added without halving. For kCount = 4, the lanes have these sums after each exchange:
 //
 //   kDistance = 16   lanes 0..15: sums 0, 1                 lanes 16..31: sums 2, 3
 //   kDistance = 8    lanes 0..7: sum 0    8..15: sum 1      16..23: sum 2    24..31: sum 3
 //   4, 2 and 1       the same
 template <int kDistance, typename T, int kCount, int kTotals>
 __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
-  constexpr int kKept = kCount > 1 ? kCount / 2 : 1;
-  const bool is_upper = threadIdx.x & kDistance;
-  double added[kKept];
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const T low = sums[i];
-    const T high = sums[kCount - kKept + i];
-    const T kept = is_upper ? high : low;
-    const T sent = is_upper ? low : high;
-    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, kDistance)};
-  }
-  if constexpr (kDistance > 1) {
-    add_lanes<kDistance / 2>(added, totals);
+  constexpr int kKept = kCount / 2;
+  if constexpr (kKept == 1) {
+    double sum[1];
+    halve_sums(sums, sum, kDistance);
+    totals[0] = add_one_sum(sum[0], kDistance / 2);
+  } else if constexpr (kDistance == 1) {
+    halve_sums(sums, totals, kDistance);
   } else {
+    double added[kKept];
+    halve_sums(sums, added, kDistance);
+    add_lanes<kDistance / 2>(added, totals);
+  }
+}
+
+// The two buffers of a block for sums, in shared memory: double [kTileRows][kTileColumns] each.
+struct SumBuffers {
+  double* current;
+  double* previous;  // the sums of the tile before
+
+  __device__ void swap() {
+    double* const swapped = current;
+    current = previous;
+    previous = swapped;
+  }
+};
+
+// Stores a warp's totals of a tile to `sums`, a buffer that the cluster's other blocks read. The
+// first of the lanes with the same total stores it.
+template <int kTileRows>
+__device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<kTileRows>::kOfLane],
+                                             double* sums) {
+  using Totals = WarpTotals<kTileRows>;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const bool stores_totals = lane % Totals::kLanesOfTotal == 0;
+  if (!stores_totals) return;
 #pragma unroll
-    for (int i = 0; i < kTotals; ++i) totals[i] = added[i];
+  for (int i = 0; i < Totals::kOfLane; ++i) {
+    const int total = Totals::first_of(lane) + i;
+    const int row = total / Config::kWarpColumns;
+    const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
+    sums[row * Config::kTileColumns + column] = totals[i];
   }
 }
 

@@ -52,9 +52,9 @@ namespace kernels::sm80::gemm_fp16x3 {
 // this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    gemm_fp16x3_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
-                       int k, const TileOrder tiles,
-                       const __grid_constant__ Epilogue<float> epilogue) {
+    gemm_fp16x3_sm80_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
+                            int k, const TileOrder tiles,
+                            const __grid_constant__ Epilogue<float> epilogue) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -98,9 +98,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Epilogue, after all copies into the shared memory that it reuses.
   ptx::wait_copies<0>();
   __syncthreads();
-  store_results(results.sums, reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats,
-                epilogue, x.exponent, weight.exponent, first_row + warp_row,
-                first_column + warp_column);
+  float* const staged = reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats;
+  const WarpOutput output{epilogue, x.exponent, weight.exponent, first_row + warp_row,
+                          first_column + warp_column};
+  store_results(results.sums, staged, output);
 #endif
 }
 

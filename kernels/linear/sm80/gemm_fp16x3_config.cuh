@@ -1,5 +1,5 @@
-// The tiles, fragments and shared memory of gemm_fp16x3_kernel (gemm_fp16x3.cuh), as constants, and
-// where a k-tile is in shared memory.
+// The tiles, fragments and shared memory of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh), as
+// constants, and where a k-tile is in shared memory.
 
 #pragma once
 

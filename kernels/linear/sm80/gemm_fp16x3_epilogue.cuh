@@ -1,4 +1,5 @@
-// The epilogue of gemm_fp16x3_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and mask.
+// The epilogue of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and
+// mask.
 
 #pragma once
 
@@ -32,26 +33,46 @@ __device__ __forceinline__ void stage_subtile(
   }
 }
 
+// What turns a warp's sums into results: the epilogue, the exponents of the rows of x and of the
+// weight, and the first row and column of the warp in out.
+struct WarpOutput {
+  const Epilogue<float>& epilogue;
+  const int* x_exponent;
+  const int* weight_exponent;
+  int first_row;
+  int first_column;
+};
+
+// The bias and the exponent of the weight in the four neighbouring columns of out that a lane
+// stores.
+struct LaneColumns {
+  float bias[4];
+  int exponent[4];
+
+  __device__ __forceinline__ LaneColumns(const WarpOutput& output, int first_column) {
+    const Epilogue<float>& epilogue = output.epilogue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = first_column + i;
+      const bool exists = column < epilogue.n;
+      // Without a bias -0 is added, which changes no number; +0 would change -0.
+      bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column] : -0.0f;
+      exponent[i] = exists ? output.weight_exponent[column] : 0;
+    }
+  }
+};
+
 // Finishes and stores a warp's results, one subtile of 32 rows after the other. The sums pass
 // through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
 // row to store.
 __device__ __forceinline__ void store_results(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
-    const Epilogue<float>& epilogue, const int* x_exponent, const int* weight_exponent,
-    int first_row, int first_column) {
+    const WarpOutput& output) {
   constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
-  const int column = first_column + staged_column;
-  float bias[4];
-  int exponent_of_weight[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const bool exists = column + i < epilogue.n;
-    // Without a bias -0 is added, which changes no number; +0 would change -0.
-    bias[i] = exists && epilogue.bias != nullptr ? epilogue.bias[column + i] : -0.0f;
-    exponent_of_weight[i] = exists ? weight_exponent[column + i] : 0;
-  }
+  const int first_column = output.first_column + staged_column;  // of the lane
+  const LaneColumns columns(output, first_column);
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kXFragments;
        first_fragment += Config::kSubtileFragments) {
@@ -60,16 +81,16 @@ __device__ __forceinline__ void store_results(
 #pragma unroll 1
     for (int staged_row = lane / kLanesOfRow; staged_row < Config::kSubtileRows;
          staged_row += 32 / kLanesOfRow) {
-      const int row = first_row + first_fragment * Config::kMmaM + staged_row;
+      const int row = output.first_row + first_fragment * Config::kMmaM + staged_row;
+      const bool exists = row < output.epilogue.m;
       const float* const staged_sums = staged + staged_row * Config::kSubtilePitch + staged_column;
-      const int exponent_of_x = row < epilogue.m ? x_exponent[row] : 0;
+      const int x_exponent = exists ? output.x_exponent[row] : 0;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int exponent = exponent_of_x + exponent_of_weight[i];
-        z[i] = split::unscale(staged_sums[i], exponent) + bias[i];
+        z[i] = split::unscale(staged_sums[i], x_exponent + columns.exponent[i]) + columns.bias[i];
       }
-      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row, column, z);
+      finish_four</*kLaneBit=*/1>(output.epilogue, exists, row, first_column, z);
     }
     __syncwarp();
   }

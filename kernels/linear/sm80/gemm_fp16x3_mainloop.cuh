@@ -1,4 +1,4 @@
-// The mainloop of gemm_fp16x3_kernel (gemm_fp16x3.cuh), which multiplies one k-tile after the
+// The mainloop of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh), which multiplies one k-tile after the
 // other:
 //
 //   Copies            from global memory to the ring of stages

@@ -5,11 +5,11 @@
 //
 // Three kernels, for each chunk of rows of x (chunks.h):
 //
-//   split_rows_kernel    splits x and, for the first chunk, the weight into hi and lo
-//                        (split/split_row.cuh)
-//   gemm_fp16x3_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
-//   nonfinite_kernel     computes the results of rows that hold infinity or NaN
-//                        (split/nonfinite.cuh)
+//   split_rows_kernel         splits x and, for the first chunk, the weight into hi and lo
+//                             (split/split_row.cuh)
+//   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
+//   nonfinite_kernel          computes the results of rows that hold infinity or NaN
+//                             (split/nonfinite.cuh)
 //
 // run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
@@ -137,7 +137,7 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
   launch_or_throw(split_grid, split_rows_kernel<Matrix>, x, weight_to_split, call.k);
 
   // Multiply.
-  const auto gemm = gemm_fp16x3::gemm_fp16x3_kernel<Matrix>;
+  const auto gemm = gemm_fp16x3::gemm_fp16x3_sm80_kernel<Matrix>;
   allow_shared_memory(gemm, Config::kSharedBytes);
   const TileOrder tiles{blocks_of(call.m, Config::kTileRows),
                         blocks_of(call.n, Config::kTileColumns)};

@@ -27,9 +27,9 @@
 // The files of this folder:
 //
 //   launch.cu                            decides which kernels run, and in which order
-//   launch_split_x.cuh, split_x.cuh      split_x; split/split.cuh explains hi and lo
+//   split_x.cuh, sample_weight.cuh       split_x; split/split.cuh explains hi and lo
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
-//   launch_gemm.cuh, tensor_maps.cuh     for the launches of both GEMM kernels
+//   launch_gemm.cuh                      for the launches of both GEMM kernels
 //   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
 //
 // (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
@@ -43,8 +43,8 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/launch.cuh"
 #include "linear/sm90/gemm_one_product/launch.cuh"
-#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/sm90/split_x.cuh"
 #include "linear/split/nonfinite.cuh"
 
 namespace kernels::sm90 {

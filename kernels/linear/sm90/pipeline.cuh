@@ -61,10 +61,10 @@ struct BlockConfig {
 
 // ----- the pipeline
 
-// A position in the ring (CUTLASS's PipelineState). The producer and each consumer have one of
-// their own, and advance it once a k-tile.
+// A position in the ring: a stage, and the turn around the ring, as in CUTLASS. The producer and
+// each consumer have one of their own, and advance it once a k-tile.
 template <int kStages>
-struct PipelineStage {
+struct PipelineState {
   int index = 0;  // of the stage in the ring
   // The turn around the ring, modulo 2. mbarrier_wait takes the parity of a phase:
   //
@@ -85,9 +85,9 @@ struct PipelineStage {
     }
   }
 
-  // The stage of the next k-tile.
-  __device__ PipelineStage next() const {
-    PipelineStage later = *this;
+  // The state for the next k-tile.
+  __device__ PipelineState next() const {
+    PipelineState later = *this;
     later.advance();
     return later;
   }

@@ -15,197 +15,23 @@
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
 // and a second launch is saved.
-//
-// launch_split_x (launch_split_x.cuh) launches split_x_kernel. The second launch of the fp16x3 GEMM
-// (gemm_fp16x3/kernel.cuh) also calls largest_of_row.
 
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <cstddef>
 #include <cstdint>
 
 #include "common/launch.cuh"
+#include "launchers.h"
+#include "linear/sm90/sample_weight.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/split_row.cuh"
 
 namespace kernels::sm90 {
 
-struct SampleConfig {
-  // A sample of a row is eight spans of 16 elements, evenly spread along K. Four lanes read a span,
-  // four elements each: one 16-byte access. A row whose sample is all zeros is read whole.
-  static constexpr int kSpans = 8;
-  static constexpr int kLanesOfSpan = 32 / kSpans;
-  static constexpr int kLaneElements = 4;
-  static constexpr int kRows = 4;  // rows of the weight that a warp samples
-
-  // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). Elements 2^23 times
-  // smaller still keep 22 bits, and elements that the sample missed may be 64 times as large before
-  // they overflow fp16, which ends at 2^16.
-  static constexpr int kHiLoTarget = 9;
-
-  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
-  // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
-  // (Elements from 2^127 on may overflow, and their rows are then left to the second launch.) The
-  // maximum is the largest exponent whose power of two is a float.
-  static constexpr int kMinHiLoExponent = -111;
-  static constexpr int kMaxHiLoExponent = 127;
-
-  // For hi alone, the mean of the exponents of the spans' largest elements, rounded down, becomes
-  // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
-  // fp16 if it is about 2^13 times as large as the mean; no element of a row may overflow. It is
-  // subnormal if it is about 2^16 times smaller; a few elements of a row may be subnormal. The
-  // maximum of an exponent is kMaxHiAloneExponent.
-  static constexpr int kHiAloneTarget = 2;
-};
-static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
-              "a lane reads 4 x 4 elements: 4 vectors along K or, if transposed, along the rows");
-
-// Returns the largest magnitude in a row of k elements, which are `stride` elements apart; infinity
-// if the row holds infinity or NaN. A row with stride 1 is aligned to 16 bytes. All lanes of a warp
-// call it. It is rarely needed, and inlined it would make the kernel so large that fetching its
-// code takes longer (docs/EXPERIMENTS.md, "Hopper's products").
-__device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_t stride) {
-  uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
-  const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
-  const int64_t lane = threadIdx.x % 32;
-  const int64_t vector_elements = stride == 1 ? k / 4 * 4 : 0;  // read four at a time
-#pragma unroll 8
-  for (int64_t i = lane * 4; i < vector_elements; i += 32 * 4) {
-    const float4 v = *reinterpret_cast<const float4*>(row + i);
-    compare(v.x);
-    compare(v.y);
-    compare(v.z);
-    compare(v.w);
-  }
-#pragma unroll 8
-  for (int64_t i = vector_elements + lane; i < k; i += 32) compare(row[i * stride]);
-  largest = split::reduce_warp(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
-  constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
-  return __uint_as_float(min(largest, kInfinityBits));
-}
-
-// Reads the lane's part of the sample: the same four elements along K of each of the warp's rows,
-// of which the first is first_row. Raises largest_of_lane[i] to the largest magnitude of the
-// elements of row first_row + i. Rows past the last one are left out, and so are the lane's four
-// elements of a row if one of them is past K.
-//
-//   lane        0 .. 3             4 .. 7             ...   28 .. 31
-//   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
-//
-// The beginnings of the spans are rounded down to multiples of four.
-__device__ inline void load_sample(const split::ScaledMatrix& weight, bool is_transposed,
-                                   int64_t first_row, int64_t k,
-                                   float (&largest_of_lane)[SampleConfig::kRows]) {
-  using Config = SampleConfig;
-  const int lane = threadIdx.x % 32;
-  const int64_t span = lane / Config::kLanesOfSpan;
-  const int64_t begin_of_span = span * k / Config::kSpans / 4 * 4;
-  const int64_t first_k = begin_of_span + lane % Config::kLanesOfSpan * Config::kLaneElements;
-  if (first_k + Config::kLaneElements > k) return;
-
-  // A line is a row of the matrix in memory: of the weight [n, k] or of its transpose [k, n]. The
-  // lane reads four neighbours of each of four lines.
-  int64_t first_line = first_row;
-  int64_t line_element = first_k;
-  int64_t lines = weight.rows;
-  int64_t line_size = k;
-  if (is_transposed) {
-    first_line = first_k;
-    line_element = first_row;
-    lines = k;
-    line_size = weight.rows;
-  }
-  float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
-#pragma unroll
-  for (int i = 0; i < Config::kRows; ++i) {
-    if (first_line + i >= lines) break;
-    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, line_element, line_size,
-                /*is_aligned=*/true);
-  }
-#pragma unroll
-  for (int row = 0; row < Config::kRows; ++row) {
-#pragma unroll
-    for (int i = 0; i < Config::kLaneElements; ++i) {
-      const float element = is_transposed ? v[i][row] : v[row][i];
-      largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
-    }
-  }
-}
-
-// The kRows rows of the weight from first_row on, whose exponents one warp makes, and the lane's
-// part of their sample. The weight [n, k] may be stored as its transpose [k, n].
-struct SampledRows {
-  const split::ScaledMatrix& weight;
-  bool is_transposed;
-  int64_t first_row;
-  int64_t k;
-  float largest_of_lane[SampleConfig::kRows] = {};  // of the lane's elements of each row
-
-  __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
-                         int64_t k)
-      : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
-    load_sample(weight, is_transposed, first_row, k, largest_of_lane);
-  }
-
-  // Returns the largest magnitude in row first_row + i, all of which is read.
-  __device__ float largest_of_whole_row(int i) const {
-    const int64_t row = first_row + i;
-    const int64_t stride = weight.row_stride;
-    return largest_of_row(weight.source + (is_transposed ? row : row * stride), k,
-                          is_transposed ? stride : 1);
-  }
-};
-
-// Returns the exponent of row first_row + i if the GEMM splits the weight into hi and lo.
-__device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
-  float largest = split::reduce_warp(rows.largest_of_lane[i], fmaxf);
-  if (largest == 0) largest = rows.largest_of_whole_row(i);
-  const bool has_exponent = largest > 0 && largest < INFINITY;
-  const int exponent = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
-  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, exponent));
-}
-
-// Returns the exponent of row first_row + i if the GEMM rounds the weight to hi alone. It follows
-// from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
-__device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
-  // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into
-  // the low 16; 0 for a zero. A sum of such numbers adds up exponents and counts at once.
-  const auto exponent_and_count = [](float largest) -> uint32_t {
-    const uint32_t biased_exponent = __float_as_uint(largest) >> 23;
-    return largest > 0 ? biased_exponent << 16 | 1 : 0;
-  };
-  // All lanes of a span get its largest element.
-  float largest = rows.largest_of_lane[i];
-  for (int bit = 1; bit < SampleConfig::kLanesOfSpan; bit *= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
-  }
-  // All lanes get the sums over the spans.
-  uint32_t sums = exponent_and_count(largest);
-  for (int bit = SampleConfig::kLanesOfSpan; bit < 32; bit *= 2) {
-    sums += __shfl_xor_sync(0xffffffff, sums, bit);
-  }
-  if (sums == 0) sums = exponent_and_count(rows.largest_of_whole_row(i));
-  const uint32_t exponents = sums >> 16;
-  const uint32_t count = sums & 0xffff;
-  const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
-  return min(split::kMaxHiAloneExponent, SampleConfig::kHiAloneTarget - mean);
-}
-
-// Writes the exponents and, for hi and lo, the states of the kRows rows of the weight from
-// first_row on. All lanes of a warp call it.
-__device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight, split::Form form,
-                                              bool is_transposed, int64_t first_row, int64_t k) {
-  const bool has_lo = form == split::Form::kHiAndLo;
-  const SampledRows rows(weight, is_transposed, first_row, k);
-#pragma unroll
-  for (int i = 0; i < SampleConfig::kRows; ++i) {
-    const int64_t row = first_row + i;
-    if (row >= weight.rows) break;
-    const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi_alone(rows, i);
-    if (threadIdx.x % 32 != 0) continue;
-    weight.exponent[row] = exponent;
-    if (has_lo) weight.row_state[row] = split::kExact;
-  }
-}
+// -------------------------------------------------------------------------------------- the kernel
 
 // Splits x and samples the weight.
 //
@@ -238,6 +64,43 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
   }
   sample_weight(weight, form, weight_is_transposed, warp * SampleConfig::kRows, k);
 #endif
+}
+
+// -------------------------------------------------------------------------------------- the launch
+
+// Describes a float32 operand, whose hi and lo are k-tiled if a kernel stores them. hi, lo,
+// exponent and row_state are null: the caller sets those that it needs.
+inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, int64_t row_stride) {
+  split::ScaledMatrix matrix{};
+  matrix.source = static_cast<const float*>(source);
+  matrix.rows = rows;
+  matrix.row_stride = row_stride;
+  matrix.is_k_tiled = true;
+  return matrix;
+}
+
+// Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
+// of the workspace.
+inline void launch_split_x(const LinearArguments& call, const split::ScaledMatrix& x,
+                           const split::ScaledMatrix& weight, size_t bytes_to_clear,
+                           cudaStream_t stream) {
+  const int threads = split::threads_of_row(call.k);
+  const int warps = threads / 32;
+  // Each warp samples kRows rows of the weight.
+  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
+  // A warp splits a row of x that fits into its registers, and a block splits a longer row.
+  const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
+  const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
+  const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
+  const auto cleared = static_cast<unsigned*>(call.workspace);
+  const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
+  Grid grid{};
+  grid.blocks = sampling_blocks + splitting_blocks;
+  grid.threads = threads;
+  grid.stream = stream;
+  grid.has_pdl = true;
+  launch_or_throw(grid, split_x_kernel, x, weight, call.weight_is_transposed, call.k,
+                  sampling_blocks, splitter, cleared, cleared_size);
 }
 
 }  // namespace kernels::sm90

@@ -7,10 +7,10 @@
 // if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
 // float32 operands, and leaves all others alone.
 //
-// Each of these results is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is. The
-// finite terms cannot change that, so most of them are left out. The remaining terms are added in
-// double, in which products and sums of finite floats do not overflow. So a sum is infinite or NaN
-// only because of an element that is, and never because of the order of the sum.
+// The sum of such a result is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is.
+// The finite terms cannot change that, so most of them are left out. The remaining terms are added
+// in double, in which products and sums of finite floats do not overflow. So a sum is infinite or
+// NaN only because of an element that is, and never because of the order of the sum.
 //
 // Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the
@@ -138,14 +138,37 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
   }
 }
 
-// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It looks
-// at its next kThreads tiles at once: each thread finds out whether one of them has work. Then all
-// threads together compute the tiles that have work, one after the other.
+// Finishes and stores a tile. Lane j of the first warp has result j; warp_sums has each warp's
+// share of the sums. The other warps do nothing.
+__device__ __forceinline__ void finish_tile(
+    const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
+    const Epilogue<float>& epilogue, int first_row, int first_column,
+    const double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
+  using Config = NonfiniteConfig;
+  const bool is_first_warp = threadIdx.x < 32;
+  if (!is_first_warp) return;
+  const int lane = threadIdx.x % 32;
+  const int row = first_row + lane / Config::kTileColumns;
+  const int column = first_column + lane % Config::kTileColumns;
+  const bool exists = row < epilogue.m && column < epilogue.n;
+  const bool is_replaced =
+      exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
+  double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
+  for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
+  store_results(epilogue, row, column, is_replaced, static_cast<float>(sum));
+}
+
+// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It takes
+// kThreads of them at once: each thread finds out whether one of them has work. Then all threads
+// together compute the tiles that have work, one after the other.
 //
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
+//
+// The grid has one block more than kBlocksPerMultiprocessor for each multiprocessor (launch). With
+// the launch bounds below, that block runs beside the others.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
-                                  NonfiniteConfig::kBlocksPerMultiprocessor)
+                                  NonfiniteConfig::kBlocksPerMultiprocessor + 1)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
                      const __grid_constant__ split::ScaledMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> epilogue,
@@ -154,40 +177,29 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
   __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
-  __shared__ bool has_work[Config::kThreads];       // for each of the block's next kThreads tiles
+  __shared__ bool has_work[Config::kThreads];       // for each of the kThreads tiles
   const int64_t weight_tiles = divide_up(weight.rows, Config::kTileColumns);
   const int64_t tiles = divide_up(x.rows, Config::kTileRows) * weight_tiles;
-  const int lane = threadIdx.x % 32;
-  // `place` is that of `tile` among the kThreads tiles that has_work describes.
-  for (int64_t tile = blockIdx.x, place = 0; tile < tiles;
-       tile += gridDim.x, place = (place + 1) % Config::kThreads) {
-    if (place == 0) {
-      const int64_t thread_tile = tile + int64_t{threadIdx.x} * gridDim.x;
-      __syncthreads();  // all threads have read the old flags
-      has_work[threadIdx.x] =
-          thread_tile < tiles &&
-          (has_nonfinite_row<Config::kTileRows>(x, first_row_of(thread_tile, weight_tiles)) ||
-           has_nonfinite_row<Config::kTileColumns>(weight,
-                                                   first_column_of(thread_tile, weight_tiles)));
-      __syncthreads();
-    }
-    if (!has_work[place]) continue;
-    const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
-    const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
-    multiply_tile(x, weight, k, first_row, first_column, warp_sums);
+  const int64_t step = gridDim.x;  // from one of the block's tiles to the next
+  for (int64_t first_tile = blockIdx.x; first_tile < tiles; first_tile += Config::kThreads * step) {
+    const int64_t own_tile = first_tile + threadIdx.x * step;
+    has_work[threadIdx.x] =
+        own_tile < tiles &&
+        (has_nonfinite_row<Config::kTileRows>(x, first_row_of(own_tile, weight_tiles)) ||
+         has_nonfinite_row<Config::kTileColumns>(weight, first_column_of(own_tile, weight_tiles)));
     __syncthreads();
-    const bool is_first_warp = threadIdx.x < 32;
-    if (is_first_warp) {  // finishes the tile: lane j has result j
-      const int row = first_row + lane / Config::kTileColumns;
-      const int column = first_column + lane % Config::kTileColumns;
-      const bool exists = row < epilogue.m && column < epilogue.n;
-      const bool is_replaced =
-          exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
-      double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
-      for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
-      store_results(epilogue, row, column, is_replaced, static_cast<float>(sum));
+    for (int i = 0; i < Config::kThreads; ++i) {
+      const int64_t tile = first_tile + i * step;
+      if (tile >= tiles) break;
+      if (!has_work[i]) continue;
+      const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
+      const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
+      multiply_tile(x, weight, k, first_row, first_column, warp_sums);
+      __syncthreads();
+      finish_tile(x, weight, epilogue, first_row, first_column, warp_sums);
+      __syncthreads();  // warp_sums has been read before the next tile's sums are written
     }
-    __syncthreads();  // warp_sums has been read before the next tile's sums are written
+    __syncthreads();  // all threads have read has_work before it is written again
   }
 }
 

@@ -28,7 +28,7 @@
 // kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
 // product a GEMM in TF32 (see kNeedsTf32).
 //
-// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, those of the weight.
+// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the weight.
 // The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
 // the GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
 
@@ -47,7 +47,7 @@ namespace kernels::split {
 constexpr float kLoScale = 2048;
 
 // The largest element of a row is scaled to this exponent, into [2^14, 2^15). In sm90/, rows of the
-// weight at first have an exponent from a sample instead (SampleConfig, sm90/split_x.cuh).
+// weight at first have an exponent from a sample instead (SampleConfig, sm90/sample_weight.cuh).
 constexpr int kTopExponent = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
@@ -85,8 +85,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //   kExact       the GEMM (in sm90/ its first launch). This is the normal state: hi and lo
 //                represent the row.
 //   kOverflowed  the second launch of the GEMM of sm90/. Only rows of the weight can have this
-//                state: their exponents come from a sample (sm90/split_x.cuh), and an element that
-//                the sample missed may overflow fp16.
+//                state: their exponents come from a sample (sm90/sample_weight.cuh), and an element
+//                that the sample missed may overflow fp16.
 //   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
 //
 // split_row writes kExact or kNonfinite. In sm90/, a row of the weight begins as kExact. The first

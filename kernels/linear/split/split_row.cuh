@@ -20,6 +20,7 @@
 
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
+#include "common/reduce_warp.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
 
@@ -54,16 +55,6 @@ inline int threads_of_row(int64_t k) {
   return threads;
 }
 
-// Combines the values of a warp's lanes by op; every lane gets the result.
-template <typename T, typename Op>
-__device__ T reduce_warp(T value, const Op& op) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
-  }
-  return value;
-}
-
 // Combines the values of all threads of the splitter by op; every thread gets the result. Calls
 // with the same T and Op share `warp_values`, so a block must pass __syncthreads between two of
 // them.
@@ -81,10 +72,10 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 
 // -------------------------------------------------------------------------------- loads and stores
 
-// Loads kCount octets of a row of k elements into v. Octet g begins at element first + g * stride.
+// Loads kCount octets of a row of k elements into v. Octet g begins at first_element + g * stride.
 // Elements past k are 0. All loads are issued before the first one is waited for.
 template <int kCount>
-__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first,
+__device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
@@ -94,7 +85,7 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kOctet; j += 4) {
-      const int64_t i = first + g * stride + j;
+      const int64_t i = first_element + g * stride + j;
       const float4 four = ptx::load_global_float4_if(is_aligned && i < k, row + i);
       v[g][j] = four.x;
       v[g][j + 1] = four.y;
@@ -107,7 +98,7 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      const int64_t i = first + g * stride + j;
+      const int64_t i = first_element + g * stride + j;
       v[g][j] = i < k ? row[i] : 0.0f;
     }
   }
@@ -123,7 +114,7 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 
 // ---------------------------------------------------------------------- the objects of the steps
 
-// Counts a thread's elements that are not zero, and those of them whose hi is subnormal.
+// Counts a thread's elements that are not zero, and how many of them have a subnormal hi.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
@@ -161,7 +152,7 @@ struct RowScale {
 
   // `largest_bits` are the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest_bits, Form form) {
-    constexpr uint32_t kInfinityBits = 0x7f800000;  // those of NaN are larger
+    constexpr uint32_t kInfinityBits = 0x7f800000;  // bits of NaN are larger
     const bool is_zero_row = largest_bits == 0;
     const float largest = __uint_as_float(largest_bits);
     const int needed = is_zero_row ? 0 : kTopExponent - ilogbf(largest);
@@ -232,7 +223,7 @@ struct OctetPlaces {
 // ------------------------------------------------------------------------------------------- steps
 
 // Updates the bits of the largest magnitude with the elements of an octet. As unsigned integers,
-// the bits of magnitudes have the order of the floats, and those of NaN are the largest.
+// the bits of magnitudes have the order of the floats, and the bits of NaN are the largest.
 __device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_t* largest_bits) {
 #pragma unroll
   for (const float element : v) *largest_bits = max(*largest_bits, __float_as_uint(fabsf(element)));

@@ -91,27 +91,32 @@ __device__ inline void interleave_pairs(uint32_t (&pairs)[kOctet / 2]) {
 //   row g             0       4       2        6        8       12       10       14     (columns)
 //   row g + 8         1       5       3        7        9       13       11       15
 
-// Returns the column of the warp, 0 to 15, that is in row g (second = 0) or row g + 8 (second = 1)
-// of operand A. If g has the bits g2 g1 g0, the column has the bits g2 g0 g1 second.
-__host__ __device__ constexpr int column_at_operand_row(int g, int second) {
-  return (g & 4) << 1 | (g & 1) << 2 | (g & 2) | second;
+// Returns the column of the warp that is in a row of operand A. Both are 0 to 15. If the row has
+// the bits r3 r2 r1 r0, the column has the bits r2 r0 r1 r3.
+__host__ __device__ constexpr int column_at_operand_row(int row) {
+  return (row & 4) << 1 | (row & 1) << 2 | (row & 2) | row >> 3;
 }
-static_assert(column_at_operand_row(3, 0) == 6 && column_at_operand_row(3, 1) == 7,
+static_assert(column_at_operand_row(3) == 6 && column_at_operand_row(3 + 8) == 7,
               "g = 3 has the neighbouring columns 6 and 7");
-static_assert(column_at_operand_row(5, 0) == 12 && column_at_operand_row(5, 1) == 13,
+static_assert(column_at_operand_row(5) == 12 && column_at_operand_row(5 + 8) == 13,
               "g = 5 has the neighbouring columns 12 and 13");
 
-// Why g0 and g1 are swapped: loads of the weight from shared memory then have no bank conflicts.
-// The hardware loads for eight lanes at a time. These have two successive g, 2 i and 2 i + 1, so
-// they load from two rows of the weight, and the same four 16-byte vectors of each: 0 to 3, or 4
-// to 7. A row is 128 bytes, which is all 32 banks once. TMA's swizzle puts vector v of row n at
-// place v ^ (n % 8). The two rows differ in bit 2 of n. So the vectors of one row are in the first
-// half of the banks, and those of the other row in the second half.
+// Why r0 and r1 are swapped: loads of the weight from shared memory then have no bank conflicts.
+// The hardware loads for eight lanes at a time, which have two successive g. They load the same
+// four vectors of two rows of the weight. TMA's swizzle puts vector v of row n at place v ^ (n % 8)
+// of the row's eight places, which are all 32 banks. Example: vectors 0 to 3 for g = 0 and 1, rows
+// 0 and 4 of the weight:
+//
+//   place    0    1    2    3    4    5    6    7
+//   row 0    v0   v1   v2   v3
+//   row 4                        v0   v1   v2   v3
+//
+// So the two rows must differ in bit 2.
 constexpr bool differ_in_bit_2(int row, int other_row) { return ((row ^ other_row) & 4) != 0; }
-static_assert(differ_in_bit_2(column_at_operand_row(0, 0), column_at_operand_row(1, 0)) &&
-                  differ_in_bit_2(column_at_operand_row(2, 0), column_at_operand_row(3, 0)) &&
-                  differ_in_bit_2(column_at_operand_row(4, 0), column_at_operand_row(5, 0)) &&
-                  differ_in_bit_2(column_at_operand_row(6, 0), column_at_operand_row(7, 0)),
+static_assert(differ_in_bit_2(column_at_operand_row(0), column_at_operand_row(1)) &&
+                  differ_in_bit_2(column_at_operand_row(2), column_at_operand_row(3)) &&
+                  differ_in_bit_2(column_at_operand_row(4), column_at_operand_row(5)) &&
+                  differ_in_bit_2(column_at_operand_row(6), column_at_operand_row(7)),
               "two successive g load from different halves of the banks");
 
 }  // namespace kernels::split

@@ -1,4 +1,5 @@
-// The fp16x3 GEMM (kernel.cuh): its constants, its tiles, and its arguments.
+// The fp16x3 GEMM (kernel.cuh): its constants, its tiles, its arguments, and a block's shared
+// memory.
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
@@ -79,11 +80,11 @@ struct Config {
 
   // ----- The promotion interval
   //
-  // The accumulators are added to the float32 sums after every 32 of K if K is below kShortK, after
-  // every 64 if it is below kLongK, and after every 128 from there on. A short interval is more
-  // accurate, because tensor cores truncate, but takes more time. Float32 sums of more terms have
-  // larger errors, so the error bound grows with K, and a longer K allows a longer interval
-  // (docs/SPLIT.md).
+  // Hi products are added to the float32 sums after every 32 of K if K is below kShortK, after
+  // every 64 if it is below kLongK, and after every 128 from there on. (Lo products are always
+  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
+  // truncate, but takes more time. Float32 sums of more terms have larger errors, so the error
+  // bound grows with K, and a longer K allows a longer interval (docs/SPLIT.md).
   static constexpr int kShortK = 2048;
   static constexpr int kLongK = 4096;
 
@@ -104,10 +105,10 @@ struct Config {
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
                 "tiles are whole subtiles");
 
-  // ----- Numbers of the named barriers; 0 is that of __syncthreads
+  // ----- Numbers of the named barriers; __syncthreads uses 0
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (ConsumerWarpgroup::multiply).
+  // (ConsumerWarpgroup::run_mainloop).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
@@ -204,10 +205,10 @@ struct PartialSums {
 };
 
 // The kernel's arguments. The kernel is launched twice for each product. In the first launch, rows
-// of the weight may overflow fp16, as their exponents come from samples (split_x.cuh). All sums of
-// such a column are infinite or NaN, so the epilogue marks it as kOverflowed. The second launch
-// scales the marked rows by their largest elements, and computes all tiles with such rows again.
-// Usually no row is marked, and the second launch ends at once.
+// of the weight may overflow fp16, as their exponents come from samples (sample_weight.cuh). All
+// sums of such a row are infinite or NaN, so the epilogue marks it as kOverflowed. The second
+// launch scales the marked rows by their largest elements, and computes all tiles with such rows
+// again. Usually no row is marked, and the second launch ends at once.
 struct Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
@@ -220,6 +221,38 @@ struct Arguments {
   Schedule schedule;
   PartialSums partials;
 };
+
+// ----- shared memory, for mainloop and epilogue
+
+// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
+// multiply the tile.
+struct EpilogueInputs {
+  int x_exponent[Config::kLargestRows];
+  struct alignas(8) Column {
+    int exponent;
+    float bias;
+  } columns[Config::kBlockColumns];
+  int first_row;     // of the tile
+  int end_row;       // one past the tile's last row that exists
+  int first_column;  // of the block
+  int tile_is_fast;  // 1 if the tile may take the fast epilogue
+};
+
+// A block's shared memory.
+struct SharedMemory {
+  uint8_t x[Config::kStages][Config::kXBytes];
+  uint8_t weight[Config::kStages][Config::kWeightBytes];
+  // A subtile of each thread's sums, in the general epilogue.
+  float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
+                [BlockConfig::kWarpgroupThreads];
+  EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
+  Barriers<Config::kStages> barriers;
+};
+static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
+static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
+              "the 128-byte swizzle repeats every 1024 bytes, so k-tiles begin at multiples of it");
+
+// ----- the work tiles of a launch
 
 // Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
 __device__ inline int first_block_column(const Tile& tile, int rank) {
@@ -235,19 +268,21 @@ __device__ inline bool computes_weight_tile(const Arguments& args, int weight_ti
   constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
-    const int column = weight_tile * kTileColumns + i;
+    const int weight_row = weight_tile * kTileColumns + i;
     has_inexact |=
-        column < args.epilogue.n && __ldcg(args.weight.row_state + column) != split::kExact;
+        weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }
 
 // Calls body(work, tile) for each work tile of this cluster that this launch computes, in the order
-// of the schedule. All lanes of a warp call it.
-template <typename Body>
+// of the schedule. All lanes of a warp call it. With kIsUniform, the compiler sees that all of them
+// get the same work tiles.
+template <bool kIsUniform = false, typename Body>
 __device__ __forceinline__ void for_each_work_tile(const Arguments& args, const Body& body) {
   for (int i = 0;; ++i) {
-    const WorkTile work = args.schedule.work_tile(i);
+    const WorkTile work =
+        kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
     if (computes_weight_tile(args, tile.weight)) body(work, tile);

@@ -40,8 +40,9 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   const double max_sharers =
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums, but at least that of kMinSaving k-groups. Where sharing
-  // saves less than these, the schedule does not cut tiles, and this function returns uncut_time.
+  // The time to store and add partial sums, but at least the time of kMinSaving k-groups. Where
+  // sharing saves less than these, the schedule does not cut tiles, and this function returns
+  // uncut_time.
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;
@@ -49,7 +50,7 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   return std::min(uncut_time, shared_time);
 }
 
-// The estimated time of all tiles: those of whole waves, and those of the last wave.
+// The estimated time of all tiles, of the whole waves and of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
   const double k_group_time = StreamKConfig::k_group_time(rows);
   const int whole_waves = tiles.count() / clusters;

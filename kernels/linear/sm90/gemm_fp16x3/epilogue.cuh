@@ -38,7 +38,6 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
-#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
@@ -75,8 +74,8 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
-  for (int c = own_cluster; args.schedule.begins_inside(c, tile); --c) {
-    const int other_cluster = c - 1;
+  for (int cluster = own_cluster; args.schedule.shares_with_previous(cluster, tile); --cluster) {
+    const int other_cluster = cluster - 1;
     const unsigned* const is_stored =
         &args.partials.are_stored[other_cluster][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
@@ -130,9 +129,9 @@ __device__ inline void sync_with_consumers() {
 // infinity or NaN.
 __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
-  int work_tiles = 0;
+  int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    EpilogueInputs& inputs = buffers[work_tiles++ % 2];
+    EpilogueInputs& inputs = buffers[work_tiles % 2];
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_block_column(tile, ptx::cluster_ctarank());
@@ -163,6 +162,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
+    ++work_tiles;
   });
 }
 
@@ -173,8 +173,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 // If they differ only by kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
-static_assert(split::column_at_operand_row(2, 0) == split::column_at_operand_row(0, 0) + 2 &&
-                  split::column_at_operand_row(1, 0) == split::column_at_operand_row(0, 0) + 4,
+static_assert(split::column_at_operand_row(2) == split::column_at_operand_row(0) + 2 &&
+                  split::column_at_operand_row(1) == split::column_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
@@ -182,7 +182,8 @@ static_assert(split::column_at_operand_row(2, 0) == split::column_at_operand_row
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
-  args.weight.row_state[column] = split::kOverflowed;
+  const int weight_row = column;
+  args.weight.row_state[weight_row] = split::kOverflowed;
   *args.has_overflowed = 1;
 }
 
@@ -208,7 +209,22 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
   return bits;
 }
 
+// Stores the mask's bytes of a pair of row blocks, of which this lane stores one. `bits` are the
+// lane's own. `row` is the first of the thread's rows in the pair, and `column` its first column.
+__device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_row,
+                                                int row, int column, uint32_t bits) {
+  const uint32_t bytes = combine_mask_bytes(bits);
+  const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
+  const int byte_row = row + byte / 2 * 8 + byte % 2;
+  const int first_column_of_byte = column / 8 * 8;
+  const bool byte_exists = byte_row < end_row && first_column_of_byte < epilogue.n;
+  if (byte_exists) {
+    *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bytes >> (8 * byte));
+  }
+}
+
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
+// It takes two row blocks at a time, which are four of its rows.
 template <bool kMask>
 __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
                            const float (&sums)[Config::kSums]) {
@@ -219,63 +235,55 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   if (!kMask && !exists) return;
   const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
                                              inputs.columns[block_column + 1]};
-  const float scale[2] = {split::power_of_two(-columns[0].exponent),
-                          split::power_of_two(-columns[1].exponent)};
+  const float weight_unscale[2] = {split::power_of_two(-columns[0].exponent),
+                                   split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  int row = inputs.first_row + lane_row;     // in the loop, the first of the thread's two rows
-  float* target = epilogue.out_at(row, column);
-  uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
+  // The thread's first row of a pair of row blocks, in out.
+  float* target = epilogue.out_at(inputs.first_row + lane_row, column);
 #pragma unroll
-  for (int j = 0; j < Config::kSums / 4;
-       ++j, row += 8, target += 8 * static_cast<int64_t>(epilogue.n)) {
-    // The loop ends only after the second of two row blocks, which stores the bits of both.
-    const bool is_first_of_two = j % 2 == 0;
-    if (is_first_of_two && inputs.first_row + 8 * j >= inputs.end_row) break;
+  for (int pair = 0; pair < Config::kSums / 8; ++pair) {
+    const int first_row_of_pair = inputs.first_row + 16 * pair;
+    if (first_row_of_pair >= inputs.end_row) break;
+    uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // the thread's rows of the row block
-      const float x_scale = split::power_of_two(-inputs.x_exponent[8 * j + lane_row + i]);
+    for (int byte = 0; byte < 4; ++byte) {  // of that picture, one for each of the thread's rows
+      const int j = 2 * pair + byte / 2;    // the row block
+      const int row_of_two = byte % 2;      // which of the thread's two rows of the row block
+      const int row_of_tile = 8 * j + lane_row + row_of_two;
+      const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
       float out[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the thread's columns
-        const float sum = sums[4 * j + 2 * r + i];
-        largest[r] = ptx::max_nan(largest[r], fabsf(sum));
+      for (int i = 0; i < 2; ++i) {  // the thread's columns
+        const float sum = sums[4 * j + 2 * i + row_of_two];
+        largest[i] = ptx::max_nan(largest[i], fabsf(sum));
         // The general epilogue gets the same z: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_scale * scale[r], columns[r].bias);
+        const float z = fmaf(sum, x_unscale * weight_unscale[i], columns[i].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          const int byte = j % 2 * 2 + i;  // of the picture
-          const int bit = byte * 8 + block_column % 8 + r;
-          bits |= (passes ? 1u : 0u) << bit;
+          bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + i);
         }
-        out[r] = epilogue.finish_fast(z);
+        out[i] = epilogue.finish_fast(z);
       }
-      if (exists && row + i < inputs.end_row) {
-        *reinterpret_cast<float2*>(target + i * static_cast<int64_t>(epilogue.n)) =
+      if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
+        *reinterpret_cast<float2*>(target +
+                                   (byte / 2 * 8 + row_of_two) * static_cast<int64_t>(epilogue.n)) =
             make_float2(out[0], out[1]);
       }
     }
-    if (kMask && !is_first_of_two) {
-      bits = combine_mask_bytes(bits);
-      const int stored_byte = threadIdx.x / 4 % 4;  // the byte that this lane stores
-      const int row_of_byte_0 = row - 8;            // in the row block before this one
-      const int byte_row = row_of_byte_0 + stored_byte / 2 * 8 + stored_byte % 2;
-      const int first_column_of_byte = column / 8 * 8;
-      const bool byte_exists = byte_row < inputs.end_row && first_column_of_byte < epilogue.n;
-      if (byte_exists) {
-        *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bits >> (8 * stored_byte));
-      }
-      bits = 0;
+    target += 16 * static_cast<int64_t>(epilogue.n);
+    if constexpr (kMask) {
+      store_mask_byte(epilogue, inputs.end_row, first_row_of_pair + lane_row, column, bits);
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool is_finite = largest[r] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(args, column + r);
+  for (int i = 0; i < 2; ++i) {
+    const bool is_finite = largest[i] < INFINITY;  // false for NaN, too
+    if (!is_finite) mark_overflow(args, column + i);
   }
 }
 
-// Exchanges a thread's four sums of a row block with those of another lane. Two lanes that differ
+// Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
 // in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
 // After the exchange each has all four columns of one row:
 //
@@ -303,9 +311,10 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void store_general(
-    const Arguments& args, const EpilogueInputs& inputs, int lane, int block_column,
+    const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
+  const int lane = threadIdx.x % 32;
   const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
   const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
@@ -339,17 +348,14 @@ __device__ __forceinline__ void store_general(
 }
 
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
+// `block_column` is the first of the thread's two columns.
 __device__ inline void store_results(
-    const Arguments& args, const EpilogueInputs& inputs,
+    const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g, 0);
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
-    store_general(args, inputs, lane, first_of_four, staging, sums);
+    store_general(args, inputs, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
     store_fast<false>(args, inputs, block_column, sums);
   } else {

@@ -7,7 +7,7 @@
 //   weight  float32; this kernel scales and splits it in registers
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
-// launch.cuh launches this kernel. docs/SPLIT.md proves the error bound.
+// launch.cuh launches this kernel. docs/SPLIT-PROOF.md proves the error bound.
 //
 // ----- The arithmetic
 //
@@ -42,8 +42,8 @@
 //                                                            sums [64, 176], registers
 //
 // Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
-// copies (also those of the next tile, during the epilogue), and the loader warp, which loads what
-// the epilogue needs.
+// copies (also copies for the next tile, during the epilogue), and the loader warp, which loads
+// what the epilogue needs.
 //
 // The parts are in these files:
 //
@@ -51,14 +51,13 @@
 //     launch.cuh           the launches of the kernel, and their workspace
 //     choose_tiles.h       the host's choice of how many rows a tile has
 //     stream_k.cuh         the order of the work tiles
-//     arguments.cuh        constants, tiles, and the kernel's arguments
-//     shared_memory.cuh    a block's shared memory
+//     arguments.cuh        constants, tiles, the kernel's arguments, and a block's shared memory
 //     mainloop.cuh         the producer, the conversion of the weight, and the products
 //     epilogue.cuh         the loader, and what the consumers do with a tile's sums
 //     kernel.cuh           the consumers' loop over work tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels
-//     split_x.cuh          the kernel before: splits x, samples the weight
+//     split_x.cuh          the kernel before: splits x, samples the weight (sample_weight.cuh)
 //     pipeline.cuh         the shape of a block, and the ring of stages
 //     copy_subtile.cuh     copies of sums to shared memory, in the epilogue
 //
@@ -83,47 +82,40 @@
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/mainloop.cuh"
-#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/split_x.cuh"
+#include "linear/sm90/sample_weight.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// Loads the scales of the lane's two columns, among the 16 of its warp. Columns past N get the
-// scale of the last one.
-__device__ __forceinline__ void load_scales(const Arguments& args, int first_column_of_warp, int g,
-                                            float (&scale)[2]) {
+// Loads the scales of the lane's two rows of the weight, among the 16 of its warp. Rows past N get
+// the scale of the last one.
+__device__ __forceinline__ void load_weight_scales(const Arguments& args, int first_row_of_warp,
+                                                   int g, float (&weight_scale)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int column =
-        min(first_column_of_warp + split::column_at_operand_row(g, r), args.epilogue.n - 1);
-    scale[r] = split::power_of_two(__ldcg(args.weight.exponent + column));
+    const int weight_row =
+        min(first_row_of_warp + split::column_at_operand_row(g + 8 * r), args.epilogue.n - 1);
+    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
   }
 }
 
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t base,
+__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t shared_base,
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g, 0);
-  ConsumerWarpgroup<kPromotionInterval> consumer(base, lane, block_column);
-  PipelineStage<Config::kStages> stage;
+  const int block_column = warp_column + split::column_at_operand_row(g);
+  ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, block_column);
+  PipelineState<Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
-  // This is for_each_work_tile, but the compiler sees that the work tiles are uniform.
-  for (int i = 0;; ++i) {
-    const WorkTile work = args.schedule.uniform_work_tile(i);
-    if (!work.exists()) break;
-    const Tile tile = args.tiles.find(work.tile);
-    if (!computes_weight_tile(args, tile.weight)) continue;
-
-    load_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
-                consumer.scale);
+  for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
+    load_weight_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
+                       consumer.weight_scale);
 
     // Mainloop.
     consumer.clear();
@@ -132,20 +124,20 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
     }
     const int rows = args.tiles.rows_of(tile).size;
     const bool lets_second_start = warpgroup == 0;
-    consumer.multiply(rows, work.k_groups(), lets_second_start, &stage);
+    consumer.run_mainloop(rows, work.k_groups(), lets_second_start, &state);
 
     // Epilogue.
     sync_with_loader(warpgroup);
-    if (!args.schedule.finishes(work)) {
+    if (!args.schedule.has_last_k_group(work)) {
       store_partial_sums(args, rows, consumer.sums);
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      store_results(args, shared.epilogue_inputs[work_tiles % 2], shared.staging[warpgroup],
-                    consumer.sums);
+      store_results(args, shared.epilogue_inputs[work_tiles % 2], block_column,
+                    shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
-  }
+  });
 }
 
 // ----- the kernel
@@ -157,21 +149,21 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t bas
 __device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    const int first_row = first_block_column(tile, ptx::cluster_ctarank());  // of the weight
     for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
-      const int column = first_column + i;
+      const int row = first_row + i;
       const bool has_overflowed =
-          column < args.epilogue.n && __ldcg(args.weight.row_state + column) == split::kOverflowed;
+          row < args.epilogue.n && __ldcg(args.weight.row_state + row) == split::kOverflowed;
       if (!has_overflowed) continue;
-      const float* const row = args.weight.source + column * args.weight.row_stride;
-      const float largest = largest_of_row(row, args.k, /*stride=*/1);
+      const float* const elements = args.weight.source + row * args.weight.row_stride;
+      const float largest = largest_of_row(elements, args.k, /*stride=*/1);
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       const int needed = split::kTopExponent - ilogbf(largest);
-      args.weight.exponent[column] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
+      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
       if (!is_finite) {
-        // nonfinite.cuh's kernel, after this one, computes such columns.
-        args.weight.row_state[column] = split::kNonfinite;
+        // nonfinite.cuh's kernel, after this one, computes the results of such rows.
+        args.weight.row_state[row] = split::kNonfinite;
         *args.has_nonfinite = 1;
       }
     }
@@ -183,13 +175,13 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
 // weight_map describes the weight, in boxes of kBlockColumns rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
-    gemm_fp16x3_kernel(const __grid_constant__ CUtensorMap x_map,
-                       const __grid_constant__ CUtensorMap weight_map,
-                       const __grid_constant__ Arguments args) {
+    gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,
+                            const __grid_constant__ CUtensorMap weight_map,
+                            const __grid_constant__ Arguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(dynamic_memory);
-  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
   const int warpgroup = ptx::uniform(threadIdx.x / BlockConfig::kWarpgroupThreads);
   start_next_kernel();
@@ -203,20 +195,20 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Config::kStages>(base + offsetof(SharedMemory, barriers.full),
-                                 base + offsetof(SharedMemory, barriers.empty));
+  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory, barriers.full),
+                                 shared_base + offsetof(SharedMemory, barriers.empty));
   wait_for_previous_kernel();
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_producer) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
-    if (warp == 0) run_producer(base, x_map, weight_map, args);
+    if (warp == 0) run_producer(shared_base, x_map, weight_map, args);
     if (warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
     // Warps 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    run_consumer<kPromotionInterval>(args, base, shared, warpgroup);
+    run_consumer<kPromotionInterval>(args, shared_base, shared, warpgroup);
   }
   // A block must not end while the other one may still copy to its memory or arrive at its
   // barriers.

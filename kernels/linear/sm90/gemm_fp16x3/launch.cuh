@@ -1,5 +1,5 @@
-// The two launches of gemm_fp16x3_kernel (kernel.cuh) for one chunk of rows of x, and the workspace
-// of float32 at `highest`. launch.cu says in which order kernels run.
+// The two launches of gemm_fp16x3_sm90_kernel (kernel.cuh) for one chunk of rows of x, and the
+// workspace of float32 at `highest`. launch.cu says in which order kernels run.
 
 #pragma once
 
@@ -12,12 +12,14 @@
 #include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
-#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/tensor_maps.cuh"
+#include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
+
+static_assert(TmaConfig::kBoxRowBytes == Config::kRowBytes,
+              "a row of a box is a k-tile of a row of an operand");
 
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
@@ -70,9 +72,9 @@ struct Workspace {
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_kernel(int k) {
-  if (k >= Config::kLongK) return gemm_fp16x3_kernel<128>;
-  if (k >= Config::kShortK) return gemm_fp16x3_kernel<64>;
-  return gemm_fp16x3_kernel<32>;
+  if (k >= Config::kLongK) return gemm_fp16x3_sm90_kernel<128>;
+  if (k >= Config::kShortK) return gemm_fp16x3_sm90_kernel<64>;
+  return gemm_fp16x3_sm90_kernel<32>;
 }
 
 // Launches the GEMM twice. (Arguments explains why there are two.)
@@ -84,19 +86,19 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
       std::min(count_gemm_clusters(kernel, sizeof(SharedMemory)), StreamKConfig::kMaxClusters);
   const Tiles tiles = choose_tiles(call.m, call.n, k, max_clusters);
 
-  Arguments arguments{epilogue};
-  arguments.x = workspace.x;
-  arguments.weight = workspace.weight;
-  arguments.k = k;
-  arguments.has_overflowed = workspace.has_overflowed;
-  arguments.has_nonfinite = workspace.has_nonfinite;
-  arguments.is_second_launch = false;
-  arguments.tiles = tiles;
-  arguments.partials = workspace.partials;
+  Arguments args{epilogue};
+  args.x = workspace.x;
+  args.weight = workspace.weight;
+  args.k = k;
+  args.has_overflowed = workspace.has_overflowed;
+  args.has_nonfinite = workspace.has_nonfinite;
+  args.is_second_launch = false;
+  args.tiles = tiles;
+  args.partials = workspace.partials;
   const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   // `plan` fills in the schedule, and returns how many clusters have work.
-  const int clusters = arguments.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
-                                               tiles.max_rows(), row_count);
+  const int clusters = args.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
+                                          tiles.max_rows(), row_count);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
@@ -106,12 +108,12 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
       make_map(workspace.weight.source, call.n, call.k, call.weight_stride, Config::kBlockColumns);
 
   const auto launch = [&] {
-    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, arguments);
+    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, args);
   };
   launch();
   // The first launch has set its flags, so the second launch uses others, which are still zero.
-  arguments.is_second_launch = true;
-  arguments.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
+  args.is_second_launch = true;
+  args.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch();
 }
 

@@ -42,7 +42,6 @@
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
-#include "linear/sm90/gemm_fp16x3/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/wgmma_order.cuh"
@@ -52,21 +51,21 @@ namespace kernels::sm90::gemm_fp16x3 {
 // ----- the producer warp
 
 // Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
-// stage is empty. All lanes of the producer warp call it; lane 0 copies. `base` is the
+// stage is empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the
 // shared-memory address of the block's SharedMemory.
-__device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
+__device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_map,
                                     const CUtensorMap& weight_map, const Arguments& args) {
-  const uint32_t full_address = base + offsetof(SharedMemory, barriers.full);
-  const uint32_t empty_address = base + offsetof(SharedMemory, barriers.empty);
+  const uint32_t full_address = shared_base + offsetof(SharedMemory, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x_address =
-      base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
+      shared_base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
   const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight_address = base + offsetof(SharedMemory, weight);
-  PipelineStage<Config::kStages> stage;
+  const uint32_t weight_address = shared_base + offsetof(SharedMemory, weight);
+  PipelineState<Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
     const int row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
@@ -74,16 +73,16 @@ __device__ inline void run_producer(uint32_t base, const CUtensorMap& x_map,
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = barrier_of(full_address, stage.index);
-      ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
+      const uint32_t full_of_stage = barrier_of(full_address, state.index);
+      ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x_address + stage.index * Config::kXBytes, &x_map, 0, row, k_tile,
+      ptx::copy_tensor_multicast(x_address + state.index * Config::kXBytes, &x_map, 0, row, k_tile,
                                  full_of_stage, BlockConfig::kBothBlocks);
-      ptx::copy_tensor(weight_address + stage.index * Config::kWeightBytes, &weight_map,
+      ptx::copy_tensor(weight_address + state.index * Config::kWeightBytes, &weight_map,
                        k_tile * Config::kKTileDepth, column, full_of_stage);
-      stage.advance();
+      state.advance();
     }
   });
 }
@@ -97,12 +96,16 @@ __host__ __device__ constexpr int swizzled_offset(int row, int vector) {
   return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
 }
 
-// Returns the address of vector 4 s + c of row n + r, from the address `first` of vector c of row
-// n. c is 0 to 3, n is even, and s and r are 0 or 1. Compared with `first`, s flips bit 2 of the
-// place, as c < 4, and r flips bit 0, as n is even. (Stages begin at multiples of 1024 bytes, so
-// bits 4 to 6 of an address are the place.)
-__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first, int s, int r) {
-  return (first ^ (s * 4 * kVectorBytes | r * kVectorBytes)) + r * Config::kRowBytes;
+// Returns the address of vector 4 s + c of row n + r. first_address is the address of vector c of
+// row n. c is 0 to 3, n is even, and s and r are 0 or 1. (Stages begin at multiples of 1024 bytes,
+// so bits 4 to 6 of an address are the place.)
+__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int s, int r) {
+  const uint32_t bit_2_of_place = 4 * kVectorBytes;
+  const uint32_t vector_in_row_n = s == 0 ? first_address : first_address ^ bit_2_of_place;
+  if (r == 0) return vector_in_row_n;
+  const uint32_t bit_0_of_place = kVectorBytes;
+  const uint32_t place_in_next_row = vector_in_row_n ^ bit_0_of_place;
+  return place_in_next_row + Config::kRowBytes;
 }
 
 // Returns whether swizzled_address is right for the vectors of all threads.
@@ -111,9 +114,9 @@ constexpr bool finds_all_vectors() {
     for (int c = 0; c < 4; ++c) {
       for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
         for (int r = 0; r < 2; ++r) {
-          const uint32_t first = swizzled_offset(n, c);
+          const uint32_t first_address = swizzled_offset(n, c);
           const uint32_t expected = swizzled_offset(n + r, 4 * s + c);
-          if (swizzled_address(first, s, r) != expected) return false;
+          if (swizzled_address(first_address, s, r) != expected) return false;
         }
       }
     }
@@ -139,7 +142,7 @@ struct Fragments {
 // neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
-  using Stage = PipelineStage<Config::kStages>;
+  using State = PipelineState<Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
@@ -149,28 +152,31 @@ struct ConsumerWarpgroup {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t base;                  // the block's SharedMemory
+  uint32_t shared_base;           // the block's SharedMemory
   uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
   uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
 
-  float scale[2];  // 2^exponent of the thread's two rows of weight
+  float weight_scale[2];  // 2^exponent of the thread's two rows of weight
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
   // `block_column` is the thread's first row of weight in the block, an even number.
-  __device__ ConsumerWarpgroup(uint32_t base, int lane, int block_column) : base(base) {
+  __device__ ConsumerWarpgroup(uint32_t shared_base, int lane, int block_column)
+      : shared_base(shared_base) {
     const int c = lane % 4;
-    weight_address = base + offsetof(SharedMemory, weight) + block_column * Config::kRowBytes +
+    weight_address = shared_base + offsetof(SharedMemory, weight) +
+                     block_column * Config::kRowBytes +
                      swizzled_place(block_column, c) * kVectorBytes;
-    remote_empty_address = ptx::map_shared(base + offsetof(SharedMemory, barriers.empty),
+    remote_empty_address = ptx::map_shared(shared_base + offsetof(SharedMemory, barriers.empty),
                                            lane % BlockConfig::kClusterSize);
-    x_descriptor = ptx::matrix_descriptor<Config::kRowBytes>(base + offsetof(SharedMemory, x));
+    x_descriptor =
+        ptx::matrix_descriptor<Config::kRowBytes>(shared_base + offsetof(SharedMemory, x));
   }
 
-  // Begins a work tile. The first product overwrites the accumulators, so their zeros are for the
-  // compiler only: the asm statement of wgmma reads them. Without the zeros, the compiler would
-  // have to keep the accumulators of the previous tile in registers throughout its epilogue.
+  // Begins a work tile. wgmma ignores the zeros of the accumulators, as the first product
+  // overwrites them. But its asm statement reads the accumulators. With the zeros, the compiler
+  // need not keep the previous tile's accumulators in registers throughout its epilogue.
   __device__ void clear() {
 #pragma unroll
     for (int j = 0; j < Config::kSums; ++j) {
@@ -185,17 +191,18 @@ struct ConsumerWarpgroup {
   // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
   // along K from the thread. In the K order of split/wgmma_order.cuh, these places have the four
   // elements that it has loaded.
-  __device__ void convert(Fragments& fragments, const Stage& stage) const {
-    ptx::mbarrier_wait(barrier_of(base + offsetof(SharedMemory, barriers.full), stage.index),
-                       stage.parity);
-    const uint32_t first = weight_address + stage.index * Config::kWeightBytes;
+  __device__ void convert(Fragments& fragments, const State& state) const {
+    ptx::mbarrier_wait(barrier_of(shared_base + offsetof(SharedMemory, barriers.full), state.index),
+                       state.parity);
+    const uint32_t first_address = weight_address + state.index * Config::kWeightBytes;
 #pragma unroll
     for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
-        const uint32_t address = swizzled_address(first, s, r);
+        const uint32_t address = swizzled_address(first_address, s, r);
         const float4 v = ptx::load_shared_float4(address);
-        const float scaled[4] = {v.x * scale[r], v.y * scale[r], v.z * scale[r], v.w * scale[r]};
+        const float scale = weight_scale[r];
+        const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
           // The thread has two elements at these places: scaled[i] and scaled[i + 1]. The index i
@@ -210,16 +217,16 @@ struct ConsumerWarpgroup {
 
   // The wgmma descriptor of x in a stage. The address is in a descriptor's low bits, so adding to a
   // descriptor moves the address.
-  __device__ uint64_t descriptor(const Stage& stage) const {
-    return x_descriptor + stage.index * ptx::descriptor_units(Config::kXBytes);
+  __device__ uint64_t descriptor(const State& state) const {
+    return x_descriptor + state.index * ptx::descriptor_units(Config::kXBytes);
   }
 
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
+  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& fragments, const State& state,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(stage);
+    const uint64_t x_hi = descriptor(state);
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
@@ -233,9 +240,9 @@ struct ConsumerWarpgroup {
 
   // The same for the hi product.
   template <int kRows>
-  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const Stage& stage,
+  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const State& state,
                               bool accumulates) {
-    const uint64_t x_hi = descriptor(stage);
+    const uint64_t x_hi = descriptor(state);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
@@ -249,9 +256,9 @@ struct ConsumerWarpgroup {
   // before, else both are summed in the accumulators.
   template <bool kPromotesFirst, int kRows>
   __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& fragments,
-                                   const Stage& stage) {
+                                   const State& state) {
     if constexpr (kPromotesFirst) promote(rows);
-    multiply_hi(rows, fragments, stage, /*accumulates=*/!kPromotesFirst);
+    multiply_hi(rows, fragments, state, /*accumulates=*/!kPromotesFirst);
   }
 
   // Waits for all products, and adds the accumulators to the sums.
@@ -272,90 +279,95 @@ struct ConsumerWarpgroup {
 
   // Calls release_stage, or does the same with remote_empty_address, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
-  __device__ void release(const Stage& stage) const {
+  __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(barrier_of(base + offsetof(SharedMemory, barriers.empty), stage.index));
+      release_stage(barrier_of(shared_base + offsetof(SharedMemory, barriers.empty), state.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, stage.index));
+      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, state.index));
     }
   }
 
-  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *stage is
-  // the stage of the first k-tile, and afterwards that of the k-tile after the last one. The first
+  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
+  // for the first k-tile, and afterwards for the k-tile after the last one. The first
   // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
-  // k-group. The pictures at the top of this file show the order of the steps.
+  // k-group.
+  //
+  // The order of the steps, for an interval of 128 (the top of this file has the others):
+  //
+  //   hi 0 hi 1 | P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 hi 0' hi 1' | P lo 0' ...
   template <int kRows>
-  __device__ void multiply(Rows<kRows> rows, int k_groups, bool lets_second_start, Stage* stage) {
+  __device__ void run_mainloop(Rows<kRows> rows, int k_groups, bool lets_second_start,
+                               State* state) {
     Fragments even;  // of k-tiles 0 and 2
     Fragments odd;   // of k-tiles 1 and 3
-    // stage0 to stage3 have the k-tiles 0 to 3 of a k-group.
-    Stage stage0 = *stage;
-    Stage stage1 = stage0.next();
+    // state0 to state3 have the stages of k-tiles 0 to 3 of a k-group.
+    State state0 = *state;
+    State state1 = state0.next();
 
     // hi 0 and hi 1 of the first k-group
-    convert(even, stage0);
-    multiply_hi(rows, even, stage0, /*accumulates=*/false);
-    convert(odd, stage1);
-    multiply_next_hi<kPromotesEachKTile>(rows, odd, stage1);
+    convert(even, state0);
+    multiply_hi(rows, even, state0, /*accumulates=*/false);
+    convert(odd, state1);
+    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);
 
     for (int k_group = 0;;) {
       promote(rows);
 
       // lo 0 to lo 3
-      const Stage stage2 = stage1.next();
-      const Stage stage3 = stage2.next();
-      multiply_lo(rows, even, stage0, /*accumulates=*/false);
-      multiply_lo(rows, odd, stage1, /*accumulates=*/true);
+      const State state2 = state1.next();
+      const State state3 = state2.next();
+      multiply_lo(rows, even, state0, /*accumulates=*/false);
+      multiply_lo(rows, odd, state1, /*accumulates=*/true);
       ptx::wgmma_wait_group<1>();  // lo 0 has ended, so `even` may change
-      convert(even, stage2);
-      multiply_lo(rows, even, stage2, /*accumulates=*/true);
+      convert(even, state2);
+      multiply_lo(rows, even, state2, /*accumulates=*/true);
       if (k_group == 0 && lets_second_start) {
         ptx::barrier_arrive(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
       ptx::wgmma_wait_group<1>();  // lo 1 has ended
-      release(stage0);
-      release(stage1);
-      convert(odd, stage3);
-      multiply_lo(rows, odd, stage3, /*accumulates=*/true);
+      release(state0);
+      release(state1);
+      convert(odd, state3);
+      multiply_lo(rows, odd, state3, /*accumulates=*/true);
       scale_lo_products(rows);
 
       // hi 2 and hi 3, on top of the lo products
-      multiply_hi(rows, even, stage2, /*accumulates=*/true);
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, stage3);
-      stage0 = stage3.next();
-      stage1 = stage0.next();
+      multiply_hi(rows, even, state2, /*accumulates=*/true);
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);
+      state0 = state3.next();
+      state1 = state0.next();
       ++k_group;
       if (k_group == k_groups) {
         promote(rows);
-        release(stage2);
-        release(stage3);
+        release(state2);
+        release(state3);
         break;
       }
 
       // hi 0' and hi 1', of the next k-group
       ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
-      convert(even, stage0);
-      multiply_next_hi<kPromotesEachPair>(rows, even, stage0);
+      convert(even, state0);
+      multiply_next_hi<kPromotesEachPair>(rows, even, state0);
       ptx::wgmma_wait_group<1>();  // hi 3 has ended
-      release(stage2);
-      release(stage3);
-      convert(odd, stage1);
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, stage1);
+      release(state2);
+      release(state3);
+      convert(odd, state1);
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);
     }
-    *stage = stage0;
+    *state = state0;
   }
 
   // The same for a number of rows that is known only at run time.
-  __device__ void multiply(int rows, int k_groups, bool lets_second_start, Stage* stage) {
+  __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
     if (rows == Config::kSmallRows) {
-      multiply(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, stage);
+      run_mainloop(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, state);
     } else if (rows == Config::kMediumRows) {
-      multiply(Rows<Config::kMediumRows>{}, k_groups, lets_second_start, stage);
+      run_mainloop(Rows<Config::kMediumRows>{}, k_groups, lets_second_start, state);
     } else if (kPromotionInterval == 128 && rows == Config::kLargeRows) {
       // Only products with K >= kLongK have tiles of 160.
-      multiply(Rows<Config::kLargeRows>{}, k_groups, lets_second_start, stage);
+      run_mainloop(Rows<Config::kLargeRows>{}, k_groups, lets_second_start, state);
     } else {
-      multiply(Rows<Config::kLargestRows>{}, k_groups, lets_second_start, stage);
+      run_mainloop(Rows<Config::kLargestRows>{}, k_groups, lets_second_start, state);
     }
   }
 };

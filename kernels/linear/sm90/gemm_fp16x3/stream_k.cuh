@@ -41,23 +41,26 @@
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
 // others have stored their partial sums of the tile. Two facts:
 //
-//   1. A cluster stores its own partial sums before it waits. It stores those of the last tile of
-//      its range, which it takes first, and waits in the first tile, which it takes last.
+//   1. A cluster stores its own partial sums before it waits. It stores the sums of the last
+//      tile of its range, which it takes first, and waits in the first tile, which it takes last.
 //   2. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
 //      before its own.
 //
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
-// All waits end if one of these conditions holds:
+// All waits end if one of two conditions holds:
 //
-//   - All clusters run at once. Each then stores its partial sums without waiting (fact 1). The
-//     host launches at most count_gemm_clusters (launch_gemm.cuh) of them, which is how many run
-//     at once when previous kernels have ended. The next kernel, which may start early (PDL),
-//     starts only after all blocks of this one. The condition fails, for example, if this kernel
-//     runs in two streams at the same time, or in a stream that is confined to fewer
-//     multiprocessors than were counted (a green context).
-//   - Blocks start in the order of their numbers. CUDA does not guarantee this order, but every GPU
-//     and driver seen keeps it. The first cluster that has not ended then runs, and waits only for
-//     clusters that have ended (fact 2). So it ends, and makes room for another one.
+//   condition   All clusters run at once.
+//   why         Each then stores its partial sums without waiting (fact 1).
+//   holds       The host launches at most count_gemm_clusters (launch_gemm.cuh) clusters, which is
+//               how many run at once when previous kernels have ended. The next kernel, which may
+//               start early (PDL), starts only after all blocks of this one.
+//   fails       For example, if this kernel runs in two streams at the same time, or in a stream
+//               that is confined to fewer multiprocessors than were counted (a green context).
+//
+//   condition   Blocks start in the order of their numbers.
+//   why         The first cluster that has not ended then runs, and waits only for clusters that
+//               have ended (fact 2). So it ends, and makes room for another one.
+//   holds       On every GPU and driver seen. CUDA does not guarantee it.
 //
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
 // then never cut, and no cluster waits for another.
@@ -181,16 +184,17 @@ struct Schedule {
     const int range_begin = range_begins[cluster];
     const int range_end = range_begins[cluster + 1];
     if (range_begin == range_end) return {};
-    // The next indices are the tiles of the range, from the last one to the first. Then comes the
-    // tile before the range, which gets begin >= end, so that exists() is false. Cluster 1 of the
+    // The next indices are the tiles of the range, from the last one to the first. Cluster 1 of the
     // example has the range 6 to 12, in tiles of 9 k-groups:
     //
     //   index   tile of the last wave   begin                 end
-    //     1      1, from 9 on           max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
-    //     2      0, from 0 on           max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
-    //     3     -1, from -9 on          max(6 + 9, 0) = 15    min(12 + 9, 9) = 9     does not exist
-    const int tile_of_last_wave = (range_end - 1) / k_groups - (index - whole_waves);
+    //     1     1, from 9 on            max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
+    //     2     0, from 0 on            max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
+    const int last_tile_of_range = (range_end - 1) / k_groups;
+    const int tile_of_last_wave = last_tile_of_range - (index - whole_waves);
     const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    const bool is_before_range = tile_begin + k_groups <= range_begin;
+    if (is_before_range) return {};
     return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
             min(range_end - tile_begin, k_groups)};
   }
@@ -201,15 +205,15 @@ struct Schedule {
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
   }
 
-  // Returns whether the cluster with this work tile finishes the tile.
-  __device__ bool finishes(const WorkTile& work) const { return work.end == k_groups; }
+  // Returns whether a work tile has the last k-group of its tile. Its cluster finishes the tile.
+  __device__ bool has_last_k_group(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Returns whether the range of `cluster` begins after the beginning of `tile`, a tile of the last
-  // wave. If so, the cluster before also has k-groups of the tile. The cluster that finishes the
-  // tile finds all clusters that share it: it asks for itself, then for the cluster before, and so
-  // on until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1,
-  // whose range begins at 6, and no for cluster 0.
-  __device__ bool begins_inside(int cluster, int tile) const {
+  // Returns whether `cluster` shares a tile of the last wave with the cluster before it: whether
+  // its range begins after the tile's beginning. The cluster that finishes the tile finds all
+  // clusters that share it: it asks for itself, then for the cluster before, and so on until the
+  // answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose range
+  // begins at 6, and no for cluster 0.
+  __device__ bool shares_with_previous(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
     return range_begins[cluster] > (tile - whole_waves * clusters) * k_groups;
   }

@@ -56,7 +56,7 @@ struct Config {
   static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
 
-  // Numbers of the named barriers. 0 is that of __syncthreads.
+  // Numbers of the named barriers. __syncthreads uses 0.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
@@ -139,10 +139,10 @@ using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
 // The parameters of the converter warps. converter.cuh explains the counters.
 struct WeightConversion {
   split::ScaledMatrix weight;
-  unsigned* next;
-  unsigned* ready;       // [panels][k_tiles], from 0 to kPatchesPerPanel
-  unsigned* subnormals;  // [N]
-  int k_tiles;           // in K
+  unsigned* next_patch;
+  unsigned* converted_patches;  // [panels][k_tiles], from 0 to kPatchesPerPanel
+  unsigned* row_subnormals;     // [N]
+  int k_tiles;                  // in K
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
   // a time. This describes the first band of TileOrder, in which each tile of the weight is used
   // for the first time.
@@ -172,7 +172,7 @@ struct Arguments {
 
   Epilogue<typename Traits::Out> epilogue;
   int k;
-  TileOrder tiles;
+  TileOrder tile_order;
   bool x_is_transposed;
   bool weight_is_transposed;
   RedoList redo;                // ConvertTraits and RedoTraits
@@ -184,7 +184,7 @@ struct Arguments {
   // The number of tiles that the kernel computes. With C clusters, cluster c computes the tiles
   // with the indices c, c + C, c + 2 C and so on.
   __device__ int tile_count() const {
-    return Traits::kIsRedo ? static_cast<int>(*redo.count) : tiles.count();
+    return Traits::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }
 
   // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
@@ -193,11 +193,11 @@ struct Arguments {
   // slightly less time.
   __device__ Tile tile_at(int index) const {
     if constexpr (Traits::kIsRedo) {
-      return tiles.find(redo.tiles[index]);
+      return tile_order.find(redo.tiles[index]);
     } else if constexpr (Traits::kConvertsWeight) {
-      return tiles.find(index);
+      return tile_order.find(index);
     } else {
-      const TileOrder transposed_order{tiles.weight_tiles, tiles.x_tiles};
+      const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
       const Tile transposed = transposed_order.find(index);
       return {transposed.weight, transposed.x};
     }

@@ -11,28 +11,28 @@
 // A converter warp converts a patch at a time: 32 rows of the weight x 4 k-tiles. A panel is the
 // 128 rows that a block multiplies, so it has 4 patches at each k-tile.
 //
-// Four counters connect the warps. All of them are 0 at first. `progress` is in shared memory, the
-// others are in global memory.
+// Four counters connect the warps. All of them are 0 at first. producer_k_tile is in shared memory,
+// the others are in global memory.
 //
-//   next                   The number of the next patch (see PatchOrder). Converter warps of all
-//                          blocks take patches from this counter, by atomicAdd.
-//   ready[panel][k-tile]   How many of the panel's 4 patches at this k-tile are converted. The
-//                          producer loads the panel's k-tile when the count is 4.
-//   progress               The latest k-tile that this block's producer has begun, counted over all
-//                          of its tiles. It keeps the block's converter warps from running so far
-//                          ahead that L2 evicts the fp16 weight before it is read.
-//   subnormals[row]        How many elements of a row have lost bits in fp16, weighted. Only
-//                          converter warps use it (converter_patch.cuh).
+//   next_patch          The number of the next patch (see PatchOrder). Converter warps of all
+//                       blocks take patches from this counter, by atomicAdd.
+//   converted_patches   [panel][k-tile]: how many of the panel's 4 patches at this k-tile are
+//                       converted. The producer loads the panel's k-tile when the count is 4.
+//   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
+//                       its tiles. It keeps the block's converter warps from running so far ahead
+//                       that L2 evicts the fp16 weight before it is read.
+//   row_subnormals      [row]: how many elements of a row have lost bits in fp16, weighted. Only
+//                       converter warps use it (converter_patch.cuh).
 //
-// Memory ordering. Only the counter `ready` announces that other data has been written: hi, the
-// fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it,
-// so a release and an acquire are not enough. Both sides also have a proxy fence:
+// Memory ordering. Only the counter converted_patches announces that other data has been written:
+// hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
+// reads it, so a release and an acquire are not enough. Both sides also have a proxy fence:
 //
 //   converter (publish)         each lane: store hi, fence.proxy.async
 //                               __syncwarp
-//                               a lane for each of the patch's k-tiles: red.release of ready
+//                               a lane for each of the patch's k-tiles: red.release of the counter
 //
-//   producer (wait_converted)   each lane: ld.acquire of ready
+//   producer (wait_converted)   each lane: ld.acquire of the counter
 //                               __syncwarp
 //                               each lane: fence.proxy.async
 //                               lane 0: TMA load of hi
@@ -52,8 +52,8 @@ namespace kernels::sm90::gemm_one_product {
 
 // The patches in the order in which the clusters need them. All clusters together multiply
 // weight_tiles_at_once tiles of the weight at a time. These tiles are a weight group. All patches
-// of a group's first four k-tiles come first, then those of its next four, and so on. Then comes
-// the next group.
+// of a group's first four k-tiles come first, then the patches of its next four, and so on. Then
+// comes the next group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
@@ -116,30 +116,30 @@ struct PatchOrder {
 // Takes the next patch. Returns the patch's number to lane 0, and 0 to the other lanes. All lanes
 // of a warp call it.
 __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversion) {
-  return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next, 1u) : 0;
+  return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next_patch, 1u) : 0;
 }
 
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// Why no warp waits forever, here or in the producers' waits for `ready`. Consider the first patch,
-// in their order, that is not converted.
+// Why no warp waits forever, neither here nor in wait_converted: the first patch, in PatchOrder,
+// that is not yet converted will be converted.
 //
-//   1. A converter warp takes it. Patches are taken in their order, so as long as no warp has this
-//      one, no warp has a later one, and every running converter warp is free.
-//   2. That warp waits here only for the producer of its own block. Until this producer is near the
-//      patch's first use, it needs only earlier patches, which are converted. So it proceeds, and
-//      the patch is converted.
-//
-// A warp takes its next patch before it has converted the present one. The present one comes first
-// in the order, so it is the one of which step 1 speaks. A producer also waits for stages that both
-// blocks of its cluster have emptied, so for the other block's producer; that one, too, needs only
-// earlier patches.
+//   1. A warp takes it. Warps take patches in this order. As long as the patch is not taken, no
+//      later one is, and all earlier ones are converted. So every running converter warp is free.
+//   2. The warp comes to it. A warp takes its next patch before it has converted the one before,
+//      but converts them in order.
+//   3. The warp's wait here ends. The warp waits for the producer of its own block. Until this
+//      producer is near the patch's first use, it needs only earlier patches, which are converted.
+//      The producer also waits until both blocks of its cluster have emptied a stage, and so for
+//      the producer of the other block, which needs only earlier patches as well.
 //
 // The blocks need not all be on the GPU at once, because only a running block takes patches.
-__device__ __forceinline__ void wait_for_turn(const Patch& patch, int* progress) {
+__device__ __forceinline__ void wait_for_turn(const Patch& patch, int* producer_k_tile) {
   if (threadIdx.x % 32 == 0) {
-    while (atomicAdd(progress, 0) + ConverterConfig::kLead < patch.first_use) __nanosleep(200);
+    while (atomicAdd(producer_k_tile, 0) + ConverterConfig::kLead < patch.first_use) {
+      __nanosleep(200);
+    }
   }
   __syncwarp();
 }
@@ -152,15 +152,16 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   __syncwarp();
   if (lane < ConverterConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
     const int64_t panel = patch.row / Config::kBlockColumns;
-    ptx::add_release(conversion.ready + panel * conversion.k_tiles + patch.k_tile + lane, 1);
+    ptx::add_release(
+        conversion.converted_patches + panel * conversion.k_tiles + patch.k_tile + lane, 1);
   }
 }
 
 // What belongs to one converter warp.
 struct ConverterWarp {
-  PieceRing& ring;  // the warp's part of shared memory
-  int barrier;      // a named barrier for its lanes
-  int* progress;    // the counter of its block's producer
+  PieceRing& ring;       // the warp's part of shared memory
+  int barrier;           // a named barrier for its lanes
+  int* producer_k_tile;  // of its block
 };
 
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take
@@ -171,16 +172,16 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
                                const IsNeeded& is_needed) {
   const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
-  const unsigned first = take_patch(conversion);
+  const unsigned first_number = take_patch(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. If
   // is_needed were called only after the first patch, for which producers wait, the kernel would be
   // slower (docs/EXPERIMENTS.md, "Hopper's products").
   if (!is_needed()) return;
-  unsigned number = __shfl_sync(0xffffffff, first, 0);
+  unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {
     const unsigned next_number = take_patch(conversion);  // arrives during the conversion
     const Patch patch = order.find(static_cast<int>(number));
-    wait_for_turn(patch, warp.progress);
+    wait_for_turn(patch, warp.producer_k_tile);
     convert_patch<Layout>(conversion, k, patch, warp.ring, warp.barrier);
     publish(conversion, patch);
     number = __shfl_sync(0xffffffff, next_number, 0);
@@ -192,14 +193,14 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
 // these. All lanes of the producer warp call it.
 __device__ inline int wait_converted(const WeightConversion& conversion, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
-  const unsigned* const ready =
-      conversion.ready + static_cast<int64_t>(panel) * conversion.k_tiles + own_k_tile;
+  const unsigned* const converted =
+      conversion.converted_patches + static_cast<int64_t>(panel) * conversion.k_tiles + own_k_tile;
   unsigned missing;  // a bit for each lane whose k-tile is not converted
   bool first_is_missing;
   do {
-    const bool is_ready = own_k_tile < conversion.k_tiles &&
-                          ptx::load_acquire(ready) == ConverterConfig::kPatchesPerPanel;
-    missing = ~__ballot_sync(0xffffffff, is_ready);
+    const bool is_converted = own_k_tile < conversion.k_tiles &&
+                              ptx::load_acquire(converted) == ConverterConfig::kPatchesPerPanel;
+    missing = ~__ballot_sync(0xffffffff, is_converted);
     first_is_missing = (missing & 1) != 0;
   } while (first_is_missing);
   // Orders the TMA loads, which lane 0 issues, after the acquires of all lanes.

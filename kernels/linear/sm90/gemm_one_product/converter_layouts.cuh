@@ -23,8 +23,8 @@ namespace kernels::sm90::gemm_one_product {
 //   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
 //   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
 //
-// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. Those of a
-// row-major weight have 8 rows x 64 of K:
+// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces of
+// a row-major weight have 8 rows x 64 of K:
 //
 //                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
 //   rows  0 -  7     p0         p4         p8        p12
@@ -32,7 +32,7 @@ namespace kernels::sm90::gemm_one_product {
 //   rows 16 - 23     p2         p6        p10        p14
 //   rows 24 - 31     p3         p7        p11        p15
 //
-// Patches of a transposed weight have 32 rows x 16 of K:
+// The pieces of a transposed weight have 32 rows x 16 of K:
 //
 //                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
@@ -150,9 +150,11 @@ struct RowMajor {
   }
 
   // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
-  // reads pieces of 8 rows x 64 of K.) `first` is the number of the k-tile's first piece.
-  __host__ __device__ static constexpr uint32_t pieces_to_count(int first, int piece_in_k_tile) {
-    return 1u << (first + piece_in_k_tile);
+  // reads pieces of 8 rows x 64 of K.) first_piece is the k-tile's piece 0, as a number in the
+  // patch.
+  __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
+                                                                int piece_in_k_tile) {
+    return 1u << (first_piece + piece_in_k_tile);
   }
   // True if a lane counts only octets that it has written itself. If not, the warp needs a
   // __syncwarp between writing and counting.
@@ -230,23 +232,27 @@ struct Transposed {
     }
   }
 
-  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
-                              float (&v)[split::kOctet]) {
+  // The buffer's float with which an octet of the lane begins. Lanes 0 to 15 have k = 0 to 7, the
+  // others k = 8 to 15.
+  __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
-    // The octet's first line: k = 0 for lanes 0 to 15, k = 8 for lanes 16 to 31.
-    const float* const first_line = &buffer[half_warp * (C::kCopiesPerPiece / 2)][0].x;
-    const float* const column = first_line + half_of_rows * 16 + lane % 16;
+    return half_warp * 8 * C::kPatchRows + half_of_rows * 16 + lane % 16;
+  }
+
+  __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
+                              float (&v)[split::kOctet]) {
+    const float* const column = &buffer[0][0].x + first_float(lane, octet);
 #pragma unroll
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * C::kPatchRows];
   }
 
   // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four
   // pieces of 8 rows.
-  __host__ __device__ static constexpr uint32_t pieces_to_count(int first,
+  __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
                                                                 int /*piece_in_k_tile*/) {
     constexpr uint32_t kWholeKTile = (1u << C::kPiecesPerKTile) - 1;
-    return kWholeKTile << first;
+    return kWholeKTile << first_piece;
   }
   static constexpr bool kCountsOwnOctets = false;
 };
@@ -260,6 +266,17 @@ static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
                   Transposed::buffer_float(11, 8) == 8 * 32 + 27,
-              "from k = 8 on, row 27 has the place of row 11, and row 11 that of row 27");
+              "from k = 8 on, rows 27 and 11 have each other's places");
+constexpr bool transposed_reads_as_pictured() {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
+      const int row = Transposed::row(lane, octet);
+      const int k = Transposed::first_k(lane, 0);
+      if (Transposed::first_float(lane, octet) != Transposed::buffer_float(row, k)) return false;
+    }
+  }
+  return true;
+}
+static_assert(transposed_reads_as_pictured(), "each lane reads its octets");
 
 }  // namespace kernels::sm90::gemm_one_product

@@ -106,10 +106,9 @@ __device__ inline ElementCounts count_elements(const uint4& octet) {
 // Counts the subnormals of a row in one k-tile, and adds the scaled count to subnormals[row]. Eight
 // lanes have a row, with an octet each.
 //
-// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). But the nonzero
-// elements of a whole row are not counted, so its subnormals are compared with K, which includes
-// zeros. To make up for that, the count of a k-tile is scaled from its nonzero elements to all 64,
-// as if the zeros had the same share of subnormals, and rounded down.
+// The limit is one subnormal for 32 nonzero elements (has_many_subnormals). Nobody counts the
+// nonzero elements of the whole row: its subnormals are compared with K / 32. So the count of a
+// k-tile with zeros is scaled by 64 / nonzeros, and rounded down.
 //
 // Example: of 64 elements, 32 are zeros, 28 normal and 4 subnormal. It adds 4 * 64 / 32 = 8.
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
@@ -129,14 +128,12 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   const bool is_first_lane = threadIdx.x % 8 == 0;
   if (is_first_lane && subnormals != 0) {
     const unsigned scaled = subnormals * ConverterConfig::kKTileDepth / nonzeros;
-    atomicAdd(conversion.subnormals + row, scaled);
+    atomicAdd(conversion.row_subnormals + row, scaled);
   }
 }
 
 // Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
-// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed. `hi_k_tile`
-// points to the patch's first k-tile, at row 0 of the weight. The next k-tile is k_tile_elements
-// further.
+// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed.
 //
 // Eight lanes have a row, so a warp reads four rows at a time:
 //
@@ -145,18 +142,20 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 //
 // Counting is a second pass over the patch, as counting in every piece would slow the conversion
 // down.
-__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, int64_t first_row,
-                                             const __half* hi_k_tile, int64_t k_tile_elements,
+__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
                                              uint32_t pieces) {
   using C = ConverterConfig;
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
+  const split::ScaledMatrix& weight = conversion.weight;
+  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
+  const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
     const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
-    const int64_t row = first_row + piece_row + lane / 8;
+    const int64_t row = patch.row + piece_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // of the k-tile
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
@@ -174,17 +173,16 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
 }
 
 // Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
-// those of this lane; the other arguments are those of count_pieces. Returns whether it has counted
-// any. All lanes of a warp call it.
+// the pieces that this lane has found, as in count_pieces. Returns whether it has counted any. All
+// lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
-                                                   int64_t first_row, const __half* hi_k_tile,
-                                                   int64_t k_tile_elements, uint32_t found_pieces) {
+                                                   const Patch& patch, uint32_t found_pieces) {
   const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
   const bool has_found = pieces != 0;
   // Other lanes may have written what count_pieces reads.
   if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
-  count_pieces(conversion, first_row, hi_k_tile, k_tile_elements, pieces);
+  count_pieces(conversion, patch, pieces);
   return has_found;
 }
 
@@ -222,7 +220,7 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
   return least;
 }
 
-// Loads the factors of the lane's rows of a patch: scale[i] is that of row Layout::row(lane, i).
+// Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_row,
                                             int lane, float (&scale)[Layout::kRows]) {
@@ -248,19 +246,19 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int lane = threadIdx.x % 32;
   const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
-  const int64_t first_row = patch.row;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
-  __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;
-  __half* target = hi_k_tile + (first_row + Layout::row(lane, 0)) * split::kKTileNumbers +
+  // Where the lane's first octet of a k-tile goes.
+  __half* target = weight.hi + patch.k_tile * k_tile_elements +
+                   (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
   const uint64_t policy = ptx::evict_first_policy();
-  const float* const source = Layout::first_source(weight, first_row, k, lane);
+  const float* const source = Layout::first_source(weight, patch.row, k, lane);
   const auto load = [&](int piece) {
     Layout::load(ring[piece % C::kBuffers], source, row_stride, piece, lane, policy);
   };
 
   float scale[Layout::kRows];
-  load_scales<Layout>(weight, first_row, lane, scale);
+  load_scales<Layout>(weight, patch.row, lane, scale);
 
   // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
@@ -270,10 +268,10 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   }
   uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
 #pragma unroll 1
-  for (int first = 0; first < C::kPiecesPerPatch; first += C::kPiecesPerKTile) {
+  for (int first_piece = 0; first_piece < C::kPiecesPerPatch; first_piece += C::kPiecesPerKTile) {
 #pragma unroll
     for (int piece_in_k_tile = 0; piece_in_k_tile < C::kPiecesPerKTile; ++piece_in_k_tile) {
-      const int piece = first + piece_in_k_tile;
+      const int piece = first_piece + piece_in_k_tile;
       wait_for_piece(barrier);
       const int later_piece = piece + kInFlight;
       if (later_piece < C::kPiecesPerPatch) load(later_piece);
@@ -282,13 +280,12 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
       const bool has_subnormal = least != C::kNoSubnormal;
       if (has_subnormal) {
-        found_pieces |= Layout::pieces_to_count(first, piece_in_k_tile);
+        found_pieces |= Layout::pieces_to_count(first_piece, piece_in_k_tile);
       }
     }
     target += k_tile_elements;
   }
-  return count_found_pieces<Layout>(conversion, first_row, hi_k_tile, k_tile_elements,
-                                    found_pieces);
+  return count_found_pieces<Layout>(conversion, patch, found_pieces);
 }
 
 // Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
@@ -353,7 +350,7 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
                                                   int64_t row, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;
   if (row >= weight.rows) return;
-  const unsigned subnormals = ptx::load_acquire(conversion.subnormals + row);
+  const unsigned subnormals = ptx::load_acquire(conversion.row_subnormals + row);
   if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
     weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
   }

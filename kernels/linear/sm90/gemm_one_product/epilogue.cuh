@@ -38,10 +38,10 @@
 // the results are transposed through shared memory. (PackedGradient's out is [N, M], which needs no
 // transposition.)
 //
-// Why it is fast: cache lines of out are written whole, 16 bytes by each thread, and are marked as
-// not to be kept in L2, which is for x and the weight. If each warp stores its own 16 columns
-// instead of whole cache lines, half types take 5% more time and float32 2% (docs/EXPERIMENTS.md,
-// "Hopper's products").
+// Why it is fast: cache lines of out are written whole, 16 bytes by each thread. The fast epilogues
+// also mark them as not to be kept in L2, which is for x and the weight. If each warp stores its
+// own 16 columns instead of whole cache lines, half types take 5% more time and float32 2%
+// (docs/EXPERIMENTS.md, "Hopper's products").
 
 #pragma once
 
@@ -115,14 +115,14 @@ struct PrefetchedInputs {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     if (thread < Config::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
-      inputs.bias[thread] = bias * (divides_bias ? epilogue.divisor.scale : 1.0f);
+      inputs.bias[thread] = bias * (divides_bias ? epilogue.divisor.inverse_power : 1.0f);
       if constexpr (kIsScaled) {
         inputs.weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
       }
     }
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      inputs.x_scale[i * BlockConfig::kWarpgroupThreads + thread] =
+      inputs.x_unscale[i * BlockConfig::kWarpgroupThreads + thread] =
           split::power_of_two(-x_exponent[i]);
     }
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
@@ -136,18 +136,31 @@ __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
   return &accumulators[0][warp][lane];
 }
 
-// Where a staged row block has the result of a column (of the warpgroup's 64) and a row (of the row
-// block's 8). accumulators[row block][staged_warp][staged_lane] holds four results of one lane. The
-// result is number 2 * column_block_of(column) + row % 2 of these.
+// A place in a staged row block, [warp][lane] of float4.
+struct StagedPlace {
+  int warp;
+  int lane;
+  int result;  // of the four in the float4
+
+  // The distance from the beginning of the row block, in floats.
+  __host__ __device__ constexpr int in_floats() const {
+    return 4 * (warp * Config::kStagedLanes + lane) + result;
+  }
+};
+
+// Returns where a staged row block has the result of a column (of the warpgroup's 64) and a row (of
+// the row block's 8).
 //
 // Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
 // the first row of c = 1. The result is number 0 of lane 4 g + c = 17 of warp 1.
-__host__ __device__ constexpr int staged_warp(int column) { return column / 16; }
-__host__ __device__ constexpr int staged_lane(int column, int row) {
-  return column % 8 * 4 + row / 2;
+__host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
+  const int warp = column / 16;
+  const int lane = column % 8 * 4 + row / 2;  // 4 g + c
+  const int column_block = column / 8 % 2;
+  const int result = accumulator_index(/*row_block=*/0, column_block) + row % 2;
+  return {warp, lane, result};
 }
-__host__ __device__ constexpr int column_block_of(int column) { return column / 8 % 2; }
-static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_block_of(20) == 0,
+static_assert(staged_place(20, 2).in_floats() == 4 * (1 * Config::kStagedLanes + 17) + 0,
               "the example above");
 
 // Reads StagedAccumulators in the order of out. Thread t of the warpgroup reads row t / 16 of each
@@ -163,11 +176,11 @@ static_assert(staged_warp(20) == 1 && staged_lane(20, 2) == 17 && column_block_o
 //             which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is an odd
 //             multiple of 16 floats: different halves of the banks.
 struct StagedAccumulatorsReader {
-  int column;           // the first of this thread's four, in the warpgroup's 64
-  int row;              // in each row block
-  bool swaps;           // whether this thread reads column 1 before 0, and 3 before 2
-  const float* first;   // points to column 0, or to column 1 if the thread swaps
-  const float* second;  // points to the other one
+  int column;                // the first of this thread's four, in the warpgroup's 64
+  int row;                   // in each row block
+  bool swaps;                // whether this thread reads column 1 before 0, and 3 before 2
+  const float* first_read;   // points to column 0, or to column 1 if the thread swaps
+  const float* second_read;  // points to the other one
   // From a column to the next, in floats: four lanes of four floats.
   static constexpr int kNextColumn = 16;
 
@@ -175,14 +188,10 @@ struct StagedAccumulatorsReader {
     column = threadIdx.x % 16 * 4;
     row = threadIdx.x % BlockConfig::kWarpgroupThreads / 16;
     swaps = threadIdx.x % 2 != 0;
-    const int warp = staged_warp(column);
-    const int lane = staged_lane(column, row);
-    const float* const source =
-        &accumulators[0][warp][lane].x + column_block_of(column) * 2 + row % 2;
-    const int first_read = swaps ? 1 : 0;
-    const int second_read = swaps ? 0 : 1;
-    first = source + first_read * kNextColumn;
-    second = source + second_read * kNextColumn;
+    const StagedPlace place = staged_place(column, row);
+    const float* const source = &accumulators[0][place.warp][place.lane].x + place.result;
+    first_read = source + (swaps ? 1 : 0) * kNextColumn;
+    second_read = source + (swaps ? 0 : 1) * kNextColumn;
   }
 
   // Reads the thread's four columns of its row in a row block of the epilogue subtile.
@@ -190,10 +199,10 @@ struct StagedAccumulatorsReader {
     constexpr int kPitch = 4 * Config::kRowBlockPitch;  // in floats
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float read_first = first[row_block * kPitch + i * kNextColumn];
-      const float read_second = second[row_block * kPitch + i * kNextColumn];
-      v[i] = swaps ? read_second : read_first;
-      v[i + 1] = swaps ? read_first : read_second;
+      const float first = first_read[row_block * kPitch + i * kNextColumn];
+      const float second = second_read[row_block * kPitch + i * kNextColumn];
+      v[i] = swaps ? second : first;
+      v[i + 1] = swaps ? first : second;
     }
   }
 
@@ -205,11 +214,7 @@ struct StagedAccumulatorsReader {
       const bool swaps = thread % 2 != 0;
       const int first_column = thread % 16 * 4 + (swaps ? 1 : 0);
       const int row = thread / 16;
-      const int lane =
-          staged_warp(first_column) * Config::kStagedLanes + staged_lane(first_column, row);
-      const int result = accumulator_index(0, column_block_of(first_column)) + row % 2;
-      const int place = 4 * lane + result;  // in floats
-      banks |= 1u << place % 32;
+      banks |= 1u << staged_place(first_column, row).in_floats() % 32;
     }
     return banks == 0xffffffff;
   }
@@ -220,11 +225,11 @@ static_assert(StagedAccumulatorsReader::reads_all_banks(0) &&
                   StagedAccumulatorsReader::reads_all_banks(3),
               "reads have no bank conflicts");
 
-// Multiplies an accumulator by the scales of its row of x and its row of the weight. The product of
-// both scales may overflow or underflow. If the smaller one comes first, a multiplication overflows
-// only if the result does.
-__device__ inline float undo_scaling(float accumulator, float x_scale, float weight_scale) {
-  return accumulator * fminf(x_scale, weight_scale) * fmaxf(x_scale, weight_scale);
+// Multiplies an accumulator by 2^-exponent of its row of x, and of its row of the weight. The
+// product of these two factors may overflow or underflow. If the smaller one comes first, a
+// multiplication overflows only if the result does.
+__device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
+  return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
 
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
@@ -251,10 +256,10 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (EpilogueInputs<T>::kIsScaled) {
-          const float x_scale = inputs.x_scale[row_in_tile];
-          const float weight_scale =
+          const float x_unscale = inputs.x_unscale[row_in_tile];
+          const float weight_unscale =
               split::power_of_two(-inputs.weight_exponent[reader.column + i]);
-          z[i] = undo_scaling(z[i], x_scale, weight_scale);
+          z[i] = undo_scaling(z[i], x_unscale, weight_unscale);
         }
         z[i] += inputs.bias[reader.column + i];
       }
@@ -268,7 +273,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 
 // The inputs of four neighbouring columns.
 struct FourColumns {
-  float weight_scale[4];
+  float weight_unscale[4];
   float bias[4];
 
   // `column` is the first one, of the warpgroup's 64.
@@ -276,7 +281,7 @@ struct FourColumns {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       bias[i] = inputs.bias[column + i];
-      weight_scale[i] = split::power_of_two(-inputs.weight_exponent[column + i]);
+      weight_unscale[i] = split::power_of_two(-inputs.weight_exponent[column + i]);
     }
   }
 };
@@ -285,12 +290,12 @@ struct FourColumns {
 // without kMask.
 template <bool kMask>
 __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, const float (&v)[4],
-                                               float x_scale, const FourColumns& columns,
+                                               float x_unscale, const FourColumns& columns,
                                                float (&out)[4]) {
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float z = fmaf(v[i], x_scale * columns.weight_scale[i], columns.bias[i]);
+    const float z = fmaf(v[i], x_unscale * columns.weight_unscale[i], columns.bias[i]);
     out[i] = epilogue.finish_fast(z);
     if constexpr (kMask) bits |= (mask_bit(z) ? 1u : 0u) << i;
   }
@@ -298,8 +303,8 @@ __device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, 
 }
 
 // The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
-// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So the product of the scales of
-// x and weight is a normal float.
+// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So x_unscale * weight_unscale is
+// a normal float.
 template <bool kMask>
 __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& part,
                            const float (&accumulators)[Config::kAccumulators],
@@ -310,7 +315,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
   const int column = part.first_column + reader.column;
   const int first_row = part.first_row + reader.row;
   const FourColumns columns(memory.inputs, reader.column);
-  const float* const x_scale = memory.inputs.x_scale + reader.row;
+  const float* const x_unscale = memory.inputs.x_unscale + reader.row;
   // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
   int rows_left = column < epilogue.n ? epilogue.m - first_row : 0;
   const int64_t first_element = static_cast<int64_t>(first_row) * epilogue.n + column;
@@ -330,10 +335,10 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const float own_x_scale = x_scale[(subtile * kSubtileRowBlocks + j) * 8];
+      const float own_x_unscale = x_unscale[(subtile * kSubtileRowBlocks + j) * 8];
       const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_scale, columns, out);
+      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));

@@ -46,8 +46,8 @@ struct PairMaskBits {
 // The bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7:
 //
 //   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
-//      row block and gives those of the second. The other lane does the opposite. Each then has the
-//      combined bits of two lanes, in one row block.
+//      row block and gives its bits of the second. The other lane does the opposite. Each then has
+//      the combined bits of two lanes, in one row block.
 //   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool is_in_second, int g) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
 //   h, b   0, 0     0, 1     1, 0     1, 1
 template <bool kMask, typename T>
 __device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::kAccumulators],
-                                            int first_row_block, float scale,
+                                            int first_row_block, float inverse_divisor,
                                             const float (&bias)[2], uint32_t (&words)[4],
                                             PairMaskBits* mask_bits) {
 #pragma unroll
@@ -102,8 +102,8 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::
     const int column_block = word / 2;
     const float* const two_rows =
         accumulators + accumulator_index(first_row_block + block_of_pair, column_block);
-    const float z[2] = {fmaf(two_rows[0], scale, bias[column_block]),
-                        fmaf(two_rows[1], scale, bias[column_block])};
+    const float z[2] = {fmaf(two_rows[0], inverse_divisor, bias[column_block]),
+                        fmaf(two_rows[1], inverse_divisor, bias[column_block])};
     words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) mask_bits->add(block_of_pair, column_block, z);
   }
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 // The fast epilogue of half types, which applies ReLU. The caller has checked
 // epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch.cuh). The caller
 // has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
-// epilogue.divisor.scale is 1 / divisor, a power of two.
+// 1 / divisor is a power of two here.
 //
 // An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
 // or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
@@ -149,12 +149,12 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   const int warp = thread / 32;
   const int g = lane / 4;
   const int c = lane % 4;
-  const float scale = epilogue.divisor.scale;
+  const float inverse_divisor = epilogue.divisor.inverse_power;
   const float* const bias_of_warp = memory.inputs.bias + warp * Config::kWarpColumns;
   const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
 
-  // The address for stmatrix: lane l gives that of row l % 8 of matrix l / 8. The matrices of a
-  // pair of row blocks:
+  // The address for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. The matrices
+  // of a pair of row blocks:
   //
   //                       warp's columns 0 - 7      warp's columns 8 - 15
   //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
@@ -167,8 +167,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   const int read_place = thread % 8 ^ thread / 8 % 8;
   const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
   const int column = part.first_column + thread % 8 * 8;
-  int row = part.first_row + thread / 8;
-  T* target = epilogue.out + static_cast<int64_t>(row) * epilogue.n + column;
+  const int thread_row = part.first_row + thread / 8;
+  T* const target = epilogue.out_at(thread_row, column);
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
@@ -180,7 +180,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
       const int offset = buffer_offset + pair * kPairRows * kRowBytes;
       uint32_t words[4];
       PairMaskBits mask_bits;
-      finish_pair<kMask, T>(accumulators, first_row_block, scale, bias, words, &mask_bits);
+      finish_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias, words,
+                            &mask_bits);
       ptx::store_matrices_transposed(write_address + offset, words);
       if constexpr (kMask) {
         const bool is_in_second = g / 4 != 0;
@@ -199,10 +200,10 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
     for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
       const int offset = buffer_offset + i * kRowsAtATime * kRowBytes;
       const float4 v = ptx::load_shared_float4(read_address + offset);
-      const bool exists = row < epilogue.m && column < epilogue.n;
-      if (exists) __stcs(reinterpret_cast<float4*>(target), v);
-      row += kRowsAtATime;
-      target += kRowsAtATime * static_cast<int64_t>(epilogue.n);
+      const int row_offset = subtile * kSubtileRows + i * kRowsAtATime;
+      const bool exists = thread_row + row_offset < epilogue.m && column < epilogue.n;
+      T* const out = target + row_offset * static_cast<int64_t>(epilogue.n);
+      if (exists) __stcs(reinterpret_cast<float4*>(out), v);
     }
   }
 }

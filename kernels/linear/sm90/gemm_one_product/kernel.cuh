@@ -120,12 +120,12 @@ __device__ __forceinline__ void list_if_not_finite(
 
 // A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
 template <typename Traits>
-__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t base,
+__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t shared_base,
                                              SharedMemory<Traits>& shared, int warpgroup) {
   const EpilogueMemory<typename Traits::Out> memory{shared.epilogue_inputs[warpgroup],
                                                     shared.staging[warpgroup],
                                                     Config::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
@@ -134,7 +134,8 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     const PrefetchedInputs<Traits> prefetched(args, part);
 
     // Mainloop. The epilogue's inputs are stored while the last products run.
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) consumer.multiply(accumulators, k_tile);
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
+      consumer.multiply_next_k_tile(accumulators, k_tile);
     const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
     prefetched.store(args.epilogue, tile_is_fast, memory);
     consumer.complete();
@@ -157,23 +158,21 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
 // after the k-tiles 0, 4, 8 and 12.
 template <typename Traits>
 __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& args,
-                                                      const CUtensorMap& out_map, uint32_t base,
+                                                      const CUtensorMap& out_map,
+                                                      uint32_t shared_base,
                                                       SharedMemory<Traits>& shared, int warpgroup) {
   const int k_tiles = args.k_tiles();
-  const int tile_count = args.tile_count();
-  const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  ConsumerWarpgroup<Traits> consumer(args, base, warpgroup);
+  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Traits::Out> packed;
+  int packed_index = 0;  // of the packed tile
   float accumulators[Config::kAccumulators];
-  int index = blockIdx.x / BlockConfig::kClusterSize;
   const auto store_next_box = [&] {
-    const Tile packed_tile = args.tile_at(index - clusters);  // this block's tile before `index`
-    packed.store_next(out_map, consumer.part_of(packed_tile), shared.staging[warpgroup]);
+    packed.store_next(out_map, consumer.part_of(args.tile_at(packed_index)),
+                      shared.staging[warpgroup]);
   };
-  // This is for_each_tile, with `index` outside, as store_next_box uses it.
-  for (; index < tile_count; index += clusters) {
+  for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      consumer.multiply(accumulators, k_tile);
+      consumer.multiply_next_k_tile(accumulators, k_tile);
       // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
       // the k-tiles:
       const int multiplied = k_tile + 1;
@@ -181,7 +180,8 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
     }
     consumer.complete();
     packed.pack(accumulators);
-  }
+    packed_index = index;
+  });
   while (packed.stored < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
@@ -191,8 +191,8 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
 template <typename Traits>
 __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& args) {
   int x_tile = 0;  // becomes the first one that is computed
-  while (x_tile < args.tiles.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
-  return x_tile < args.tiles.x_tiles;
+  while (x_tile < args.tile_order.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
+  return x_tile < args.tile_order.x_tiles;
 }
 
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
@@ -202,9 +202,9 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
                                               SharedMemory<Traits>& shared, int converter) {
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
-  const PatchOrder order(args.conversion, args.tiles.weight_tiles, clusters);
+  const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
   const ConverterWarp warp{shared.converters[converter], Config::kFirstConverterBarrier + converter,
-                           &shared.progress};
+                           &shared.producer_k_tile};
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
 
@@ -223,25 +223,25 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
   static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
   SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
-  const uint32_t base = ptx::shared_address(dynamic_memory);
+  const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The producer warp follows the consumer warpgroups, and the converter warps follow it.
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Traits::kIsRedo) {
-    // The previous kernel may list tiles until it ends. (The wait below then returns at once.)
+    // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // in both blocks of the cluster
   }
   if (threadIdx.x == kProducerThread) {
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
-    shared.progress = 0;
+    shared.producer_k_tile = 0;
   }
-  init_barriers<Config::kStages>(base + offsetof(SharedMemory<Traits>, barriers.full),
-                                 base + offsetof(SharedMemory<Traits>, barriers.empty));
-  // After ConvertTraits comes RedoTraits, which has no work in most calls. It starts early, so that
-  // its start adds less to the time of the call.
+  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Traits>, barriers.full),
+                                 shared_base + offsetof(SharedMemory<Traits>, barriers.empty));
+  // The kernels after this one have no work in most calls. The next one starts early, so that its
+  // start adds less to the time of the call.
   if constexpr (Traits::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   // Half types have one kernel, so the next one belongs to another call. It may start once the
@@ -254,7 +254,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
-      run_producer(base, {x_map, weight_map}, args, shared);
+      run_producer(shared_base, {x_map, weight_map}, args, shared);
     } else if constexpr (Traits::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {
@@ -268,9 +268,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
         Traits::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Traits::kIsGradient) {
-      run_gradient_consumer(args, out_map, base, shared, warpgroup);
+      run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);
     } else {
-      run_consumer(args, base, shared, warpgroup);
+      run_consumer(args, shared_base, shared, warpgroup);
     }
   }
   // A block must not end while the other one still copies to its memory or arrives at its barriers.

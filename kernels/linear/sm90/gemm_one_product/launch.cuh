@@ -6,9 +6,9 @@
 //   launch_convert    float32, first     ConvertTraits
 //   launch_redo       float32, second    RedoTraits
 //
-// Half types are float16 and bfloat16. Their operands and those of RedoTraits are in the caller's
-// layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands, for which
-// launch_convert makes the maps.
+// Half types are float16 and bfloat16. Their operands and the operands of RedoTraits are in the
+// caller's layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands,
+// for which launch_convert makes the maps.
 
 #pragma once
 
@@ -23,13 +23,15 @@
 #include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
-#include "linear/sm90/launch_split_x.cuh"
 #include "linear/sm90/pipeline.cuh"
-#include "linear/sm90/tensor_maps.cuh"
+#include "linear/sm90/split_x.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_one_product {
+
+static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
+              "a row of a box is a k-tile of a row of an operand");
 
 // ------------------------------------------------------------------------------ steps of all modes
 
@@ -46,12 +48,12 @@ inline TileOrder tiles_of(const LinearArguments& call) {
 template <typename Traits>
 Arguments<Traits> make_arguments(const LinearArguments& call, int64_t vector_size) {
   const Epilogue<typename Traits::Out> epilogue(call, vector_size);
-  Arguments<Traits> arguments{epilogue};
-  arguments.k = static_cast<int>(call.k);
-  arguments.tiles = tiles_of(call);
-  arguments.x_is_transposed = call.x_is_transposed;
-  arguments.weight_is_transposed = call.weight_is_transposed;
-  return arguments;
+  Arguments<Traits> args{epilogue};
+  args.k = static_cast<int>(call.k);
+  args.tile_order = tiles_of(call);
+  args.x_is_transposed = call.x_is_transposed;
+  args.weight_is_transposed = call.weight_is_transposed;
+  return args;
 }
 
 // Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
@@ -68,10 +70,10 @@ struct TensorMaps {
 
 // Launches gemm_one_product with these maps.
 template <typename Traits>
-void launch_with_maps(const Arguments<Traits>& arguments, int clusters, const TensorMaps& maps,
+void launch_with_maps(const Arguments<Traits>& args, int clusters, const TensorMaps& maps,
                       cudaStream_t stream) {
   launch_gemm(gemm_one_product_kernel<Traits>, sizeof(SharedMemory<Traits>), clusters, stream,
-              maps.x, maps.weight, maps.out, arguments);
+              maps.x, maps.weight, maps.out, args);
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
@@ -87,8 +89,8 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
 
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
 template <typename Traits>
-void launch_on_operands(const Arguments<Traits>& arguments, int clusters,
-                        const LinearArguments& call, cudaStream_t stream) {
+void launch_on_operands(const Arguments<Traits>& args, int clusters, const LinearArguments& call,
+                        cudaStream_t stream) {
   TensorMaps maps;
   maps.x = operand_map<Traits>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
   maps.weight = operand_map<Traits>(call.weight, call.n, call.k, call.weight_stride,
@@ -99,7 +101,7 @@ void launch_on_operands(const Arguments<Traits>& arguments, int clusters,
     const auto out = static_cast<const typename Traits::Out*>(call.out);
     maps.out = make_map(out, call.n, call.m, call.m, Config::kWarpColumns);
   }
-  launch_with_maps(arguments, clusters, maps, stream);
+  launch_with_maps(args, clusters, maps, stream);
 }
 
 // -------------------------------------------------------------------------------------- half types
@@ -110,15 +112,15 @@ void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size =
       call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Traits::Out);
-  auto arguments = make_arguments<Traits>(call, vector_size);
+  auto args = make_arguments<Traits>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  arguments.epilogue.call_is_fast = arguments.epilogue.call_is_fast && call.has_relu;
+  args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
-  const int tiles = arguments.tiles.count();
+  const int tiles = args.tile_order.count();
   const int waves = blocks_of(tiles, count_clusters<Traits>());
   const int clusters = blocks_of(tiles, waves);
-  launch_on_operands(arguments, clusters, call, stream);
+  launch_on_operands(args, clusters, call, stream);
 }
 
 // Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
@@ -153,17 +155,17 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
-//   slice                   type       shape                     used by           cleared
-//   conversion.next         unsigned   [1]                       Convert           yes
-//   conversion.ready        unsigned   [panels, k-tiles]         Convert           yes
-//   conversion.subnormals   unsigned   [n]                       Convert           yes
-//   redo.count, .is_listed  unsigned   [1], [tiles]              Convert, Redo     yes
-//   x.hi                    __half     [k-tiles, m, 64]          split_x, Convert  no
-//   x.exponent              int        [m]                       split_x, Convert  no
-//   weight.exponent         int        [n]                       split_x, Convert  no
-//   weight.hi               __half     [k-tiles, n, 64]          Convert           no
-//   redo.tiles              int        [tiles]                   Convert, Redo     no
-//   weight_copy.target      float      [n, padded k]             transpose, Redo   no
+//   slice                         type      shape              used by           cleared
+//   conversion.next_patch         unsigned  [1]                Convert           yes
+//   conversion.converted_patches  unsigned  [panels, k-tiles]  Convert           yes
+//   conversion.row_subnormals     unsigned  [n]                Convert           yes
+//   redo.count, .is_listed        unsigned  [1], [tiles]       Convert, Redo     yes
+//   x.hi                          __half    [k-tiles, m, 64]   split_x, Convert  no
+//   x.exponent                    int       [m]                split_x, Convert  no
+//   weight.exponent               int       [n]                split_x, Convert  no
+//   weight.hi                     __half    [k-tiles, n, 64]   Convert           no
+//   redo.tiles                    int       [tiles]            Convert, Redo     no
+//   weight_copy.target            float     [n, padded k]      transpose, Redo   no
 //
 // "Convert" and "Redo" are gemm_one_product with ConvertTraits and RedoTraits. A panel is a block's
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
@@ -188,9 +190,9 @@ struct Workspace {
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
     conversion.k_tiles = static_cast<int>(k_tiles);
-    conversion.next = slices.add<unsigned>(1);
-    conversion.ready = slices.add<unsigned>(panels * k_tiles);
-    conversion.subnormals = slices.add<unsigned>(call.n);
+    conversion.next_patch = slices.add<unsigned>(1);
+    conversion.converted_patches = slices.add<unsigned>(panels * k_tiles);
+    conversion.row_subnormals = slices.add<unsigned>(call.n);
     redo.count = slices.add<unsigned>(1 + tiles.count());
     redo.is_listed = slices.part(redo.count, 1);
     bytes_to_clear = slices.bytes();
@@ -225,21 +227,21 @@ inline int64_t float_vector_size(const LinearArguments& call) {
 inline void launch_convert(const LinearArguments& call, const Workspace& workspace,
                            cudaStream_t stream) {
   using Traits = ConvertTraits;
-  auto arguments = make_arguments<Traits>(call, float_vector_size(call));
-  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
-  arguments.redo = workspace.redo;
-  arguments.x_exponent = workspace.x.exponent;
-  arguments.conversion = workspace.conversion;
+  auto args = make_arguments<Traits>(call, float_vector_size(call));
+  const int clusters = std::min(count_clusters<Traits>(), args.tile_order.count());
+  args.redo = workspace.redo;
+  args.x_exponent = workspace.x.exponent;
+  args.conversion = workspace.conversion;
   // The tiles that all clusters compute at once, in the order of TileOrder. The converters use the
   // same order, so that they convert first what is multiplied first.
-  const int x_tiles_at_once = std::min(arguments.tiles.x_tiles, TileOrder::kBand);
-  arguments.conversion.x_tiles_at_once = x_tiles_at_once;
-  arguments.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
+  const int x_tiles_at_once = std::min(args.tile_order.x_tiles, TileOrder::kBand);
+  args.conversion.x_tiles_at_once = x_tiles_at_once;
+  args.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
   TensorMaps maps;
   maps.x = make_k_tiled_map(workspace.x, k_tiles, Config::kXRowsPerBlock);
   maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockColumns);
-  launch_with_maps(arguments, clusters, maps, stream);
+  launch_with_maps(args, clusters, maps, stream);
 }
 
 // Launches the TF32 product of the listed tiles, with RedoTraits. wgmma takes no transposed TF32
@@ -256,10 +258,10 @@ inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto arguments = make_arguments<Traits>(row_major, float_vector_size(call));
-  arguments.redo = workspace.redo;
-  const int clusters = std::min(count_clusters<Traits>(), arguments.tiles.count());
-  launch_on_operands(arguments, clusters, row_major, stream);
+  auto args = make_arguments<Traits>(row_major, float_vector_size(call));
+  args.redo = workspace.redo;
+  const int clusters = std::min(count_clusters<Traits>(), args.tile_order.count());
+  launch_on_operands(args, clusters, row_major, stream);
 }
 
 }  // namespace kernels::sm90::gemm_one_product

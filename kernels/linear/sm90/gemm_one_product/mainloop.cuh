@@ -40,8 +40,8 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 }
 
 // Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
-// all run this loop, or a copy of it (run_gradient_consumer), each at its own pace: the barriers of
-// the stages keep them together. For each tile, they do this:
+// all run this loop, each at its own pace: the barriers of the stages keep them together. For each
+// tile, they do this:
 //
 //   producer warp (run_producer)   loads its k-tiles, stage by stage
 //   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
@@ -123,20 +123,20 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Argum
   }
 }
 
-// The TMA producer: one warp, of which lane 0 issues the loads. `base` is the shared-memory address
-// of `shared`.
+// The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
+// address of `shared`.
 template <typename Traits>
-__device__ void run_producer(uint32_t base, const OperandMaps& maps, const Arguments<Traits>& args,
-                             SharedMemory<Traits>& shared) {
-  const uint32_t full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
-  const uint32_t empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
+__device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
+                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
+  const uint32_t full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address = base + offsetof(SharedMemory<Traits>, x) +
+  const uint32_t x_address = shared_base + offsetof(SharedMemory<Traits>, x) +
                              rank * Config::kXRowsPerBlock * Config::kKTileBytes;
-  const uint32_t weight_address = base + offsetof(SharedMemory<Traits>, weight);
+  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Traits>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  PipelineStage<Config::kStages> stage;
+  PipelineState<Config::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
     const int row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
@@ -149,29 +149,29 @@ __device__ void run_producer(uint32_t base, const OperandMaps& maps, const Argum
     }
     int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      ptx::mbarrier_wait(barrier_of(empty_address, stage.index), stage.parity ^ 1);
+      ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
       if constexpr (Traits::kConvertsWeight) {
-        if (is_loader) atomicExch(&shared.progress, k_tiles_before + k_tile);
+        if (is_loader) atomicExch(&shared.producer_k_tile, k_tiles_before + k_tile);
         if (k_tile >= converted) {
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
       }
       if (is_loader) {
         LoadTarget target;
-        target.x = x_address + stage.index * Config::kXBytes;
-        target.weight = weight_address + stage.index * Config::kWeightBytes;
-        target.full = barrier_of(full_address, stage.index);
+        target.x = x_address + state.index * Config::kXBytes;
+        target.weight = weight_address + state.index * Config::kWeightBytes;
+        target.full = barrier_of(full_address, state.index);
         load_k_tile(maps, args, {row, column, k_tile}, target);
       }
-      stage.advance();
+      state.advance();
     }
     k_tiles_before += k_tiles;
   });
   // This producer has no more k-tiles to load, but other blocks may still need patches that this
-  // block's converters have taken. So converters must no longer wait for this producer: progress
-  // becomes the largest number for which progress + kLead does not overflow.
+  // block's converters have taken. So converters must no longer wait for this producer. Its latest
+  // k-tile becomes the largest number to which kLead can be added without overflow.
   if (Traits::kConvertsWeight && is_loader) {
-    atomicExch(&shared.progress, INT_MAX - ConverterConfig::kLead);
+    atomicExch(&shared.producer_k_tile, INT_MAX - ConverterConfig::kLead);
   }
 }
 
@@ -237,17 +237,17 @@ struct ConsumerWarpgroup {
   uint32_t empty_address;
   uint32_t x_address;
   uint32_t weight_address;
-  PipelineStage<Config::kStages> stage;
+  PipelineState<Config::kStages> state;
 
-  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t base, int warpgroup)
+  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t shared_base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = base + offsetof(SharedMemory<Traits>, barriers.full);
-    empty_address = base + offsetof(SharedMemory<Traits>, barriers.empty);
-    x_address = base + offsetof(SharedMemory<Traits>, x);
+    full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
+    empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
+    x_address = shared_base + offsetof(SharedMemory<Traits>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_column = warpgroup * Config::kWarpgroupColumns;
     weight_address =
-        base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
+        shared_base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
   }
 
   // The part of a tile that the warpgroup computes.
@@ -259,21 +259,21 @@ struct ConsumerWarpgroup {
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
   // products of the previous k-tile, and releases the stage that they have read. So the tensor
   // cores always have one k-tile to work on while the warpgroup waits.
-  __device__ __forceinline__ void multiply(float (&accumulators)[Config::kAccumulators],
-                                           int k_tile) {
-    ptx::mbarrier_wait(barrier_of(full_address, stage.index), stage.parity);
-    multiply_k_tile(args, accumulators, x_address + stage.index * Config::kXBytes,
-                    weight_address + stage.index * Config::kWeightBytes,
+  __device__ __forceinline__ void multiply_next_k_tile(float (&accumulators)[Config::kAccumulators],
+                                                       int k_tile) {
+    ptx::mbarrier_wait(barrier_of(full_address, state.index), state.parity);
+    multiply_k_tile(args, accumulators, x_address + state.index * Config::kXBytes,
+                    weight_address + state.index * Config::kWeightBytes,
                     /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(barrier_of(empty_address, stage.previous_index()));
-    stage.advance();
+    if (k_tile > 0) release_stage(barrier_of(empty_address, state.previous_index()));
+    state.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(barrier_of(empty_address, stage.previous_index()));
+    release_stage(barrier_of(empty_address, state.previous_index()));
   }
 };
 

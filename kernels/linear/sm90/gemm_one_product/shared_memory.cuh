@@ -41,16 +41,16 @@ union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
 };
 
-// The bias and the scales of a consumer warpgroup's results, in shared memory. Its epilogue reads
-// nothing else besides the accumulators. In float32, the accumulator of row m and column n is
+// The bias and the exponents of a consumer warpgroup's results, in shared memory. Its epilogue
+// reads nothing else besides the accumulators. In float32, the accumulator of row m and column n is
 // 2^(x_exponent[m] + weight_exponent[n]) times too large. The weight has exponents instead of
-// scales, because ConvertTraits has no shared memory left for as many floats. Half types are not
-// scaled: their arrays have one element, which is not used.
+// powers of two, because ConvertTraits has no shared memory left for as many floats. Half types are
+// not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) EpilogueInputs {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
   float bias[Config::kWarpgroupColumns];
-  float x_scale[kIsScaled ? Config::kTileRows : 1];                   // 2^-x_exponent
+  float x_unscale[kIsScaled ? Config::kTileRows : 1];                 // 2^-x_exponent
   int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
 };
 
@@ -73,7 +73,7 @@ struct SharedMemory {
   // Other traits have no converters, and an int in their place.
   std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
-  int progress;  // the producer's latest k-tile; see converter.cuh
+  int producer_k_tile;  // the latest k-tile that the producer has begun; see converter.cuh
 };
 
 }  // namespace kernels::sm90::gemm_one_product

@@ -9,7 +9,7 @@ import torch
 
 # How many tensors of the input's size all processes hold at the same time.
 BUFFERS = {"cpu": 9, "cuda": 10}
-LARGEST_SHARE = 0.9  # of the free memory that the referee uses
+MAX_SHARE_OF_FREE = 0.9  # of the free memory that the referee uses
 MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
 # How long the referee waits until the driver has cleared memory that was given back. Clearing slows
 # the work of other processes.
