@@ -35,7 +35,8 @@ def prepare(text, path, device, server, reserve, benches, before_keeping=None):
     engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, reserve)
     try:
         engine.prepare()
-        [eager, *_] = benches[-1].eager.processes
+        # The list forgets the bench, so that its memory is freed.
+        [eager, *_] = benches.pop().eager.processes
         if before_keeping:
             before_keeping(eager)
         engine.keep_eager()
