@@ -240,7 +240,7 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
     const std::string layout = mask.is_contiguous() ? "" : "non-contiguous ";
     fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " + rows +
          " rows of " + row_bytes + " bytes on " + grad.device().str() + ", got " + layout +
-         describe(mask) + ": a hook for saved tensors must return it unchanged");
+         describe(mask) + ": a hook for saved tensors must keep its shape and device");
   }
 }
 
