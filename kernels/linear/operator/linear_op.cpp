@@ -22,7 +22,7 @@
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
-// No file of linear/ outside of this folder includes torch. The headers here, from the outside in,
+// No C++ or CUDA file of linear/ outside of this folder includes torch. The headers here, from the outside in,
 // are not .cpp files because torch's own headers are slow to compile: one translation unit compiles
 // them once.
 //
