@@ -17,7 +17,7 @@ LARGEST = 176
 LARGE = 160
 
 # Prints how many clusters have work, the whole waves, `StreamKConfig::min_range` of tiles of 176
-# rows, and where each cluster's range begins. Without arguments it prints constants of the schedule.
+# rows, and where each cluster's range begins. Without arguments it prints two constants.
 PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
