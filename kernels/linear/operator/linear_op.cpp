@@ -60,8 +60,8 @@ auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tens
   return function({x, weight, bias, divisor});
 }
 
-// The same for the functions of linear_relu_divide_gradients. First checks that the operands fit
-// output_mask.
+// Makes the struct for a function of linear_relu_divide_gradients and calls the function. First
+// checks that the operands fit output_mask.
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
