@@ -22,9 +22,9 @@
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
-// No C++ or CUDA file of linear/ outside of this folder includes torch. The headers here, from the outside in,
-// are not .cpp files because torch's own headers are slow to compile: one translation unit compiles
-// them once.
+// No C++ or CUDA file of linear/ outside of this folder includes torch. The headers here, from the
+// outside in, are not .cpp files because torch's own headers are slow to compile: one translation
+// unit compiles them once.
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
