@@ -30,8 +30,9 @@ __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
-    `load_extensions` calls this function for each extension that has no finished build. Only then
-    are torch's build tools imported, which takes a second.
+    `load_extensions` calls this function for each extension that has no finished build. Torch's
+    build tools, whose import takes a second, are imported here, because an import that finds all
+    builds does not need them. (Without a GPU, TORCH_CUDA_ARCH_LIST is read by them, too.)
     """
     from torch.utils import cpp_extension
 

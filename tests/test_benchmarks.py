@@ -333,6 +333,10 @@ def test_sentences_repeat_figures_of_the_results():
     at_highest = next(run for run in linear["runs"] if run["setting"] == "highest")
     speedup = by_role(at_highest["forward"]["summary"], "solution")["ratio"]
     assert f"is {speedup:.1f} times as fast as torch's" in readme
+    median_ms = {row["name"]: row["median_ms"] for row in at_highest["forward"]["summary"]}
+    times = median_ms["Triton tf32x3"] / median_ms["LinearReluDivideNew"]
+    assert f"it took {times:.1f} times as long as" in readme
+    assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
 
     rows = _read_results("host.json")["rows"]
     cpu, gpu = (

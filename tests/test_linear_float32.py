@@ -75,15 +75,17 @@ def test_the_forward_keeps_its_promise(path, precision, shape):
 
 # M around multiples of the tiles' rows, and K for which the tiles differ.
 TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
-TILES_OF_353_ROWS = [shape for shape in TILE_SHAPES if shape[0] == 353]
-SEVERAL_TILES = SHARED[2]  # for each cluster
+# Sanitizers run these of TILE_SHAPES and SHARED.
+SHORT_TILES = [(353, 262, 512), (353, 262, 1024)]
+LONG_TILES = [(353, 262, 4096)]
+SEVERAL_TILES_PER_CLUSTER = [(1000, 4000, 2048)]
 
 
-@pytest.mark.sanitize("sm90", **SM90, shape=TILES_OF_353_ROWS)
-@pytest.mark.sanitize("sm90", **SM90, shape=[SEVERAL_TILES], without=["initcheck"])
-@pytest.mark.sanitize("other paths", **SKINNY, shape=TILES_OF_353_ROWS)
-@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[:2])
-@pytest.mark.sanitize("other paths", **SM80, shape=TILES_OF_353_ROWS[2:], without=["racecheck"])
+@pytest.mark.sanitize("sm90", **SM90, shape=SHORT_TILES + LONG_TILES)
+@pytest.mark.sanitize("sm90", **SM90, shape=SEVERAL_TILES_PER_CLUSTER, without=["initcheck"])
+@pytest.mark.sanitize("other paths", **SKINNY, shape=SHORT_TILES + LONG_TILES)
+@pytest.mark.sanitize("other paths", **SM80, shape=SHORT_TILES)
+@pytest.mark.sanitize("other paths", **SM80, shape=LONG_TILES, without=["racecheck"])
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
     """So the results of integers have no error.

@@ -4,7 +4,6 @@ The host code of stream_k.cuh and choose_tiles.h in linear/sm90/gemm_fp16x3 is c
 alone, without a GPU.
 """
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from tests.support.processes import compiled
 LARGEST = 176
 LARGE = 160
 
-# Prints how many clusters have work, the whole waves, and where each cluster's range begins.
-# Without arguments it prints the constants of the schedule.
+# Prints how many clusters have work, the whole waves, `StreamKConfig::min_range` of tiles of 176
+# rows, and where each cluster's range begins. Without arguments it prints two constants.
 PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -28,8 +27,7 @@ PLAN = r"""
 int main(int count, char** arguments) {
   using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
-    printf("%d %d %d %d %d", Config::kMinRange, Config::kMinPart, Config::kMinSaving,
-           Config::kKGroupOverhead, Config::kAddingPerRow);
+    printf("%d %d", Config::kMinPart, Config::kMinSaving);
     return 0;
   }
   const int tiles = atoi(arguments[1]);
@@ -39,7 +37,7 @@ int main(int count, char** arguments) {
   const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
   kernels::sm90::gemm_fp16x3::Schedule schedule;
   const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
-  printf("%d %d", used, schedule.whole_waves);
+  printf("%d %d %d", used, schedule.whole_waves, Config::min_range(k_groups, /*rows=*/176));
   for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.range_begins[i]);
 }
 """
@@ -58,6 +56,7 @@ class Plan:
         tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
         used: clusters that have work.
         waves: whole waves, in each of which every cluster computes one whole tile.
+        min_range: the fewest k-groups that a range should have if tiles are cut.
         begins: where each cluster's range of the last wave's k-groups begins, then where all end.
     """
 
@@ -66,6 +65,7 @@ class Plan:
     clusters: int
     used: int
     waves: int
+    min_range: int
     begins: list[int]
 
     @property
@@ -98,13 +98,10 @@ class Plan:
 
 
 class Constants(NamedTuple):
-    """The constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
+    """Constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
 
-    min_range: int
     min_part: int
     min_saving: int
-    k_group_overhead: int
-    adding_per_row: int
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +117,9 @@ def constants(program):
 @pytest.fixture(scope="module")
 def plan(program):
     def call(tiles, k_groups, clusters, rows_of_third=LARGE):
-        used, waves, *begins = map(int, program(tiles, k_groups, clusters, rows_of_third))
-        return Plan(tiles, k_groups, clusters, used, waves, begins)
+        numbers = map(int, program(tiles, k_groups, clusters, rows_of_third))
+        used, waves, min_range, *begins = numbers
+        return Plan(tiles, k_groups, clusters, used, waves, min_range, begins)
 
     return call
 
@@ -161,12 +159,10 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     # that stores none.
     assert all(a < b or a % k_groups == 0 for a, b in pairwise(begins))
 
-    # Few clusters share a tile, as one of them adds the partial sums of the others. `min_range` is
-    # that of StreamKConfig.
-    adding_in_k_groups = constants.adding_per_row * LARGEST / (LARGEST + constants.k_group_overhead)
-    min_range = max(constants.min_range, math.isqrt(int(k_groups * adding_in_k_groups)))
+    # Few clusters share a tile, as one of them adds the partial sums of the others. The first and
+    # the last one may have only a part of their range in the tile.
     for tile in range(tiles_of_last_wave):
-        assert planned.sharers(tile) <= k_groups / min_range + 2
+        assert planned.sharers(tile) <= k_groups / planned.min_range + 2
 
     # Tiles are not cut near their ends.
     assert all(constants.min_part <= cut <= k_groups - constants.min_part for cut in planned.cuts)
@@ -180,11 +176,11 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     uncut = planned.longest_load(tiles)
     whole_waves = planned.longest_load(planned.first_of_last_wave)
     if planned.cuts:
-        most_of_whole_waves = whole_waves + min_range * LARGEST
-        assert (
-            max(loads)
-            <= max(fair, most_of_whole_waves) + (constants.min_part + constants.min_range) * LARGEST
-        )
+        # A cluster gets min_range k-groups even if its whole tiles are more than a fair load. Cuts
+        # are rounded: to whole k-groups, and away from the min_part k-groups at a tile's ends.
+        most = max(fair, whole_waves + planned.min_range * LARGEST)
+        rounding = constants.min_part * LARGEST
+        assert max(loads) <= most + rounding
     else:
         assert max(loads) <= uncut
 

@@ -48,14 +48,14 @@ LINEAR_GPU = "linear/fused_pass/backward.cuh"
 FP16X3_MAINLOOP = "linear/sm90/gemm_fp16x3/mainloop.cuh"
 FP16X3_EPILOGUE = "linear/sm90/gemm_fp16x3/epilogue.cuh"
 
-# Copies the incomplete block at the end of a thread's part, without ReLU.
 CALL_OF_BLOCK = "relu_block<E>(x_block, out_block);"
+# Copies the incomplete block at the end of a thread's part, without ReLU.
 COPY_OF_TAIL = "if (end - begin - i < kBlock) std::copy_n(x_block, kBlock, out_block); else "
 NAN_TO_ZERO = (
     "for (int k = 0; k < kBlock; ++k) if (!(E::widen(out_block[k]) > 0)) out_block[k] = 0;"
 )
-# Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
 LAUNCH = "return launch<relu_kernel"
+# Launches on another stream, which waits for the timed one; the timed stream does not wait for it.
 CHANGE_OF_STREAM = """if constexpr (Config::kIsLarge && !kMask) {
   static cudaStream_t other;
   static cudaEvent_t before;

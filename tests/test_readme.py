@@ -99,7 +99,8 @@ def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
 def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
     """A method `Class.method` is there if both of its parts are; a namespace is not looked for."""
     steps = STEP.findall(CONTRIBUTING)
-    assert len(steps) == 13
+    rows = re.findall(r"^\| `[^`]+` \| `[^`]+` \|", CONTRIBUTING, re.MULTILINE)
+    assert len(steps) == len(rows) > 0, "a row of the tables names no step"
     for function, path in steps:
         text = (ROOT / path).read_text()
         for name in function.rpartition("::")[2].split("."):

@@ -82,7 +82,9 @@ def _roots() -> Iterator[Path]:
     chosen_root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen_root:
         yield Path(os.path.realpath(chosen_root))
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if not cache:
+        cache = os.path.expanduser("~/.cache")  # noqa: PTH111
     if not cache.startswith("~"):  # "~" stays if the user has no home
         yield Path(os.path.realpath(cache)) / "torch_extensions"
 

@@ -55,13 +55,15 @@ def explain(error: Exception, folder: Path) -> BuildError:
         return BuildError(f"{cxx!r} does not work as a C++ compiler: {error}")
     # An OSError of the dynamic loader has no number, one of the file system has.
     if isinstance(error, OSError) and error.errno is None:
-        reason = error.__cause__ or error
+        reason = error if error.__cause__ is None else error.__cause__
         return BuildError(f"the library that was just built does not load: {reason}")
     if isinstance(error, OSError):
         advice = "Set TORCH_EXTENSIONS_DIR to another folder"
         return BuildError(f"cannot build in {folder}: {error}. {advice}")
     output = str(error)
-    cause = find_cause(output) or _silent_failure(error) or "a build tool failed without a message"
+    cause = find_cause(output)
+    if not cause:
+        cause = _silent_failure(error)
     return BuildError(f"{cause}\n\nThe whole output:\n{output}")
 
 
@@ -81,7 +83,7 @@ def find_cause(output: str) -> str:
 
 
 def _silent_failure(error: Exception) -> str:
-    """Return a sentence about a build tool that failed without a message; empty if none did.
+    """Return a sentence about a build tool that failed without a message.
 
     The tool is a compiler or ninja itself. ninja prints the exit status of a compiler, from version
     1.12 on. The exit status of ninja is in torch's exception.
@@ -92,7 +94,9 @@ def _silent_failure(error: Exception) -> str:
     signal_number = -status if status < 0 else status - 128
     if signal_number in set(signal.Signals):
         return _killed_by(signal.Signals(signal_number))
-    return f"FAILED: a build tool ended with exit status {status}" if printed else ""
+    if printed:
+        return f"FAILED: a build tool ended with exit status {status}"
+    return "a build tool failed without a message"
 
 
 def _killed_by(killer: signal.Signals) -> str:

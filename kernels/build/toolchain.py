@@ -176,12 +176,14 @@ def cpp_extension() -> ModuleType:
 
 def cxx_compiler() -> str:
     """Return the C++ compiler that torch calls: a name or a path, without arguments."""
-    return os.environ.get("CXX") or "c++"
+    chosen = os.environ.get("CXX")
+    return chosen if chosen else "c++"
 
 
 def nvcc_compiler(cuda_home: Path) -> str:
     """Return the path of the nvcc that torch calls if a toolkit is in `cuda_home`."""
-    return os.environ.get("PYTORCH_NVCC") or str(cuda_home / "bin" / "nvcc")
+    chosen = os.environ.get("PYTORCH_NVCC")
+    return chosen if chosen else str(cuda_home / "bin" / "nvcc")
 
 
 def read_version(compiler: str) -> str:
@@ -264,7 +266,10 @@ def find_ninja() -> str | None:
     pip installs it beside Python. That folder is not on PATH if the virtual environment is not
     activated.
     """
-    return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
+    on_path = shutil.which("ninja")
+    if on_path is not None:
+        return on_path
+    return shutil.which("ninja", path=sysconfig.get_path("scripts"))
 
 
 @contextlib.contextmanager

@@ -222,8 +222,9 @@ constexpr bool gradient_passes(Bits relu_output) {
 }
 
 #ifdef __SSE2__
-// The same as mask_of_block, below, for elements of two bytes, by an instruction that takes one bit
-// from each byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
+// Returns the mask of a block, as mask_of_block below does, for elements of two bytes. It uses an
+// instruction that takes one bit from each byte. The loop of mask_of_block would take 1.8 times as
+// long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
   for (int64_t i = 0; i < kBlock; ++i) flags[i] = gradient_passes(out[i]) ? 0xff : 0;

@@ -160,7 +160,7 @@ struct ReluBackward : Node {
     if (mask.numel() != bytes || mask.device() != grad_output.device()) {
       fail("relu's backward: expected the saved mask, which has " + std::to_string(bytes) +
            " elements on " + grad_output.device().str() + ", got " + describe(mask) +
-           ": a hook for saved tensors must return it unchanged");
+           ": a hook for saved tensors must keep the number of elements and the device");
     }
   }
 

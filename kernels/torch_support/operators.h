@@ -67,7 +67,7 @@ inline bool needs_gradient(const Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
 
-// Returns true if x has a tangent, that is, if it takes part in forward-mode AD.
+// Returns true if x has a tangent, that is, if forward-mode AD is on for x.
 inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
 // ------------------------------------------------------------------------------------- namespaces

@@ -21,6 +21,8 @@ from tests.support.promises import FEW_TERMS_ERROR, FP16X3_SLACK, Reference, bro
 # The length of K that one tensor-core instruction multiplies.
 FP16_INSTRUCTION_K = 16
 TF32_INSTRUCTION_K = 8
+# The sm90 kernel of fp16x3 sums the lo products of this length of K in one accumulation.
+K_GROUP = 128
 # The one-product kernel counts subnormal elements for each k-tile.
 K_TILE = 64
 
@@ -50,8 +52,8 @@ class Kernel:
     Attributes:
         products: 3 for fp16x3, 1 for the kernel with TF32's accuracy.
         interval: the promotion interval; None for the one that `promotion_interval` chooses.
-        hi_first: in each group of 2 * hi_first of K, the hi products of the first half come before
-            the lo products of the whole group. 0 if lo products always come first.
+        hi_first: in each k-group, the hi products of the first half come before the lo products of
+            the whole k-group. False: in each interval, lo products come before hi products.
         compensates: an accumulation starts with the rounding error of the promotion before it.
         x_top, weight_top: the largest element of a row is scaled to [2^(top - 1), 2^top).
         samples_weight: the scale of a weight row comes from a sample of its elements.
@@ -63,7 +65,7 @@ class Kernel:
 
     products: int = 3
     interval: int | None = None
-    hi_first: int = 0
+    hi_first: bool = False
     compensates: bool = False
     x_top: int = 15
     weight_top: int = 15
@@ -77,7 +79,7 @@ class Kernel:
 
 
 SM80 = Kernel(compensates=True, cores=AMPERE)
-SM90 = Kernel(hi_first=64, weight_top=10, samples_weight=True)
+SM90 = Kernel(hi_first=True, weight_top=10, samples_weight=True)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
 ONE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
 KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
@@ -154,22 +156,41 @@ def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) 
 def accumulations(k: int, kernel: Kernel) -> Iterator[tuple[range, range]]:
     """Yield what is summed between two promotions: where lo products begin, and where hi ones do.
 
-    Each number is the beginning of one instruction's part of K. The picture in docs/SPLIT.md, step
-    4, shows the order: with intervals of 64 and hi_first = 64, the first two accumulations are
+    Each number is the beginning of one instruction's part of K. With one product there are no lo
+    products.
+    """
+    interval = promotion_interval(k, kernel)
+    if kernel.hi_first and kernel.promotes:
+        order = hi_first_order(k, interval)
+    else:
+        order = lo_first_order(k, interval)
+    for lo, hi in order:
+        yield (range(0) if kernel.products == 1 else lo), hi
+
+
+def lo_first_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
+    """Yield the accumulations of a kernel in which each interval begins with its lo products."""
+    for begin in range(0, k, interval):
+        part = range(begin, min(begin + interval, k), FP16_INSTRUCTION_K)
+        yield part, part
+
+
+def hi_first_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
+    """Yield the accumulations of sm90, which the picture in docs/SPLIT.md, step 4, shows.
+
+    With intervals of 64, the first two are
 
         lo: nothing                hi: 0, 16, 32, 48
         lo: 0, 16, 32, ..., 112    hi: 64, 80, 96, 112
     """
-    interval = promotion_interval(k, kernel)
-    hi_first = kernel.hi_first if kernel.promotes else 0
-    lo_length = max(interval, 2 * hi_first)
-    end = k + -k % lo_length
-    first_interval = min(interval, hi_first) if hi_first else interval
-    for begin, after in pairwise([0, *range(first_interval, end, interval), end]):
+    half = K_GROUP // 2
+    end = k + -k % K_GROUP
+    begins = [0, *range(min(interval, half), end, interval)]
+    for begin, after in pairwise([*begins, end]):
         lo = range(0)
-        if kernel.products == 3 and begin % lo_length == hi_first:
-            lo_begin = begin - hi_first
-            lo = range(lo_begin, min(lo_begin + lo_length, k), FP16_INSTRUCTION_K)
+        if begin % K_GROUP == half:
+            k_group = begin - half
+            lo = range(k_group, min(k_group + K_GROUP, k), FP16_INSTRUCTION_K)
         yield lo, range(begin, min(after, k), FP16_INSTRUCTION_K)
 
 

@@ -109,7 +109,8 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// The same by flags, for a tile of several rows whose bits are not adjacent.
+// Divides and selects as above, for a tile of several rows. Their bits in the mask are not
+// adjacent, so each element has a flag instead.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {

@@ -38,7 +38,7 @@ using GradientsFunction = ThreeTensors(const Tensor& grad_output, const Tensor& 
                                        const std::optional<Tensor>& weight, int64_t output_mask,
                                        double divisor);
 
-// The bits of output_mask, which says what linear_relu_divide_gradients is to compute.
+// The bits of output_mask, which names the gradients that linear_relu_divide_gradients computes.
 constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;

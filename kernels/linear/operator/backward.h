@@ -240,7 +240,7 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
     const std::string layout = mask.is_contiguous() ? "" : "non-contiguous ";
     fail("linear_relu_divide_gradients: expected the saved mask, contiguous uint8 with " + rows +
          " rows of " + row_bytes + " bytes on " + grad.device().str() + ", got " + layout +
-         describe(mask) + ": a hook for saved tensors must return it unchanged");
+         describe(mask) + ": a hook for saved tensors must keep its shape and device");
   }
 }
 
@@ -272,8 +272,8 @@ inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   return as_results(compute_gradients(inputs), inputs.grad_output);
 }
 
-// The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
-// gradients are needed.
+// Computes linear_relu_divide_gradients by torch's ops: for tensors without memory, under vmap, and
+// where gradients of the gradients are needed.
 inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);

@@ -197,7 +197,8 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // Make the operands readable, by copies if need be.
+  // Make the operands readable, by copies where necessary. If the kernel does not support the call
+  // after all, these copies were made in vain, and torch multiplies the operands themselves.
   const OperandRules rules = rules_of(path, product);
   const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =

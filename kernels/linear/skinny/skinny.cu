@@ -10,8 +10,8 @@
 //   operands.cuh   loads of x and the weight, and the products
 //   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
-// Why it is fast: with few rows, each element of the weight takes part in few products, so the time
-// is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
+// Why it is fast: with few rows, each element of the weight is multiplied only a few times, so the
+// time is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
 // float32 units need about half of the time in which the weight arrives. The kernel keeps reads of
 // the weight in flight all the time.
 //
