@@ -21,7 +21,7 @@ namespace {
 __global__ void split_row_kernel(split::ScaledMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  const auto form = matrix.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
   if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 

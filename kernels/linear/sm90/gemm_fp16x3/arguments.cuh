@@ -58,7 +58,7 @@ struct Config {
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
                 "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kHiAndLo),
+  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kWithLo),
                 "x is split into these k-tiles");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);

@@ -160,7 +160,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       const int needed = split::kTopExponent - ilogbf(largest);
-      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
+      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
       if (!is_finite) {
         // nonfinite.cuh's kernel, after this one, computes the results of such rows.
         args.weight.row_state[row] = split::kNonfinite;

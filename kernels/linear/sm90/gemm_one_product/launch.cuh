@@ -185,7 +185,7 @@ struct Workspace {
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
     const int64_t padded_k = split::padded(call.k);
-    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);
+    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kWithoutLo);
     const TileOrder tiles = tiles_of(call);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
