@@ -7,7 +7,7 @@
 //
 //   split_rows_kernel         splits x and, for the first chunk, the weight into hi and lo
 //                             (split/split_row.cuh)
-//   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
+//   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3/kernel.cuh)
 //   nonfinite_kernel          computes the results of rows that hold infinity or NaN
 //                             (split/nonfinite.cuh)
 //
@@ -20,7 +20,7 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3.cuh"
+#include "linear/sm80/gemm_fp16x3/kernel.cuh"
 #include "linear/split/nonfinite.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/split_row.cuh"

@@ -1,4 +1,4 @@
-// The epilogue of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and
+// The epilogue of gemm_fp16x3_sm80_kernel (kernel.cuh): turns a warp's sums into results and
 // mask.
 
 #pragma once
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "linear/epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/sm80/gemm_fp16x3/config.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm80::gemm_fp16x3 {

@@ -1,4 +1,4 @@
-// The mainloop of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh), which multiplies one k-tile after the
+// The mainloop of gemm_fp16x3_sm80_kernel (kernel.cuh), which multiplies one k-tile after the
 // other:
 //
 //   Copies            from global memory to the ring of stages
@@ -14,7 +14,7 @@
 
 #include "common/ptx/memory.cuh"
 #include "common/ptx/mma.cuh"
-#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/sm80/gemm_fp16x3/config.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm80::gemm_fp16x3 {
