@@ -4,12 +4,12 @@
 //
 // The kernels of each kind of call, in the order in which they run:
 //
-//   float16, bfloat16     gemm_one_product<HalfTraits> or <GradientTraits>
+//   float16, bfloat16     gemm_one_product<HalfMode> or <GradientMode>
 //
 //   float32 at `high`     split_x                          splits x into hi; samples the weight
-//                         gemm_one_product<ConvertTraits>  one fp16 product; converts the weight
+//                         gemm_one_product<ConvertMode>  one fp16 product; converts the weight
 //                         transpose                        only for a transposed weight
-//                         gemm_one_product<RedoTraits>     tiles that need TF32's range
+//                         gemm_one_product<RedoMode>     tiles that need TF32's range
 //
 //   float32 at `highest`  split_x                          splits x into hi, lo; samples the weight
 //                         gemm_fp16x3, first launch        three fp16 products; splits the weight
@@ -137,7 +137,7 @@ namespace kernels::cuda {
 // Returns whether the kernels of this folder support a call.
 //
 // Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
-// x at `highest`, which split_x reads without TMA. (At `high`, RedoTraits loads x by TMA.)
+// x at `highest`, which split_x reads without TMA. (At `high`, RedoMode loads x by TMA.)
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;

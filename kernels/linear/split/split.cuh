@@ -112,7 +112,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
-// of neighbours are stored in the order 0 2 4 6 1 3 5 7. wgmma_order.cuh says why.
+// of neighbours are stored in the order 0 2 4 6 1 3 5 7. k_order.cuh says why.
 struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;

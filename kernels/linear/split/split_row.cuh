@@ -21,8 +21,8 @@
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/reduce_warp.cuh"
+#include "linear/split/k_order.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::split {
 

@@ -68,27 +68,27 @@ __host__ __device__ constexpr int accumulator_index(int row_block, int column_bl
 // and, in float32, the exponents of the column and of two rows. The thread loads them to registers
 // before the mainloop, which hides the latency. After the mainloop, it stores them to shared memory
 // for the epilogue.
-template <typename Traits>
+template <typename Mode>
 struct PrefetchedInputs {
-  using Out = typename Traits::Out;
+  using Out = typename Mode::Out;
   static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
       kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
-  int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
+  int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoMode
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Traits>& args, const WarpgroupTile& part)
+  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& part)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = part.first_column + thread;
     if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
-      if (Traits::kConvertsWeight) {
+      if (Mode::kConvertsWeight) {
         weight_exponent = __ldg(args.conversion.weight.exponent + column);
       }
     }
@@ -96,7 +96,7 @@ struct PrefetchedInputs {
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = part.first_row + i * BlockConfig::kWarpgroupThreads + thread;
-      if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
+      if (Mode::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
       thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }

@@ -111,7 +111,7 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::
 
 // Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
 // row: 64 columns. With a mask, call_is_fast implies that n is a multiple of 64
-// (launch_half_with_traits, launch.cuh).
+// (launch_half_in_mode, launch.cuh).
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
                                                 int first_column, int thread,
@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch.cuh). The caller
+// epilogue.call_is_fast, which implies ReLU here (launch_half_in_mode, launch.cuh). The caller
 // has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
 // 1 / divisor is a power of two here.
 //
