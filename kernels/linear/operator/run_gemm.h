@@ -89,6 +89,7 @@ struct OperandRules {
 inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
   const bool needs_float32_accuracy = product.precision == Precision::kFloat32Accuracy;
+  // True for half types too: product_of gives them kTf32Accuracy.
   const bool is_gemm_one_product = path == Path::kSm90 && !needs_float32_accuracy;
   // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. The pass reads rows at
   // any address. All other operands are read by TMA or by vector loads, which need aligned rows.
@@ -197,7 +198,8 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // Make the operands readable, by copies if need be.
+  // Make the operands readable, by copies if needed. (If the kernel then does not support the call,
+  // torch computes it, and the copies were for nothing.)
   const OperandRules rules = rules_of(path, product);
   const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =

@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_results(
       for (int i = 0; i < 4; ++i) {
         z[i] = split::unscale(staged_sums[i], x_exponent + columns.exponent[i]) + columns.bias[i];
       }
-      finish_four</*kLaneBit=*/1>(output.epilogue, exists, row, first_column, z);
+      store_four_results</*kLaneBit=*/1>(output.epilogue, exists, row, first_column, z);
     }
     __syncwarp();
   }

@@ -192,7 +192,7 @@ struct Results {
     multiply(f, k_step, fragment, kLo, kHi);
   }
 
-  // The same for the hi products.
+  // Adds the hi products of a fragment of x and all fragments of the weight.
   __device__ void add_hi_products(const Fragments& f, int k_step, int fragment) {
     multiply(f, k_step, fragment, kHi, kHi);
   }

@@ -341,8 +341,8 @@ __device__ __forceinline__ void store_general(
         z[i] = split::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
-      finish_four<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
-                                         inputs.first_column + block_column, z);
+      store_four_results<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
+                                                inputs.first_column + block_column, z);
     }
   }
 }

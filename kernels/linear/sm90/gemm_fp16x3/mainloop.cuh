@@ -356,7 +356,7 @@ struct ConsumerWarpgroup {
     *state = state0;
   }
 
-  // The same for a number of rows that is known only at run time.
+  // Runs the mainloop for a number of rows that is known only at run time.
   __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
     if (rows == Config::kSmallRows) {
       run_mainloop(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, state);

@@ -263,8 +263,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
         }
         z[i] += inputs.bias[reader.column + i];
       }
-      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
-                                  part.first_column + reader.column, z);
+      store_four_results</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
+                                         part.first_column + reader.column, z);
     }
     // The next subtile overwrites what others still read.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
@@ -289,9 +289,10 @@ struct FourColumns {
 // Makes results from four accumulators of a row, v. Returns their bits of the mask, which are 0
 // without kMask.
 template <bool kMask>
-__device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, const float (&v)[4],
-                                               float x_unscale, const FourColumns& columns,
-                                               float (&out)[4]) {
+__device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& epilogue,
+                                                        const float (&v)[4], float x_unscale,
+                                                        const FourColumns& columns,
+                                                        float (&out)[4]) {
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -338,7 +339,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
       const float own_x_unscale = x_unscale[(subtile * kSubtileRowBlocks + j) * 8];
       const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
+      uint32_t bits = make_results_of_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));

@@ -52,8 +52,8 @@
 //     converter.cuh              the converters, and how the producer waits for them
 //     converter_patch.cuh        how a converter converts its part of the weight
 //     converter_layouts.cuh      the part, for a weight and for its transpose
-//     epilogue.cuh               how the consumers finish and store a tile
-//     epilogue_half_types.cuh    the same for half types
+//     epilogue.cuh               how the consumers make and store the results of a tile
+//     epilogue_half_types.cuh    how they do it for half types
 //     kernel.cuh                 the consumers' loop over tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels

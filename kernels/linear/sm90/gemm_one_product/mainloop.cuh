@@ -202,8 +202,9 @@ __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kA
   ptx::wgmma_commit_group();
 }
 
-// The same for layouts that are known at run time. Only half types have transposed operands here:
-// the converters make a k-tiled weight, which is not transposed, from either layout in float32.
+// Multiplies a k-tile in layouts that are known at run time. Only half types have transposed
+// operands here: the converters make a k-tiled weight, which is not transposed, from either layout
+// in float32.
 template <typename Mode>
 __device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
                                                 float (&accumulators)[Config::kAccumulators],
