@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Tile tile = tiles.find(blockIdx.x);
   const int first_row = tile.x * Config::kTileRows;
   const int first_column = tile.weight * Config::kTileColumns;
-  Copies copies(x, weight, first_row, first_column, k, shared_start);
+  Copies copies(x, weight, first_row, /*weight_row=*/first_column, k, shared_start);
   Fragments fragments(shared_start, warp_row, warp_column);
   Results results;
 

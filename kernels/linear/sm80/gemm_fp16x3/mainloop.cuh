@@ -39,13 +39,14 @@ struct Copies {
   uint32_t target;     // address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;  // offset of the stage that is written next
 
+  // The tile's rows of x and of the weight begin at x_row and weight_row.
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
-                    int first_row, int first_column, int k, uint32_t shared) {
+                    int x_row, int weight_row, int k, uint32_t shared) {
     stride = k;
     const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
-    x = operand_from(operand_x, first_row, row, vector);
-    weight = operand_from(operand_weight, first_column, row, vector);
+    x = operand_from(operand_x, x_row, row, vector);
+    weight = operand_from(operand_weight, weight_row, row, vector);
     target = shared + vector_offset(row, vector);
     k_left = k - vector * Config::kVectorHalves;
   }
