@@ -75,8 +75,8 @@ struct ReluBackwardArguments {
   void* grad_input;
 };
 
-// The accuracy of a float32 product. In quotes: the value of torch.set_float32_matmul_precision that
-// asks for it. Half types, which have one accuracy, always have kTf32Accuracy.
+// The accuracy of a float32 product. In quotes: the value of torch.set_float32_matmul_precision
+// that asks for it. Half types, which have one accuracy, always have kTf32Accuracy.
 enum class Precision {
   kTf32Accuracy,     // "high"
   kFloat32Accuracy,  // "highest"
