@@ -2,8 +2,8 @@
 
 launchers.h      declares the functions that run the kernels, on raw pointers, sizes and a stream
 torch_support/   C++ between the problems and torch: tensors, operators, autograd
-relu/            ReLU: CUDA and CPU kernels, the operator that calls them, and its Python side
-linear/          Linear -> ReLU -> divide: the same parts
+relu/            ReLU: CUDA and CPU kernels, and the operator that calls them
+linear/          Linear -> ReLU -> divide, likewise
 common/          what several CUDA kernels share; sizes.h is for the CPU, too
 cpu/             what several CPU kernels share
 build/           Python: from these sources to a loaded extension, or to a single-file bundle

@@ -109,7 +109,7 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// Divides and selects by flags, for a tile of several rows whose bits are not adjacent.
+// The same by flags, for a tile of several rows whose bits are not adjacent.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {

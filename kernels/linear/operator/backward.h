@@ -272,8 +272,8 @@ inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
   return as_results(compute_gradients(inputs), inputs.grad_output);
 }
 
-// Computes the gradients by torch's ops: for tensors without memory, under vmap, and where
-// gradients of the gradients are needed.
+// The same by torch's ops: for tensors without memory, under vmap, and where gradients of the
+// gradients are needed.
 inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);

@@ -22,9 +22,9 @@
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
-// No C++ file of linear/ outside of this folder includes torch. The headers here, from the outside
-// in, are not .cpp files because torch's own headers are slow to compile: one translation unit
-// compiles them once.
+// No file of linear/ outside of this folder includes torch. The headers here, from the outside in,
+// are not .cpp files because torch's own headers are slow to compile: one translation unit compiles
+// them once.
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
@@ -60,8 +60,8 @@ auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tens
   return function({x, weight, bias, divisor});
 }
 
-// Registered for a function f of linear_relu_divide_gradients: makes its struct and calls f. First
-// checks that the operands fit output_mask.
+// The same for the functions of linear_relu_divide_gradients. First checks that the operands fit
+// output_mask.
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,

@@ -198,8 +198,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // Make the operands readable, by copies if needed. (If the kernel then does not support the call,
-  // torch computes it, and the copies were for nothing.)
+  // Make the operands readable, by copies if need be.
   const OperandRules rules = rules_of(path, product);
   const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
   const MatrixView weight =

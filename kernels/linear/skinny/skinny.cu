@@ -10,7 +10,7 @@
 //   operands.cuh   loads of x and the weight, and the products
 //   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
-// Why it is fast: with few rows, each element of the weight is used in few products, so the time
+// Why it is fast: with few rows, each element of the weight takes part in few products, so the time
 // is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
 // float32 units need about half of the time in which the weight arrives. The kernel keeps reads of
 // the weight in flight all the time.
@@ -42,9 +42,8 @@
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
 //   2. sum_of_blocks adds the sums of a cluster's blocks, which read each other's shared memory.
-//   3. add_rest_and_bias adds the products of the last k % 4 elements of K, which fill no float4,
-//   and the
-//      bias.
+//   3. add_rest_and_bias adds the bias, and the products of the last k % 4 elements of K, which
+//      fill no float4.
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
