@@ -75,11 +75,11 @@ struct ReluBackwardArguments {
   void* grad_input;
 };
 
-// The accuracy of a float32 product, named as in torch.set_float32_matmul_precision. Half types,
-// which have one precision, are always kHigh.
+// The accuracy of a float32 product. In quotes: the value of torch.set_float32_matmul_precision
+// that asks for it. Half types, which have one accuracy, always have kTf32Accuracy.
 enum class Precision {
-  kHigh,     // the accuracy of TF32
-  kHighest,  // the accuracy of float32
+  kTf32Accuracy,     // "high"
+  kFloat32Accuracy,  // "highest"
 };
 
 // One call of a GEMM kernel:
@@ -108,8 +108,8 @@ struct LinearArguments {
   // True where the operand is stored as its transpose: x as [k, m], weight as [k, n]. The elements
   // of a row of the transpose are adjacent, and the stride leads from one such row to the next.
   //
-  // Only linear_sm90 reads transposes: x and weight in half types, weight alone in float32 at
-  // kHigh, neither at kHighest.
+  // Only linear_sm90 reads transposes: x and weight in half types, weight alone in float32 with
+  // kTf32Accuracy, neither with kFloat32Accuracy.
   bool x_is_transposed, weight_is_transposed;
 
   const void* bias;  // [n], contiguous; null for none
@@ -184,7 +184,8 @@ size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
-// KiB of shared memory. Only float32, and only at kHighest.
+// KiB of shared memory. Only float32, and only with
+// kFloat32Accuracy.
 bool linear_sm80_supports(const LinearArguments& call);
 size_t linear_sm80_workspace_bytes(const LinearArguments& call);
 int linear_sm80(const LinearArguments& call, CUstream_st* stream);

@@ -9,9 +9,8 @@
 // accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
 // product, uses the division only.
 //
-// The general epilogue of a GEMM kernel computes all calls. (Gradients in half types have no
-// epilogue.) The kernels of sm90/ have a fast one as well, for calls (Epilogue::call_is_fast) with
-// both of these properties:
+// The general epilogue of a GEMM kernel can compute every call. The kernels of sm90/ have a fast
+// one as well, for calls (Epilogue::call_is_fast) with all of these properties:
 //
 //   - n is a multiple of the vector size: the number of neighbouring elements that the fast
 //     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
@@ -20,11 +19,12 @@
 //     overflows, as 1 / divisor is at most 1. Only a subnormal bias / divisor loses bits, and then
 //     only results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the
 //     limit is 2^32.
+//   - Half types only: the call has ReLU, which their fast epilogue always applies
+//     (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
-// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). So does a call
-// without ReLU in half types, whose fast epilogue (sm90/gemm_one_product/epilogue_half_types.cuh)
-// always applies ReLU.
+// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half
+// types that are computed in GradientMode have neither epilogue.
 
 #pragma once
 
@@ -128,7 +128,8 @@ struct Epilogue {
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is for the kernel's fast epilogue; see the top of this file.
+  // `vector_size` is for the kernel's fast epilogue; see the top of this file. The caller checks
+  // the condition for half types.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),
@@ -173,8 +174,8 @@ struct Epilogue {
 // All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
 // has `row_exists` false, and stores nothing.
 template <int kLaneBit, typename T>
-__device__ void finish_four(const Epilogue<T>& epilogue, bool row_exists, int row, int column,
-                            const float (&z)[4]) {
+__device__ void store_four_results(const Epilogue<T>& epilogue, bool row_exists, int row,
+                                   int column, const float (&z)[4]) {
   const bool exists = row_exists && column < epilogue.n;
   if (epilogue.mask != nullptr) {
     uint32_t bits = 0;

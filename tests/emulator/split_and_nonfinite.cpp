@@ -21,7 +21,7 @@ namespace {
 __global__ void split_row_kernel(split::ScaledMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto form = matrix.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  const auto form = matrix.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
   if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
@@ -118,7 +118,7 @@ int64_t place_of(const split::ScaledMatrix& matrix, int64_t k, int64_t row, int6
   const int64_t element = i % depth;                        // of the k-tile
   const int64_t begin = (k_tile * matrix.rows + row) * 64;  // of the row's part of the k-tile
   if (!has_lo) return begin + element;
-  // Each 16 elements are eight pairs, in the K order of wgmma_order.cuh: pair p is at place
+  // Each 16 elements are eight pairs, in the K order of k_order.cuh: pair p is at place
   // kPlaceOfPair[p] of the eight.
   constexpr int kPlaceOfPair[] = {0, 4, 1, 5, 2, 6, 3, 7};
   const int64_t first_of_16 = element / 16 * 16;

@@ -58,8 +58,8 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in
 // swizzle lines: 128 adjacent bytes each, as the copy engine writes them with the 128-byte swizzle.
-// (kSwizzleLineBytes is the length of the caller's, which is checked.) `tile` is the address of the
-// first one, a multiple of 1024 bytes.
+// kSwizzleLineBytes must be 128; it is a parameter so that the caller's constant is checked. `tile`
+// is the address of the first line, a multiple of 1024 bytes.
 //
 //   K-major     A swizzle line has adjacent elements of K of one row. The next one has those of the
 //               next row.

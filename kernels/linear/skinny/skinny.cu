@@ -42,8 +42,8 @@
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
 //   2. sum_of_blocks adds the sums of a cluster's blocks, which read each other's shared memory.
-//   3. finish_sum adds the products of the last k % 4 elements of K, which fill no float4, and the
-//      bias.
+//   3. add_rest_and_bias adds the bias, and the products of the last k % 4 elements of K, which
+//      fill no float4.
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that

@@ -135,8 +135,8 @@ __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
 // products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
 // of the element, in shared memory. The other blocks have theirs at the same place.
 template <int kTileRows>
-__device__ float finish_sum(const Arguments& arguments, const double* block_sum, int row,
-                            int column) {
+__device__ float add_rest_and_bias(const Arguments& arguments, const double* block_sum, int row,
+                                   int column) {
   double sum = sum_of_blocks(block_sum);
   const float* const x = arguments.x + row * arguments.x_stride;
   const float* const weight = arguments.weight + column * arguments.weight_stride;
@@ -193,7 +193,7 @@ __device__ void store_results(const Arguments& arguments, const double* sums, in
     float z = 0;
     if (exists) {
       const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
-      z = finish_sum<kTileRows>(arguments, sum, row, column);
+      z = add_rest_and_bias<kTileRows>(arguments, sum, row, column);
       *epilogue.out_at(row, column) = epilogue.finish(z);
     }
     if (epilogue.mask != nullptr) {

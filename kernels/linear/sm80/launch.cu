@@ -7,7 +7,7 @@
 //
 //   split_rows_kernel         splits x and, for the first chunk, the weight into hi and lo
 //                             (split/split_row.cuh)
-//   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3.cuh)
+//   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3/kernel.cuh)
 //   nonfinite_kernel          computes the results of rows that hold infinity or NaN
 //                             (split/nonfinite.cuh)
 //
@@ -20,7 +20,7 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3.cuh"
+#include "linear/sm80/gemm_fp16x3/kernel.cuh"
 #include "linear/split/nonfinite.cuh"
 #include "linear/split/split.cuh"
 #include "linear/split/split_row.cuh"
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
     const bool is_first = index < first.rows;
-    split::split_row(is_first ? first : second, split::Form::kHiAndLo,
+    split::split_row(is_first ? first : second, split::Form::kWithLo,
                      is_first ? index : index - first.rows, k, split::Splitter::kBlock);
     __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }
@@ -166,11 +166,12 @@ bool linear_sm80_supports(const LinearArguments& call) {
   const bool has_gpu =
       device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
       device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Config::kSharedBytes;
-  const bool is_highest = call.dtype == DType::kFloat32 && call.precision == Precision::kHighest;
+  const bool needs_float32_accuracy =
+      call.dtype == DType::kFloat32 && call.precision == Precision::kFloat32Accuracy;
   const bool has_sizes =
       call.m <= kMaxSize && call.n <= kMaxSize && call.k <= kMaxSize &&
       divide_up(call.m, Config::kTileRows) * divide_up(call.n, Config::kTileColumns) <= kMaxSize;
-  return sm80::is_built() && has_gpu && is_highest && has_sizes;
+  return sm80::is_built() && has_gpu && needs_float32_accuracy && has_sizes;
 }
 
 size_t linear_sm80_workspace_bytes(const LinearArguments& call) {

@@ -30,7 +30,7 @@ __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subti
   }
 }
 
-// The same for a subtile that is known only at run time, kFirst <= subtile < kEnd. The function
+// Copies a subtile that is known only at run time, kFirst <= subtile < kEnd. The function
 // halves the range until one subtile is left, which is then a constant. So the caller need not
 // unroll its loop over subtiles. The unrolled loop would be so long that its instructions arrive
 // late from memory whenever L2 has evicted them.

@@ -4,12 +4,12 @@
 //
 // The kernels of each kind of call, in the order in which they run:
 //
-//   float16, bfloat16     gemm_one_product<HalfTraits> or <GradientTraits>
+//   float16, bfloat16     gemm_one_product<HalfMode> or <GradientMode>
 //
 //   float32 at `high`     split_x                          splits x into hi; samples the weight
-//                         gemm_one_product<ConvertTraits>  one fp16 product; converts the weight
+//                         gemm_one_product<ConvertMode>  one fp16 product; converts the weight
 //                         transpose                        only for a transposed weight
-//                         gemm_one_product<RedoTraits>     tiles that need TF32's range
+//                         gemm_one_product<RedoMode>     tiles that need TF32's range
 //
 //   float32 at `highest`  split_x                          splits x into hi, lo; samples the weight
 //                         gemm_fp16x3, first launch        three fp16 products; splits the weight
@@ -77,7 +77,7 @@ void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
     gemm_one_product::launch_half<__half>(call, stream);
   } else if (call.dtype == DType::kBFloat16) {
     gemm_one_product::launch_half<__nv_bfloat16>(call, stream);
-  } else if (call.precision == Precision::kHighest) {
+  } else if (call.precision == Precision::kFloat32Accuracy) {
     launch_highest(call, stream);
   } else {
     launch_high(call, stream);
@@ -91,7 +91,7 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (call.dtype != DType::kFloat32) return 0;
-  if (call.precision == Precision::kHighest) return gemm_fp16x3::Workspace(call).bytes;
+  if (call.precision == Precision::kFloat32Accuracy) return gemm_fp16x3::Workspace(call).bytes;
   return gemm_one_product::Workspace(call).bytes;
 }
 
@@ -105,7 +105,7 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 // each tile of x a wave of its own: all sizes of chunks then have the same number of waves.
 Tiling chunk_tiling(const LinearArguments& call) {
   Tiling tiling{};
-  if (call.precision == Precision::kHighest) {
+  if (call.precision == Precision::kFloat32Accuracy) {
     tiling.rows_of_tile = gemm_fp16x3::Config::kLargestRows;
     tiling.weight_tiles = 1;
     tiling.tiles_of_wave = 1;
@@ -137,16 +137,17 @@ namespace kernels::cuda {
 // Returns whether the kernels of this folder support a call.
 //
 // Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
-// x at `highest`, which split_x reads without TMA. (At `high`, RedoTraits loads x by TMA.)
+// x at `highest`, which split_x reads without TMA. (At `high`, RedoMode loads x by TMA.)
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;
-  const bool is_highest = is_float32 && call.precision == Precision::kHighest;
+  const bool needs_float32_accuracy = is_float32 && call.precision == Precision::kFloat32Accuracy;
   if (is_float32 && call.x_is_transposed) return false;
-  if (is_highest && call.weight_is_transposed) return false;
+  if (needs_float32_accuracy && call.weight_is_transposed) return false;
 
   const int64_t element_size = bytes_of_element(call.dtype);
-  const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
+  const bool has_aligned_x =
+      needs_float32_accuracy || has_aligned_rows(call.x, element_size * call.x_stride);
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the

@@ -25,21 +25,21 @@ struct SampleConfig {
   // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). Elements 2^23 times
   // smaller still keep 22 bits, and elements that the sample missed may be 64 times as large before
   // they overflow fp16, which ends at 2^16.
-  static constexpr int kHiLoTarget = 9;
+  static constexpr int kTargetWithLo = 9;
 
   // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
   // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
   // (Elements from 2^127 on may overflow, and their rows are then left to the second launch.) The
   // maximum is the largest exponent whose power of two is a float.
-  static constexpr int kMinHiLoExponent = -111;
-  static constexpr int kMaxHiLoExponent = 127;
+  static constexpr int kMinExponentWithLo = -111;
+  static constexpr int kMaxExponentWithLo = 127;
 
   // For hi alone, the mean of the exponents of the spans' largest elements, rounded down, becomes
   // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
   // fp16 if it is about 2^13 times as large as the mean; no element of a row may overflow. It is
   // subnormal if it is about 2^16 times smaller; a few elements of a row may be subnormal. The
-  // maximum of an exponent is kMaxHiAloneExponent.
-  static constexpr int kHiAloneTarget = 2;
+  // maximum of an exponent is kMaxExponentWithoutLo.
+  static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
               "a lane reads 4 x 4 elements: 4 vectors along K or, if transposed, along the rows");
@@ -145,8 +145,8 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   float largest = reduce_warp(rows.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = rows.largest_of_whole_row(i);
   const bool has_exponent = largest > 0 && largest < INFINITY;
-  const int exponent = has_exponent ? SampleConfig::kHiLoTarget - ilogbf(largest) : 0;
-  return max(SampleConfig::kMinHiLoExponent, min(SampleConfig::kMaxHiLoExponent, exponent));
+  const int exponent = has_exponent ? SampleConfig::kTargetWithLo - ilogbf(largest) : 0;
+  return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
 // Returns the exponent of row first_row + i if the GEMM rounds the weight to hi alone. It follows
@@ -172,14 +172,14 @@ __device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
   const uint32_t exponents = sums >> 16;
   const uint32_t count = sums & 0xffff;
   const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
-  return min(split::kMaxHiAloneExponent, SampleConfig::kHiAloneTarget - mean);
+  return min(split::kMaxExponentWithoutLo, SampleConfig::kTargetWithoutLo - mean);
 }
 
 // Writes the exponents and, for hi and lo, the states of the kRows rows of the weight from
 // first_row on. All lanes of a warp call it.
 __device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight, split::Form form,
                                               bool is_transposed, int64_t first_row, int64_t k) {
-  const bool has_lo = form == split::Form::kHiAndLo;
+  const bool has_lo = form == split::Form::kWithLo;
   const SampledRows rows(weight, is_transposed, first_row, k);
 #pragma unroll
   for (int i = 0; i < SampleConfig::kRows; ++i) {

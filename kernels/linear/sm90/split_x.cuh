@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     cleared[i] = 0;
   }
-  const auto form = x.lo != nullptr ? split::Form::kHiAndLo : split::Form::kHiAlone;
+  const auto form = x.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.

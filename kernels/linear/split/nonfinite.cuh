@@ -38,7 +38,7 @@ struct NonfiniteConfig {
   static constexpr int kTileColumns = 8;
 };
 static_assert(NonfiniteConfig::kTileRows * NonfiniteConfig::kTileColumns == 32,
-              "each lane of the first warp finishes one result of a tile");
+              "each lane of the first warp has one result of a tile");
 static_assert(NonfiniteConfig::kTileColumns == 8, "a tile has whole bytes of the mask");
 
 // Returns whether one of the kCount rows from first_row on is kNonfinite.
@@ -118,9 +118,9 @@ __device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
   warp_sums[warp][lane] = sum;
 }
 
-// Finishes and stores the results of a tile, and their bits of the mask. Each lane of the first
-// warp has a result z, in this row and column of out. If is_replaced, z replaces the result and the
-// bit that the GEMM has stored. All lanes of the warp call it.
+// Stores the results of a tile, and their bits of the mask. Each lane of the first warp has the z
+// of a result, in this row and column of out. If is_replaced, the result and the bit replace those
+// that the GEMM has stored. All lanes of the warp call it.
 //
 // The eight lanes of a row of x share a byte of the mask, which the first of them stores. Example:
 // lanes 8 to 15 have the second row, so lane 8 takes bits 8 to 15 of both ballots.
@@ -138,9 +138,10 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
   }
 }
 
-// Finishes and stores a tile. Lane j of the first warp has result j; warp_sums has each warp's
-// share of the sums. The other warps do nothing.
-__device__ __forceinline__ void finish_tile(
+// Replaces the results of a tile whose row of x or of the weight is kNonfinite. Lane j of the first
+// warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The other warps
+// do nothing.
+__device__ __forceinline__ void replace_results(
     const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
     const Epilogue<float>& epilogue, int first_row, int first_column,
     const double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
@@ -165,8 +166,10 @@ __device__ __forceinline__ void finish_tile(
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
 //
-// The grid has one block more than kBlocksPerMultiprocessor for each multiprocessor (launch). With
-// the launch bounds below, that block runs beside the others.
+// If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart, which is often a
+// power of two. An even number of blocks would give all of them to a few blocks, so the number is
+// odd: kBlocksPerMultiprocessor for each multiprocessor, and one more. With the launch bounds
+// below, that one runs beside the others.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor + 1)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
       const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
       multiply_tile(x, weight, k, first_row, first_column, warp_sums);
       __syncthreads();
-      finish_tile(x, weight, epilogue, first_row, first_column, warp_sums);
+      replace_results(x, weight, epilogue, first_row, first_column, warp_sums);
       __syncthreads();  // warp_sums has been read before the next tile's sums are written
     }
     __syncthreads();  // all threads have read has_work before it is written again
@@ -207,8 +210,6 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
 inline void launch(const split::ScaledMatrix& x, const split::ScaledMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {
-  // If a row of the weight is kNonfinite, every (n / 8)-th tile has work. n / 8 is often a power of
-  // two; the number of blocks is odd, so that these tiles still go to different blocks.
   Grid grid{};
   grid.blocks =
       NonfiniteConfig::kBlocksPerMultiprocessor * device_attribute(cudaDevAttrMultiProcessorCount) +

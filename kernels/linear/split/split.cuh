@@ -3,14 +3,14 @@
 //
 // The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
 //
-//   scaled = element * 2^exponent           exact; the row's exponent
+//   scaled = element * 2^exponent           exact, unless it is a subnormal float
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
-// so that scaled = hi + lo / 2^11, with an error of at most 2^-23 |scaled|. The fp16x3 GEMM
-// (float32 at `highest`) multiplies hi and lo of both operands. The GEMM with one product (float32
-// at `high`) multiplies hi alone; lo is then not made. (`highest` and `high` are settings of
-// torch's precision. hi has its name from the high bits of the element.)
+// with the row's exponent, so that scaled = hi + lo / 2^11. The error is at most 2^-23 |scaled| if
+// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 with kFloat32Accuracy) multiplies hi and lo
+// of both operands. The GEMM with one product (float32 with kTf32Accuracy) multiplies hi alone; lo
+// is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
@@ -60,18 +60,18 @@ constexpr int kKTileNumbers = 64;
 
 // The form of a split: hi and lo of each element, or hi alone.
 //
-//                           kHiAlone                       kHiAndLo
+//                           kWithoutLo                     kWithLo
 //
 //   for                     the GEMM with one product      the fp16x3 GEMMs
 //   depth of a k-tile       64 of K                        32 of K
-//   exponent of a row       at most kMaxHiAloneExponent    any
+//   exponent of a row       at most kMaxExponentWithoutLo  any
 //   a row that the split    has the exponent kNeedsTf32    has a RowState, in row_state
 //   does not represent
-enum class Form { kHiAlone, kHiAndLo };
+enum class Form { kWithoutLo, kWithLo };
 
 // Returns how many elements of K a k-tile of the k-tiled layout has.
 __host__ __device__ constexpr int k_tile_depth(Form form) {
-  return form == Form::kHiAndLo ? kKTileNumbers / 2 : kKTileNumbers;
+  return form == Form::kWithLo ? kKTileNumbers / 2 : kKTileNumbers;
 }
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either form.
@@ -112,7 +112,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
-// of neighbours are stored in the order 0 2 4 6 1 3 5 7. wgmma_order.cuh says why.
+// of neighbours are stored in the order 0 2 4 6 1 3 5 7. k_order.cuh says why.
 struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
@@ -133,11 +133,11 @@ struct ScaledMatrix {
 };
 
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
-// infinity or NaN, or needs an exponent above kMaxHiAloneExponent, or has many subnormals (see
+// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals (see
 // has_many_subnormals). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
-// All other exponents of rows with hi alone are at most kMaxHiAloneExponent.
+// All other exponents of rows with hi alone are at most kMaxExponentWithoutLo.
 constexpr int kNeedsTf32 = 127;
-constexpr int kMaxHiAloneExponent = 126;
+constexpr int kMaxExponentWithoutLo = 126;
 
 // The least magnitude of a normal fp16 number. A smaller hi is subnormal: it has fewer than the 11
 // bits that TF32 would keep.

@@ -21,8 +21,8 @@
 #include "common/launch.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/reduce_warp.cuh"
+#include "linear/split/k_order.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::split {
 
@@ -141,7 +141,7 @@ struct SubnormalCounter {
 // factors. The first takes up to 2^126, and the second the rest, which is 1 for most rows.
 struct RowScale {
   // With hi alone, one factor is enough.
-  static constexpr int kMaxFactorExponent = kMaxHiAloneExponent;
+  static constexpr int kMaxFactorExponent = kMaxExponentWithoutLo;
 
   // False if the row holds infinity or NaN, or if its exponent is too large for hi alone. Such a
   // row is split as zeros.
@@ -156,7 +156,7 @@ struct RowScale {
     const bool is_zero_row = largest_bits == 0;
     const float largest = __uint_as_float(largest_bits);
     const int needed = is_zero_row ? 0 : kTopExponent - ilogbf(largest);
-    const bool fits = form == Form::kHiAndLo || needed <= kMaxHiAloneExponent;
+    const bool fits = form == Form::kWithLo || needed <= kMaxExponentWithoutLo;
     can_split = largest_bits < kInfinityBits && fits;
     exponent = can_split ? needed : 0;
     const int factor_exponent = min(exponent, kMaxFactorExponent);
@@ -254,7 +254,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
   const ScaledMatrix& matrix = part.matrix;
-  const bool has_lo = part.form == Form::kHiAndLo;
+  const bool has_lo = part.form == Form::kWithLo;
   const OctetPlaces places(part);
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
@@ -307,7 +307,7 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
 
   // 4. Decide whether the split represents the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
-  if (form == Form::kHiAlone) {
+  if (form == Form::kWithoutLo) {
     // Sum both counts of all threads at once: a 64-bit number has the nonzeros in its upper word,
     // and the subnormals in its lower word.
     const uint64_t counts = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
@@ -317,9 +317,9 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
     if (has_many_subnormals(subnormals, /*elements=*/nonzeros)) is_represented = false;
   }
   if (thread != 0) return;
-  const bool needs_tf32 = form == Form::kHiAlone && !is_represented;
+  const bool needs_tf32 = form == Form::kWithoutLo && !is_represented;
   matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (form == Form::kHiAndLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
+  if (form == Form::kWithLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::split

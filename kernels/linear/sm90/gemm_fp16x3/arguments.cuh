@@ -25,13 +25,14 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 struct Config {
-  // ----- The tile of a block: 128 columns, and 176, 160, 128 or 64 rows of x
+  // ----- The tile of a block: 128 rows of weight, and 176, 160, 128 or 64 rows of x
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
-  // of the block's columns, and all of the tile's rows of x.
-  static constexpr int kWarpColumns = 16;
-  static constexpr int kBlockColumns = 64 * BlockConfig::kConsumerWarpgroups;
+  // of the block's rows of weight, and all of the tile's rows of x. Row n of the weight makes
+  // column n of out, so these are also the numbers of columns.
+  static constexpr int kWarpWeightRows = 16;
+  static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
@@ -43,7 +44,8 @@ struct Config {
   static constexpr int kLargeRows = 160;
   static constexpr int kMediumRows = 128;
   static constexpr int kSmallRows = 64;
-  static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0, "wgmma takes multiples of 8 columns");
+  static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0,
+                "wgmma takes multiples of 8 rows of operand B");
 
   // Sums of a thread for the largest tile, and as many accumulators: 64 columns * 176 rows / 128
   // threads = 88.
@@ -58,7 +60,7 @@ struct Config {
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
   static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
                 "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kHiAndLo),
+  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kWithLo),
                 "x is split into these k-tiles");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
@@ -66,7 +68,7 @@ struct Config {
   static constexpr int kWgmmasPerKTile = kKTileDepth / 16;
 
   // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
-  static constexpr int kWeightBytes = kBlockColumns * kRowBytes;
+  static constexpr int kWeightBytes = kBlockWeightRows * kRowBytes;
   static constexpr int kXBytes = kLargestRows * kRowBytes;
   // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
   static constexpr int kStages = 5;
@@ -143,11 +145,11 @@ struct Tiles {
   __host__ __device__ int count() const { return order.count(); }
   __host__ __device__ Tile find(int number) const { return order.find(number); }
 
-  // Rows of x that TMA loads for every tile. For a tile of 160, the last 16 of them belong to the
-  // next tile, and are not multiplied.
+  // Rows of x that TMA loads for every tile: 176 if the tiles may be of 176 and 160 rows. For a
+  // tile of 160, the last 16 of them belong to the next tile, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool has_largest = other_rows == Config::kLargeRows;
-    return has_largest ? Config::kLargestRows : other_rows;
+    const bool may_have_largest = other_rows == Config::kLargeRows;
+    return may_have_largest ? Config::kLargestRows : other_rows;
   }
 
   // Returns how many of the first `places` places of the repeated pattern have a tile of 176. The
@@ -231,7 +233,7 @@ struct EpilogueInputs {
   struct alignas(8) Column {
     int exponent;
     float bias;
-  } columns[Config::kBlockColumns];
+  } columns[Config::kBlockWeightRows];
   int first_row;     // of the tile
   int end_row;       // one past the tile's last row that exists
   int first_column;  // of the block
@@ -254,9 +256,10 @@ static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
 
 // ----- the work tiles of a launch
 
-// Returns the first of a block's columns in a tile. `rank` is the block's number in its cluster.
-__device__ inline int first_block_column(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockColumns;
+// Returns the first row of the weight that a block multiplies for a tile, which is also the number
+// of its first column of out. `rank` is the block's number in its cluster.
+__device__ inline int first_weight_row(const Tile& tile, int rank) {
+  return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
 }
 
 // Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
@@ -265,10 +268,10 @@ __device__ inline int first_block_column(const Tile& tile, int rank) {
 // of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool computes_weight_tile(const Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
-  constexpr int kTileColumns = BlockConfig::kClusterSize * Config::kBlockColumns;
+  constexpr int kTileWeightRows = BlockConfig::kClusterSize * Config::kBlockWeightRows;
   bool has_inexact = false;
-  for (int i = threadIdx.x % 32; i < kTileColumns; i += 32) {
-    const int weight_row = weight_tile * kTileColumns + i;
+  for (int i = threadIdx.x % 32; i < kTileWeightRows; i += 32) {
+    const int weight_row = weight_tile * kTileWeightRows + i;
     has_inexact |=
         weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
   }

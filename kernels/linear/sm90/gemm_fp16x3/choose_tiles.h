@@ -27,7 +27,7 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Returns the tiles that cover M and N if a tile has `rows` rows of x and 256 columns.
 inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
-  constexpr int kTileColumns = Config::kBlockColumns * BlockConfig::kClusterSize;
+  constexpr int kTileColumns = Config::kBlockWeightRows * BlockConfig::kClusterSize;
   return {blocks_of(m, rows), blocks_of(n, kTileColumns)};
 }
 

@@ -6,8 +6,8 @@
 //   out  = relu(z) / divisor             [M, N]
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
-// `row` and `column` are numbers in out, unless a comment says otherwise. `block_column` is the
-// number of a column in the block's 128.
+// Here `row` and `column` are numbers in out: the mainloop's row n of the weight is column n.
+// `block_column` is the number of a column in the block's 128.
 //
 // ----- Which thread holds which sums
 //
@@ -19,8 +19,8 @@
 //   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
 //   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight. Its rows have the columns in an order (split/wgmma_order.cuh)
-// in which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
+// A is wgmma's operand, the weight. Its rows have the columns in an order (weight_row_order.cuh) in
+// which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
 // g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
@@ -38,9 +38,9 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/weight_row_order.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -134,7 +134,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     EpilogueInputs& inputs = buffers[work_tiles % 2];
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
-    const int first_column = first_block_column(tile, ptx::cluster_ctarank());
+    const int first_column = first_weight_row(tile, ptx::cluster_ctarank());
     bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kLargestRows; i += 32) {
@@ -144,7 +144,7 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
-    for (int i = lane; i < Config::kBlockColumns; i += 32) {
+    for (int i = lane; i < Config::kBlockWeightRows; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second launch has written some exponents of the weight in this kernel.
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
@@ -173,8 +173,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
 // If they differ only by kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
-static_assert(split::column_at_operand_row(2) == split::column_at_operand_row(0) + 2 &&
-                  split::column_at_operand_row(1) == split::column_at_operand_row(0) + 4,
+static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &&
+                  weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
@@ -341,8 +341,8 @@ __device__ __forceinline__ void store_general(
         z[i] = split::unscale(sum, exponent) + column.bias;
       }
       const int row = inputs.first_row + row_of_tile;
-      finish_four<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
-                                         inputs.first_column + block_column, z);
+      store_four_results<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
+                                                inputs.first_column + block_column, z);
     }
   }
 }

@@ -48,18 +48,19 @@
 // The parts are in these files:
 //
 //   in this folder
-//     launch.cuh           the launches of the kernel, and their workspace
-//     choose_tiles.h       the host's choice of how many rows a tile has
-//     stream_k.cuh         the order of the work tiles
-//     arguments.cuh        constants, tiles, the kernel's arguments, and a block's shared memory
-//     mainloop.cuh         the producer, the conversion of the weight, and the products
-//     epilogue.cuh         the loader, and what the consumers do with a tile's sums
-//     kernel.cuh           the consumers' loop over work tiles, and the kernel
+//     launch.cuh             the launches of the kernel, and their workspace
+//     choose_tiles.h         the host's choice of how many rows a tile has
+//     stream_k.cuh           the order of the work tiles
+//     arguments.cuh          constants, tiles, the kernel's arguments, and a block's shared memory
+//     weight_row_order.cuh   which rows of the weight a thread has
+//     mainloop.cuh           the producer, the conversion of the weight, and the products
+//     epilogue.cuh           the loader, and what the consumers do with a tile's sums
+//     kernel.cuh             the consumers' loop over work tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels
-//     split_x.cuh          the kernel before: splits x, samples the weight (sample_weight.cuh)
-//     pipeline.cuh         the shape of a block, and the ring of stages
-//     copy_subtile.cuh     copies of sums to shared memory, in the epilogue
+//     split_x.cuh            the kernel before: splits x, samples the weight (sample_weight.cuh)
+//     pipeline.cuh           the shape of a block, and the ring of stages
+//     copy_subtile.cuh       copies of sums to shared memory, in the epilogue
 //
 // ----- Why it is fast
 //
@@ -82,10 +83,10 @@
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/mainloop.cuh"
+#include "linear/sm90/gemm_fp16x3/weight_row_order.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/sample_weight.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -96,7 +97,7 @@ __device__ __forceinline__ void load_weight_scales(const Arguments& args, int fi
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int weight_row =
-        min(first_row_of_warp + split::column_at_operand_row(g + 8 * r), args.epilogue.n - 1);
+        min(first_row_of_warp + weight_row_at_operand_row(g + 8 * r), args.epilogue.n - 1);
     weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
   }
 }
@@ -108,13 +109,14 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  const int warp_column = threadIdx.x / 32 * Config::kWarpColumns;
-  const int block_column = warp_column + split::column_at_operand_row(g);
-  ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, block_column);
+  // Rows of the weight, among those of the block: the first one of the warp, and of the thread.
+  const int warp_row = threadIdx.x / 32 * Config::kWarpWeightRows;
+  const int thread_row = warp_row + weight_row_at_operand_row(g);
+  ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, thread_row);
   PipelineState<Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
-    load_weight_scales(args, first_block_column(tile, ptx::cluster_ctarank()) + warp_column, g,
+    load_weight_scales(args, first_weight_row(tile, ptx::cluster_ctarank()) + warp_row, g,
                        consumer.weight_scale);
 
     // Mainloop.
@@ -133,7 +135,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      store_results(args, shared.epilogue_inputs[work_tiles % 2], block_column,
+      store_results(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
                     shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
@@ -149,9 +151,9 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
 __device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first_row = first_block_column(tile, ptx::cluster_ctarank());  // of the weight
-    for (int i = threadIdx.x / 32; i < Config::kBlockColumns; i += kWarps) {
-      const int row = first_row + i;
+    const int first_row = first_weight_row(tile, ptx::cluster_ctarank());
+    for (int i = threadIdx.x / 32; i < Config::kBlockWeightRows; i += kWarps) {
+      const int row = first_row + i;  // of the weight
       const bool has_overflowed =
           row < args.epilogue.n && __ldcg(args.weight.row_state + row) == split::kOverflowed;
       if (!has_overflowed) continue;
@@ -160,7 +162,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
       if (threadIdx.x % 32 != 0) continue;
       const bool is_finite = largest < INFINITY;
       const int needed = split::kTopExponent - ilogbf(largest);
-      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxHiLoExponent) : 0;
+      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
       if (!is_finite) {
         // nonfinite.cuh's kernel, after this one, computes the results of such rows.
         args.weight.row_state[row] = split::kNonfinite;
@@ -172,7 +174,7 @@ __device__ inline void rescale_overflowed_rows(const Arguments& args) {
 }
 
 // The kernel. x_map describes the split x, in boxes of half of a tile's rows and one k-tile.
-// weight_map describes the weight, in boxes of kBlockColumns rows and one k-tile.
+// weight_map describes the weight, in boxes of kBlockWeightRows rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,

@@ -104,8 +104,8 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
   const CUtensorMap x_map =
       make_k_tiled_map(workspace.x, split::padded(call.k) / Config::kKTileDepth,
                        tiles.max_rows() / BlockConfig::kClusterSize);
-  const CUtensorMap weight_map =
-      make_map(workspace.weight.source, call.n, call.k, call.weight_stride, Config::kBlockColumns);
+  const CUtensorMap weight_map = make_map(workspace.weight.source, call.n, call.k,
+                                          call.weight_stride, Config::kBlockWeightRows);
 
   const auto launch = [&] {
     launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, args);

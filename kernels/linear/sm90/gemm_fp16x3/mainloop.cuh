@@ -43,8 +43,8 @@
 #include "common/ptx/wgmma.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
+#include "linear/split/k_order.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/wgmma_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
@@ -68,8 +68,8 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
   PipelineState<Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
-    const int column = first_block_column(tile, rank);
+    const int x_row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
+    const int weight_row = first_weight_row(tile, rank);
     const int begin = work.begin * Config::kKTilesPerKGroup;
     const int end = work.end * Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
@@ -78,10 +78,10 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x_address + state.index * Config::kXBytes, &x_map, 0, row, k_tile,
-                                 full_of_stage, BlockConfig::kBothBlocks);
+      ptx::copy_tensor_multicast(x_address + state.index * Config::kXBytes, &x_map, 0, x_row,
+                                 k_tile, full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight_address + state.index * Config::kWeightBytes, &weight_map,
-                       k_tile * Config::kKTileDepth, column, full_of_stage);
+                       k_tile * Config::kKTileDepth, weight_row, full_of_stage);
       state.advance();
     }
   });
@@ -110,7 +110,7 @@ __host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, 
 
 // Returns whether swizzled_address is right for the vectors of all threads.
 constexpr bool finds_all_vectors() {
-  for (int n = 0; n < Config::kBlockColumns; n += 2) {
+  for (int n = 0; n < Config::kBlockWeightRows; n += 2) {
     for (int c = 0; c < 4; ++c) {
       for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
         for (int r = 0; r < 2; ++r) {
@@ -139,7 +139,7 @@ struct Fragments {
 // A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
 // accumulators and sums of a tile. The thread is lane 4 * g + c of its warp, where g is 0 to 7 and
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
-// neighbouring rows of the weight (column_at_operand_row, split/wgmma_order.cuh).
+// neighbouring rows of the weight (weight_row_order.cuh).
 template <int kPromotionInterval>
 struct ConsumerWarpgroup {
   using State = PipelineState<Config::kStages>;
@@ -161,13 +161,12 @@ struct ConsumerWarpgroup {
   float accumulators[Config::kSums];
   float sums[Config::kSums];
 
-  // `block_column` is the thread's first row of weight in the block, an even number.
-  __device__ ConsumerWarpgroup(uint32_t shared_base, int lane, int block_column)
+  // `thread_row` is the thread's first row among the block's rows of weight, an even number.
+  __device__ ConsumerWarpgroup(uint32_t shared_base, int lane, int thread_row)
       : shared_base(shared_base) {
     const int c = lane % 4;
-    weight_address = shared_base + offsetof(SharedMemory, weight) +
-                     block_column * Config::kRowBytes +
-                     swizzled_place(block_column, c) * kVectorBytes;
+    weight_address = shared_base + offsetof(SharedMemory, weight) + thread_row * Config::kRowBytes +
+                     swizzled_place(thread_row, c) * kVectorBytes;
     remote_empty_address = ptx::map_shared(shared_base + offsetof(SharedMemory, barriers.empty),
                                            lane % BlockConfig::kClusterSize);
     x_descriptor =
@@ -189,7 +188,7 @@ struct ConsumerWarpgroup {
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
   // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
-  // along K from the thread. In the K order of split/wgmma_order.cuh, these places have the four
+  // along K from the thread. In the K order of split/k_order.cuh, these places have the four
   // elements that it has loaded.
   __device__ void convert(Fragments& fragments, const State& state) const {
     ptx::mbarrier_wait(barrier_of(shared_base + offsetof(SharedMemory, barriers.full), state.index),
@@ -238,7 +237,7 @@ struct ConsumerWarpgroup {
     ptx::wgmma_commit_group();
   }
 
-  // The same for the hi product.
+  // Starts the hi product of a k-tile: x_hi w_hi. `accumulates` is as in multiply_lo.
   template <int kRows>
   __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const State& state,
                               bool accumulates) {
@@ -357,7 +356,7 @@ struct ConsumerWarpgroup {
     *state = state0;
   }
 
-  // The same for a number of rows that is known only at run time.
+  // Runs the mainloop for a number of rows that is known only at run time.
   __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
     if (rows == Config::kSmallRows) {
       run_mainloop(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, state);

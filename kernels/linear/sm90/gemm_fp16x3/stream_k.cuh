@@ -199,7 +199,8 @@ struct Schedule {
             min(range_end - tile_begin, k_groups)};
   }
 
-  // The same, but the compiler sees that the result is uniform. All lanes of a warp call it.
+  // Returns work_tile(index) so that the compiler sees that it is uniform. All lanes of a warp call
+  // it.
   __device__ WorkTile uniform_work_tile(int index) const {
     const WorkTile work = work_tile(index);
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};

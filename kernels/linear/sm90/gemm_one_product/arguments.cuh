@@ -24,7 +24,7 @@ struct Config {
   // multiply all rows of the tile.
   static constexpr int kWarpgroupColumns = 64;
   static constexpr int kWarpColumns = kWarpgroupColumns / 4;  // wgmma gives each warp 16
-  static constexpr int kBlockColumns = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kBlockWeightRows = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
   static constexpr int kTileRows = 256;
   // Rows of x that each block of a cluster loads, for both blocks.
   static constexpr int kXRowsPerBlock = kTileRows / BlockConfig::kClusterSize;
@@ -37,7 +37,7 @@ struct Config {
   static constexpr int kKTileBytes = 128;
   // Bytes of x and of the weight in one stage of shared memory.
   static constexpr int kXBytes = kTileRows * kKTileBytes;
-  static constexpr int kWeightBytes = kBlockColumns * kKTileBytes;
+  static constexpr int kWeightBytes = kBlockWeightRows * kKTileBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
   static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
                 "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
@@ -62,7 +62,7 @@ struct Config {
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
   // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
-  // the converters. Consumers of GradientTraits need more registers, because they keep the packed
+  // the converters. Consumers of GradientMode need more registers, because they keep the packed
   // results of a tile beside the accumulators of the next one. The workers need fewer there,
   // because they convert nothing.
   static constexpr int kWorkerRegisters = 88;
@@ -97,19 +97,20 @@ struct Config {
 
 // ----- modes
 
-// A mode says what the kernel computes, and from which operands. Each mode has its traits: its
-// types, and flags that tell the mode. In all modes two warpgroups multiply and one warp loads. The
-// other three warps convert the weight in ConvertTraits, and are idle in other modes.
-enum class Mode { kHalf, kGradient, kConvert, kRedo };
+// A mode says what the kernel computes, and from which operands. It is a type: one of the four
+// below, HalfMode to RedoMode. Templates call it Mode, and ask it for types and flags. In all modes
+// two warpgroups multiply and one warp loads. The other three warps convert the weight in
+// ConvertMode, and are idle in other modes.
+enum class ModeKind { kHalf, kGradient, kConvert, kRedo };
 
-template <Mode kMode, typename ElementType, typename OutType>
-struct ModeTraits {
+template <ModeKind kKind, typename ElementType, typename OutType>
+struct ModeOf {
   using Element = ElementType;  // of the operands in shared memory
   using Out = OutType;          // of bias and out
-  static constexpr bool kIsHalfType = kMode == Mode::kHalf || kMode == Mode::kGradient;
-  static constexpr bool kIsGradient = kMode == Mode::kGradient;
-  static constexpr bool kConvertsWeight = kMode == Mode::kConvert;
-  static constexpr bool kIsRedo = kMode == Mode::kRedo;
+  static constexpr bool kIsHalfType = kKind == ModeKind::kHalf || kKind == ModeKind::kGradient;
+  static constexpr bool kIsGradient = kKind == ModeKind::kGradient;
+  static constexpr bool kConvertsWeight = kKind == ModeKind::kConvert;
+  static constexpr bool kIsRedo = kKind == ModeKind::kRedo;
 };
 
 // Computes out = relu(x weight^T + bias) / divisor in T, a half type: __half or __nv_bfloat16. x
@@ -117,22 +118,22 @@ struct ModeTraits {
 // kernel for each is hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's
 // products").
 template <typename T>
-using HalfTraits = ModeTraits<Mode::kHalf, T, T>;
+using HalfMode = ModeOf<ModeKind::kHalf, T, T>;
 
-// Computes gradients, in the types and layouts of HalfTraits: out [N, M] = weight x^T, without
+// Computes gradients, in the types and layouts of HalfMode: out [N, M] = weight x^T, without
 // bias, ReLU or division. (launch.cuh swaps the caller's operands and sizes, so this is the
 // caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
 template <typename T>
-using GradientTraits = ModeTraits<Mode::kGradient, T, T>;
+using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 
 // Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
 // layout. Rows of both operands are scaled by powers of two. split_x.cuh has made the fp16 x. The
 // converter warps make the fp16 weight, from float32 [N, K] or [K, N].
-using ConvertTraits = ModeTraits<Mode::kConvert, __half, float>;
+using ConvertMode = ModeOf<ModeKind::kConvert, __half, float>;
 
-// Computes the tiles that ConvertTraits has listed, from row-major float32 operands, which TMA
+// Computes the tiles that ConvertMode has listed, from row-major float32 operands, which TMA
 // rounds to TF32. TF32 has float32's range, so nothing is scaled.
-using RedoTraits = ModeTraits<Mode::kRedo, ptx::Tf32, float>;
+using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
 
@@ -150,8 +151,8 @@ struct WeightConversion {
   int weight_tiles_at_once;
 };
 
-// The tiles to compute again, by their numbers in TileOrder. ConvertTraits writes the list, and
-// RedoTraits, which runs after it, reads it.
+// The tiles to compute again, by their numbers in TileOrder. ConvertMode writes the list, and
+// RedoMode, which runs after it, reads it.
 struct RedoList {
   unsigned* count;      // 0 at first
   unsigned* is_listed;  // [all tiles], 0 at first
@@ -165,36 +166,36 @@ struct RedoList {
 };
 
 // The kernel's arguments.
-template <typename Traits>
+template <typename Mode>
 struct Arguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kKTileDepth = Config::kKTileBytes / sizeof(typename Traits::Element);
+  static constexpr int kKTileDepth = Config::kKTileBytes / sizeof(typename Mode::Element);
 
-  Epilogue<typename Traits::Out> epilogue;
+  Epilogue<typename Mode::Out> epilogue;
   int k;
   TileOrder tile_order;
   bool x_is_transposed;
   bool weight_is_transposed;
-  RedoList redo;                // ConvertTraits and RedoTraits
-  WeightConversion conversion;  // ConvertTraits
-  const int* x_exponent;        // ConvertTraits: [M], rows of x were scaled by 2^x_exponent
+  RedoList redo;                // ConvertMode and RedoMode
+  WeightConversion conversion;  // ConvertMode
+  const int* x_exponent;        // ConvertMode: [M], rows of x were scaled by 2^x_exponent
 
   __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
   // The number of tiles that the kernel computes. With C clusters, cluster c computes the tiles
   // with the indices c, c + C, c + 2 C and so on.
   __device__ int tile_count() const {
-    return Traits::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
+    return Mode::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }
 
-  // The tile with this index. ConvertTraits uses TileOrder (tile_order.cuh), in which neighbouring
+  // The tile with this index. ConvertMode uses TileOrder (tile_order.cuh), in which neighbouring
   // clusters share a tile of the weight; the converters use the same order. Half types use the
   // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
   // slightly less time.
   __device__ Tile tile_at(int index) const {
-    if constexpr (Traits::kIsRedo) {
+    if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);
-    } else if constexpr (Traits::kConvertsWeight) {
+    } else if constexpr (Mode::kConvertsWeight) {
       return tile_order.find(index);
     } else {
       const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
@@ -206,7 +207,7 @@ struct Arguments {
 
 // ----- parts of a tile
 
-// Returns the panel of the weight whose 128 rows (Config::kBlockColumns) the block of this rank
+// Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
 // multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight * BlockConfig::kClusterSize + rank;

@@ -38,10 +38,10 @@ namespace kernels::sm90::gemm_one_product {
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
 struct ConverterConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
-  static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kHiAlone);  // 64 of K
+  static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithoutLo);  // 64 of K
   static constexpr int kPatchKTiles = 4;
   static constexpr int kPatchRows = 32;
-  static constexpr int kPatchesPerPanel = Config::kBlockColumns / kPatchRows;
+  static constexpr int kPatchesPerPanel = Config::kBlockWeightRows / kPatchRows;
 
   static constexpr int kPiecesPerKTile = 4;
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;

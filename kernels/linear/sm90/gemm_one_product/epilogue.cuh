@@ -68,27 +68,27 @@ __host__ __device__ constexpr int accumulator_index(int row_block, int column_bl
 // and, in float32, the exponents of the column and of two rows. The thread loads them to registers
 // before the mainloop, which hides the latency. After the mainloop, it stores them to shared memory
 // for the epilogue.
-template <typename Traits>
+template <typename Mode>
 struct PrefetchedInputs {
-  using Out = typename Traits::Out;
+  using Out = typename Mode::Out;
   static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
       kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
-  int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoTraits
+  int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoMode
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
   // than rows.
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Traits>& args, const WarpgroupTile& part)
+  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& part)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = part.first_column + thread;
     if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
-      if (Traits::kConvertsWeight) {
+      if (Mode::kConvertsWeight) {
         weight_exponent = __ldg(args.conversion.weight.exponent + column);
       }
     }
@@ -96,7 +96,7 @@ struct PrefetchedInputs {
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int row = part.first_row + i * BlockConfig::kWarpgroupThreads + thread;
-      if (Traits::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
+      if (Mode::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
       thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
@@ -263,8 +263,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
         }
         z[i] += inputs.bias[reader.column + i];
       }
-      finish_four</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
-                                  part.first_column + reader.column, z);
+      store_four_results</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
+                                         part.first_column + reader.column, z);
     }
     // The next subtile overwrites what others still read.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
@@ -289,9 +289,10 @@ struct FourColumns {
 // Makes results from four accumulators of a row, v. Returns their bits of the mask, which are 0
 // without kMask.
 template <bool kMask>
-__device__ __forceinline__ uint32_t finish_row(const Epilogue<float>& epilogue, const float (&v)[4],
-                                               float x_unscale, const FourColumns& columns,
-                                               float (&out)[4]) {
+__device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& epilogue,
+                                                        const float (&v)[4], float x_unscale,
+                                                        const FourColumns& columns,
+                                                        float (&out)[4]) {
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -338,7 +339,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
       const float own_x_unscale = x_unscale[(subtile * kSubtileRowBlocks + j) * 8];
       const bool exists = rows_left > 0;
       float out[4];
-      uint32_t bits = finish_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
+      uint32_t bits = make_results_of_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
       // The store is non-temporal, as L2 is for x and the weight.
       if (exists) {
         __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));

@@ -85,17 +85,16 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
   if (stores_word) mask[row][place.warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
-// Finishes a thread's results in a pair of row blocks, which begins with first_row_block. The
+// Makes a thread's results in a pair of row blocks, which begins with first_row_block. The
 // results go to `words`, the registers of an stmatrix. A word has two rows of column block h and
 // of row block b of the pair:
 //
 //   word   0        1        2        3
 //   h, b   0, 0     0, 1     1, 0     1, 1
 template <bool kMask, typename T>
-__device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::kAccumulators],
-                                            int first_row_block, float inverse_divisor,
-                                            const float (&bias)[2], uint32_t (&words)[4],
-                                            PairMaskBits* mask_bits) {
+__device__ __forceinline__ void make_results_of_pair(
+    const float (&accumulators)[Config::kAccumulators], int first_row_block, float inverse_divisor,
+    const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -111,7 +110,7 @@ __device__ __forceinline__ void finish_pair(const float (&accumulators)[Config::
 
 // Stores the mask of an epilogue subtile. Thread t stores the 8 bytes of row t, if there is such a
 // row: 64 columns. With a mask, call_is_fast implies that n is a multiple of 64
-// (launch_half_with_traits, launch.cuh).
+// (launch_half_in_mode, launch.cuh).
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_row,
                                                 int first_column, int thread,
@@ -124,7 +123,7 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
 }
 
 // The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_with_traits, launch.cuh). The caller
+// epilogue.call_is_fast, which implies ReLU here (launch_half_in_mode, launch.cuh). The caller
 // has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
 // 1 / divisor is a power of two here.
 //
@@ -180,8 +179,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
       const int offset = buffer_offset + pair * kPairRows * kRowBytes;
       uint32_t words[4];
       PairMaskBits mask_bits;
-      finish_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias, words,
-                            &mask_bits);
+      make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias, words,
+                                     &mask_bits);
       ptx::store_matrices_transposed(write_address + offset, words);
       if constexpr (kMask) {
         const bool is_in_second = g / 4 != 0;

@@ -7,13 +7,12 @@
 //
 // Rows and columns are those of out [M, N]: column n is made from row n of the weight.
 //
-// launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh), each with its
-// traits:
+// launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
-//   HalfTraits       half types, with the epilogue
-//   GradientTraits   half types, the product alone, transposed: out [N, M]
-//   ConvertTraits    float32, rounded to fp16, which has TF32's precision but a smaller range
-//   RedoTraits       float32, rounded to TF32: computes again the tiles that do not fit into fp16
+//   HalfMode       half types, with the epilogue
+//   GradientMode   half types, the product alone, transposed: out [N, M]
+//   ConvertMode    float32, rounded to fp16, which has TF32's precision but a smaller range
+//   RedoMode       float32, rounded to TF32: computes again the tiles that do not fit into fp16
 //
 // ----- The pipeline
 //
@@ -31,17 +30,17 @@
 //   out <------------------------------ epilogue -----------------------+
 //
 //   (1) Each block loads half of the rows and multicasts them to both blocks.
-//   (2) In ConvertTraits, TMA loads the fp16 weight, which converter warps have made just before:
+//   (2) In ConvertMode, TMA loads the fp16 weight, which converter warps have made just before:
 //
 //       weight, float32 --- converter warps ---> weight, fp16, k-tiled --- TMA ---> shared memory
 //       (global memory)                          (global memory, in L2)
 //
-// The warps of a block, and the registers of a thread (in parentheses: in GradientTraits):
+// The warps of a block, and the registers of a thread (in parentheses: in GradientMode):
 //
 //   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
 //   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
 //   warp 8          TMA producer                                               88 (24)
-//   warps 9 - 11    converters in ConvertTraits, idle in the other traits      88 (24)
+//   warps 9 - 11    converters in ConvertMode, idle in the other modes         88 (24)
 //
 // The parts are in these files:
 //
@@ -53,8 +52,8 @@
 //     converter.cuh              the converters, and how the producer waits for them
 //     converter_patch.cuh        how a converter converts its part of the weight
 //     converter_layouts.cuh      the part, for a weight and for its transpose
-//     epilogue.cuh               how the consumers finish and store a tile
-//     epilogue_half_types.cuh    the same for half types
+//     epilogue.cuh               how the consumers make and store the results of a tile
+//     epilogue_half_types.cuh    how they do it for half types
 //     kernel.cuh                 the consumers' loop over tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels
@@ -69,15 +68,15 @@
 //
 //   A row of x        It has infinity or NaN, its largest element is below 2^-112, or many of its
 //                     scaled elements are subnormal. split_x.cuh gives such a row the exponent
-//                     kNeedsTf32, and ConvertTraits leaves its tiles out.
+//                     kNeedsTf32, and ConvertMode leaves its tiles out.
 //   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale comes
 //                     from a sample), or many subnormal elements. If there are many subnormals, the
 //                     converters put an infinity into the row. So in each of these cases the row's
 //                     accumulators are infinite or NaN, which the consumers notice after the
 //                     mainloop.
 //
-// ConvertTraits lists these tiles in a RedoList. A launch with RedoTraits then computes the listed
-// tiles from the float32 operands, and overwrites what ConvertTraits may have stored.
+// ConvertMode lists these tiles in a RedoList. A launch with RedoMode then computes the listed
+// tiles from the float32 operands, and overwrites what ConvertMode may have stored.
 //
 // ----- Why the weight is wgmma's operand A
 //
@@ -110,28 +109,28 @@ namespace kernels::sm90::gemm_one_product {
 // here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if the
 // row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
 // has two rows of the weight, and tests one accumulator of each.
-template <typename Traits>
+template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
-    const Arguments<Traits>& args, int index, const float (&accumulators)[Config::kAccumulators]) {
+    const Arguments<Mode>& args, int index, const float (&accumulators)[Config::kAccumulators]) {
   const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
   const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
   if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
 }
 
-// A consumer warpgroup of all traits but GradientTraits: mainloop and epilogue, tile by tile.
-template <typename Traits>
-__device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint32_t shared_base,
-                                             SharedMemory<Traits>& shared, int warpgroup) {
-  const EpilogueMemory<typename Traits::Out> memory{shared.epilogue_inputs[warpgroup],
-                                                    shared.staging[warpgroup],
-                                                    Config::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
+// A consumer warpgroup of all modes but GradientMode: mainloop and epilogue, tile by tile.
+template <typename Mode>
+__device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32_t shared_base,
+                                             SharedMemory<Mode>& shared, int warpgroup) {
+  const EpilogueMemory<typename Mode::Out> memory{shared.epilogue_inputs[warpgroup],
+                                                  shared.staging[warpgroup],
+                                                  Config::kFirstEpilogueBarrier + warpgroup};
+  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x)) return;
     const int k_tiles = args.k_tiles();
     const WarpgroupTile part = consumer.part_of(tile);
-    const PrefetchedInputs<Traits> prefetched(args, part);
+    const PrefetchedInputs<Mode> prefetched(args, part);
 
     // Mainloop. The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
@@ -141,9 +140,9 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
     consumer.complete();
 
     // Epilogue.
-    if constexpr (Traits::kConvertsWeight) list_if_not_finite(args, index, accumulators);
-    // RedoTraits has no fast epilogue: few tiles are computed again, and it would be more code.
-    if (!tile_is_fast || Traits::kIsRedo) {
+    if constexpr (Mode::kConvertsWeight) list_if_not_finite(args, index, accumulators);
+    // RedoMode has no fast epilogue: few tiles are computed again, and it would be more code.
+    if (!tile_is_fast || Mode::kIsRedo) {
       store_general(args.epilogue, part, accumulators, memory);
     } else if (args.epilogue.mask == nullptr) {
       store_fast<false>(args.epilogue, part, accumulators, memory);
@@ -153,17 +152,17 @@ __device__ __forceinline__ void run_consumer(const Arguments<Traits>& args, uint
   });
 }
 
-// A consumer warpgroup of GradientTraits. The results of a tile are stored while the next tile is
+// A consumer warpgroup of GradientMode. The results of a tile are stored while the next tile is
 // multiplied, spread evenly over its k-tiles. Example: with 4 boxes and 16 k-tiles, a box is stored
 // after the k-tiles 0, 4, 8 and 12.
-template <typename Traits>
-__device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& args,
+template <typename Mode>
+__device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& args,
                                                       const CUtensorMap& out_map,
                                                       uint32_t shared_base,
-                                                      SharedMemory<Traits>& shared, int warpgroup) {
+                                                      SharedMemory<Mode>& shared, int warpgroup) {
   const int k_tiles = args.k_tiles();
-  ConsumerWarpgroup<Traits> consumer(args, shared_base, warpgroup);
-  PackedGradient<typename Traits::Out> packed;
+  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // of the packed tile
   float accumulators[Config::kAccumulators];
   const auto store_next_box = [&] {
@@ -188,8 +187,8 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Traits>& a
 }
 
 // Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it.
-template <typename Traits>
-__device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& args) {
+template <typename Mode>
+__device__ __forceinline__ bool needs_converted_weight(const Arguments<Mode>& args) {
   int x_tile = 0;  // becomes the first one that is computed
   while (x_tile < args.tile_order.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
   return x_tile < args.tile_order.x_tiles;
@@ -197,9 +196,9 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Traits>& 
 
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
 // layout (RowMajor or Transposed, converter_layouts.cuh).
-template <typename Layout, typename Traits>
-__device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
-                                              SharedMemory<Traits>& shared, int converter) {
+template <typename Layout, typename Mode>
+__device__ __forceinline__ void run_converter(const Arguments<Mode>& args,
+                                              SharedMemory<Mode>& shared, int converter) {
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
   const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
@@ -210,25 +209,25 @@ __device__ __forceinline__ void run_converter(const Arguments<Traits>& args,
 
 // The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
 // than tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
-// GradientTraits.
+// GradientMode.
 //
 // The kernel is launched with programmatic dependent launch (common/launch.cuh).
-template <typename Traits>
+template <typename Mode>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
                             const __grid_constant__ CUtensorMap weight_map,
                             const __grid_constant__ CUtensorMap out_map,
-                            const __grid_constant__ Arguments<Traits> args) {
+                            const __grid_constant__ Arguments<Mode> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  static_assert(sizeof(SharedMemory<Traits>) <= 227 * 1024, "a block has no more shared memory");
-  SharedMemory<Traits>& shared = *reinterpret_cast<SharedMemory<Traits>*>(dynamic_memory);
+  static_assert(sizeof(SharedMemory<Mode>) <= 227 * 1024, "a block has no more shared memory");
+  SharedMemory<Mode>& shared = *reinterpret_cast<SharedMemory<Mode>*>(dynamic_memory);
   const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The producer warp follows the consumer warpgroups, and the converter warps follow it.
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
-  if constexpr (Traits::kIsRedo) {
+  if constexpr (Mode::kIsRedo) {
     // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // in both blocks of the cluster
@@ -238,24 +237,24 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.producer_k_tile = 0;
   }
-  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Traits>, barriers.full),
-                                 shared_base + offsetof(SharedMemory<Traits>, barriers.empty));
+  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Mode>, barriers.full),
+                                 shared_base + offsetof(SharedMemory<Mode>, barriers.empty));
   // The kernels after this one have no work in most calls. The next one starts early, so that its
   // start adds less to the time of the call.
-  if constexpr (Traits::kConvertsWeight) start_next_kernel();
+  if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   // Half types have one kernel, so the next one belongs to another call. It may start once the
   // kernel before this one has ended.
-  if constexpr (Traits::kIsHalfType) start_next_kernel();
+  if constexpr (Mode::kIsHalfType) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
     constexpr int kRegisters =
-        Traits::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
+        Mode::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
       run_producer(shared_base, {x_map, weight_map}, args, shared);
-    } else if constexpr (Traits::kConvertsWeight) {
+    } else if constexpr (Mode::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {
         run_converter<Transposed>(args, shared, converter);
@@ -265,9 +264,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     }
   } else {
     constexpr int kRegisters =
-        Traits::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
+        Mode::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
-    if constexpr (Traits::kIsGradient) {
+    if constexpr (Mode::kIsGradient) {
       run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);
     } else {
       run_consumer(args, shared_base, shared, warpgroup);

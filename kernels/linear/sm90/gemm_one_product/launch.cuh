@@ -2,12 +2,12 @@
 // half types, and two for float32 at `high`. launch.cu, which says in which order all kernels run,
 // calls these functions:
 //
-//   launch_half       half types         HalfTraits or GradientTraits
-//   launch_convert    float32, first     ConvertTraits
-//   launch_redo       float32, second    RedoTraits
+//   launch_half       half types         HalfMode or GradientMode
+//   launch_convert    float32, first     ConvertMode
+//   launch_redo       float32, second    RedoMode
 //
-// Half types are float16 and bfloat16. Their operands and the operands of RedoTraits are in the
-// caller's layout: launch_on_operands makes the tensor maps. ConvertTraits reads k-tiled operands,
+// Half types are float16 and bfloat16. Their operands and the operands of RedoMode are in the
+// caller's layout: launch_on_operands makes the tensor maps. ConvertMode reads k-tiled operands,
 // for which launch_convert makes the maps.
 
 #pragma once
@@ -35,20 +35,20 @@ static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
 
 // ------------------------------------------------------------------------------ steps of all modes
 
-// The tiles of gemm_one_product, for all its traits. The blocks of a cluster share a tile's rows of
+// The tiles of gemm_one_product, for all its modes. The blocks of a cluster share a tile's rows of
 // x, and divide its rows of the weight.
 inline TileOrder tiles_of(const LinearArguments& call) {
   return {blocks_of(call.m, Config::kTileRows),
-          blocks_of(call.n, Config::kBlockColumns * BlockConfig::kClusterSize)};
+          blocks_of(call.n, Config::kBlockWeightRows * BlockConfig::kClusterSize)};
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
 // and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
 // of a row at once.
-template <typename Traits>
-Arguments<Traits> make_arguments(const LinearArguments& call, int64_t vector_size) {
-  const Epilogue<typename Traits::Out> epilogue(call, vector_size);
-  Arguments<Traits> args{epilogue};
+template <typename Mode>
+Arguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size) {
+  const Epilogue<typename Mode::Out> epilogue(call, vector_size);
+  Arguments<Mode> args{epilogue};
   args.k = static_cast<int>(call.k);
   args.tile_order = tiles_of(call);
   args.x_is_transposed = call.x_is_transposed;
@@ -56,49 +56,49 @@ Arguments<Traits> make_arguments(const LinearArguments& call, int64_t vector_siz
   return args;
 }
 
-// Returns how many clusters of gemm_one_product with these traits run at once on the current GPU.
-template <typename Traits>
+// Returns how many clusters of gemm_one_product in this mode run at once on the current GPU.
+template <typename Mode>
 int count_clusters() {
-  return count_gemm_clusters(gemm_one_product_kernel<Traits>, sizeof(SharedMemory<Traits>));
+  return count_gemm_clusters(gemm_one_product_kernel<Mode>, sizeof(SharedMemory<Mode>));
 }
 
 struct TensorMaps {
   CUtensorMap x;
   CUtensorMap weight;
-  CUtensorMap out{};  // GradientTraits; the others store without TMA
+  CUtensorMap out{};  // GradientMode; the others store without TMA
 };
 
 // Launches gemm_one_product with these maps.
-template <typename Traits>
-void launch_with_maps(const Arguments<Traits>& args, int clusters, const TensorMaps& maps,
+template <typename Mode>
+void launch_with_maps(const Arguments<Mode>& args, int clusters, const TensorMaps& maps,
                       cudaStream_t stream) {
-  launch_gemm(gemm_one_product_kernel<Traits>, sizeof(SharedMemory<Traits>), clusters, stream,
-              maps.x, maps.weight, maps.out, args);
+  launch_gemm(gemm_one_product_kernel<Mode>, sizeof(SharedMemory<Mode>), clusters, stream, maps.x,
+              maps.weight, maps.out, args);
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
 // box of a half type is 64 rows and 64 of K, transposed or not. A box of TF32, which is never
 // transposed, is 64 rows and 32 of K.
-template <typename Traits>
+template <typename Mode>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
-  const auto matrix = static_cast<const typename Traits::Element*>(operand);
+  const auto matrix = static_cast<const typename Mode::Element*>(operand);
   if (is_transposed) return make_map(matrix, k, rows, stride, Config::kBoxRows);
   return make_map(matrix, rows, k, stride, Config::kBoxRows);
 }
 
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
-template <typename Traits>
-void launch_on_operands(const Arguments<Traits>& args, int clusters, const LinearArguments& call,
+template <typename Mode>
+void launch_on_operands(const Arguments<Mode>& args, int clusters, const LinearArguments& call,
                         cudaStream_t stream) {
   TensorMaps maps;
-  maps.x = operand_map<Traits>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
-  maps.weight = operand_map<Traits>(call.weight, call.n, call.k, call.weight_stride,
-                                    call.weight_is_transposed);
-  if constexpr (Traits::kIsGradient) {
+  maps.x = operand_map<Mode>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
+  maps.weight =
+      operand_map<Mode>(call.weight, call.n, call.k, call.weight_stride, call.weight_is_transposed);
+  if constexpr (Mode::kIsGradient) {
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
     // columns, which are rows of this map.
-    const auto out = static_cast<const typename Traits::Out*>(call.out);
+    const auto out = static_cast<const typename Mode::Out*>(call.out);
     maps.out = make_map(out, call.n, call.m, call.m, Config::kWarpColumns);
   }
   launch_with_maps(args, clusters, maps, stream);
@@ -106,19 +106,19 @@ void launch_on_operands(const Arguments<Traits>& args, int clusters, const Linea
 
 // -------------------------------------------------------------------------------------- half types
 
-// Launches gemm_one_product with HalfTraits or GradientTraits.
-template <typename Traits>
-void launch_half_with_traits(const LinearArguments& call, cudaStream_t stream) {
+// Launches gemm_one_product in HalfMode or GradientMode.
+template <typename Mode>
+void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size =
-      call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Traits::Out);
-  auto args = make_arguments<Traits>(call, vector_size);
+      call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
+  auto args = make_arguments<Mode>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
   // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
   // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = args.tile_order.count();
-  const int waves = blocks_of(tiles, count_clusters<Traits>());
+  const int waves = blocks_of(tiles, count_clusters<Mode>());
   const int clusters = blocks_of(tiles, waves);
   launch_on_operands(args, clusters, call, stream);
 }
@@ -145,9 +145,9 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
   const bool has_epilogue = call.has_relu || call.bias != nullptr || call.divisor != 1;
   const bool has_vectors = call.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_with_traits<GradientTraits<T>>(transposed_problem(call), stream);
+    launch_half_in_mode<GradientMode<T>>(transposed_problem(call), stream);
   } else {
-    launch_half_with_traits<HalfTraits<T>>(call, stream);
+    launch_half_in_mode<HalfMode<T>>(call, stream);
   }
 }
 
@@ -167,7 +167,7 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 //   redo.tiles                    int       [tiles]            Convert, Redo     no
 //   weight_copy.target            float     [n, padded k]      transpose, Redo   no
 //
-// "Convert" and "Redo" are gemm_one_product with ConvertTraits and RedoTraits. A panel is a block's
+// "Convert" and "Redo" are gemm_one_product in ConvertMode and RedoMode. A panel is a block's
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
@@ -185,7 +185,7 @@ struct Workspace {
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
     const int64_t padded_k = split::padded(call.k);
-    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kHiAlone);
+    const int64_t k_tiles = padded_k / split::k_tile_depth(split::Form::kWithoutLo);
     const TileOrder tiles = tiles_of(call);
     const int64_t panels = tiles.weight_tiles * BlockConfig::kClusterSize;
 
@@ -222,13 +222,13 @@ inline int64_t float_vector_size(const LinearArguments& call) {
   return call.mask != nullptr ? 8 : 4;
 }
 
-// Launches the fp16 product with ConvertTraits. It lists the tiles for which fp16 is not accurate
+// Launches the fp16 product in ConvertMode. It lists the tiles for which fp16 is not accurate
 // enough.
 inline void launch_convert(const LinearArguments& call, const Workspace& workspace,
                            cudaStream_t stream) {
-  using Traits = ConvertTraits;
-  auto args = make_arguments<Traits>(call, float_vector_size(call));
-  const int clusters = std::min(count_clusters<Traits>(), args.tile_order.count());
+  using Mode = ConvertMode;
+  auto args = make_arguments<Mode>(call, float_vector_size(call));
+  const int clusters = std::min(count_clusters<Mode>(), args.tile_order.count());
   args.redo = workspace.redo;
   args.x_exponent = workspace.x.exponent;
   args.conversion = workspace.conversion;
@@ -240,16 +240,16 @@ inline void launch_convert(const LinearArguments& call, const Workspace& workspa
   const int k_tiles = workspace.conversion.k_tiles;
   TensorMaps maps;
   maps.x = make_k_tiled_map(workspace.x, k_tiles, Config::kXRowsPerBlock);
-  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockColumns);
+  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockWeightRows);
   launch_with_maps(args, clusters, maps, stream);
 }
 
-// Launches the TF32 product of the listed tiles, with RedoTraits. wgmma takes no transposed TF32
+// Launches the TF32 product of the listed tiles, in RedoMode. wgmma takes no transposed TF32
 // operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
 // end at once.
 inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
                         cudaStream_t stream) {
-  using Traits = RedoTraits;
+  using Mode = RedoMode;
   LinearArguments row_major = call;
   if (call.weight_is_transposed) {
     const Transposition& copy = workspace.weight_copy;
@@ -258,9 +258,9 @@ inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto args = make_arguments<Traits>(row_major, float_vector_size(call));
+  auto args = make_arguments<Mode>(row_major, float_vector_size(call));
   args.redo = workspace.redo;
-  const int clusters = std::min(count_clusters<Traits>(), args.tile_order.count());
+  const int clusters = std::min(count_clusters<Mode>(), args.tile_order.count());
   launch_on_operands(args, clusters, row_major, stream);
 }
 

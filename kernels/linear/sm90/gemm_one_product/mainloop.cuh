@@ -24,12 +24,12 @@ namespace kernels::sm90::gemm_one_product {
 
 // ----- the tiles of a cluster
 
-// Returns whether the kernel computes the tiles with this tile of x. ConvertTraits leaves them out
+// Returns whether the kernel computes the tiles with this tile of x. ConvertMode leaves them out
 // if a row of x is not accurate in fp16. All lanes of a warp call it, and all warps of all blocks
 // get the same answer.
-template <typename Traits>
-__device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
-  if (!Traits::kConvertsWeight) return true;
+template <typename Mode>
+__device__ bool computes_x_tile(const Arguments<Mode>& args, int x_tile) {
+  if (!Mode::kConvertsWeight) return true;
   bool fits_fp16 = true;
 #pragma unroll
   for (int i = threadIdx.x % 32; i < Config::kTileRows; i += 32) {
@@ -47,9 +47,9 @@ __device__ bool computes_x_tile(const Arguments<Traits>& args, int x_tile) {
 //   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
 //                                  while the producer loads the next tile
 //
-// A tile that ConvertTraits leaves out (computes_x_tile) is left out by all of them.
-template <typename Traits, typename Body>
-__device__ __forceinline__ void for_each_tile(const Arguments<Traits>& args, const Body& body) {
+// A tile that ConvertMode leaves out (computes_x_tile) is left out by all of them.
+template <typename Mode, typename Body>
+__device__ __forceinline__ void for_each_tile(const Arguments<Mode>& args, const Body& body) {
   const int tile_count = args.tile_count();
   for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
        index += gridDim.x / BlockConfig::kClusterSize) {
@@ -67,8 +67,8 @@ struct OperandMaps {
 
 // The part of the operands that this block loads to a stage.
 struct LoadSource {
-  int row;     // the first row of this block's half of the tile's rows of x
-  int column;  // the block's first column: the first row of its panel of the weight
+  int x_row;       // the first row of this block's half of the tile's rows of x
+  int weight_row;  // the first row of its panel of the weight
   int k_tile;
 };
 
@@ -93,31 +93,31 @@ struct BoxBegin {
 // Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
 // transposed. A stage has an operand as boxes of 64 rows (Config::kBoxRows), one after the other.
 // Elements outside of a matrix are loaded as zeros.
-template <typename Traits>
-__device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Arguments<Traits>& args,
+template <typename Mode>
+__device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Arguments<Mode>& args,
                                            const LoadSource& source, const LoadTarget& target) {
   const int k = source.k_tile * args.kKTileDepth;
   for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
-    const BoxBegin begin(source.row + i * Config::kBoxRows, k, args.x_is_transposed);
+    const BoxBegin begin(source.x_row + i * Config::kBoxRows, k, args.x_is_transposed);
     ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &maps.x, begin.contiguous,
                                begin.other, target.full, BlockConfig::kBothBlocks);
   }
-  for (int i = 0; i < Config::kBlockColumns / Config::kBoxRows; ++i) {
-    const BoxBegin begin(source.column + i * Config::kBoxRows, k, args.weight_is_transposed);
+  for (int i = 0; i < Config::kBlockWeightRows / Config::kBoxRows; ++i) {
+    const BoxBegin begin(source.weight_row + i * Config::kBoxRows, k, args.weight_is_transposed);
     ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &maps.weight, begin.contiguous,
                      begin.other, target.full);
   }
 }
 
 // Issues the TMA loads of a k-tile. One thread calls it.
-template <typename Traits>
-__device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Arguments<Traits>& args,
+template <typename Mode>
+__device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Arguments<Mode>& args,
                                             const LoadSource& source, const LoadTarget& target) {
   ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
-  if constexpr (Traits::kConvertsWeight) {  // both operands are k-tiled
-    ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.row, source.k_tile, target.full,
+  if constexpr (Mode::kConvertsWeight) {  // both operands are k-tiled
+    ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.x_row, source.k_tile, target.full,
                                BlockConfig::kBothBlocks);
-    ptx::copy_tensor(target.weight, &maps.weight, 0, source.column, source.k_tile, target.full);
+    ptx::copy_tensor(target.weight, &maps.weight, 0, source.weight_row, source.k_tile, target.full);
   } else {
     load_boxes(maps, args, source, target);
   }
@@ -125,23 +125,23 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Argum
 
 // The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
 // address of `shared`.
-template <typename Traits>
+template <typename Mode>
 __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
-                             const Arguments<Traits>& args, SharedMemory<Traits>& shared) {
-  const uint32_t full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
-  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
+                             const Arguments<Mode>& args, SharedMemory<Mode>& shared) {
+  const uint32_t full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address = shared_base + offsetof(SharedMemory<Traits>, x) +
+  const uint32_t x_address = shared_base + offsetof(SharedMemory<Mode>, x) +
                              rank * Config::kXRowsPerBlock * Config::kKTileBytes;
-  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Traits>, weight);
+  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<Config::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
+    const int x_row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
-    const int column = panel * Config::kBlockColumns;
+    const int weight_row = panel * Config::kBlockWeightRows;
     if (!computes_x_tile(args, tile.x)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
@@ -150,7 +150,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
     int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
-      if constexpr (Traits::kConvertsWeight) {
+      if constexpr (Mode::kConvertsWeight) {
         if (is_loader) atomicExch(&shared.producer_k_tile, k_tiles_before + k_tile);
         if (k_tile >= converted) {
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
@@ -161,7 +161,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
         target.x = x_address + state.index * Config::kXBytes;
         target.weight = weight_address + state.index * Config::kWeightBytes;
         target.full = barrier_of(full_address, state.index);
-        load_k_tile(maps, args, {row, column, k_tile}, target);
+        load_k_tile(maps, args, {x_row, weight_row, k_tile}, target);
       }
       state.advance();
     }
@@ -170,7 +170,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   // This producer has no more k-tiles to load, but other blocks may still need patches that this
   // block's converters have taken. So converters must no longer wait for this producer. Its latest
   // k-tile becomes the largest number to which kLead can be added without overflow.
-  if (Traits::kConvertsWeight && is_loader) {
+  if (Mode::kConvertsWeight && is_loader) {
     atomicExch(&shared.producer_k_tile, INT_MAX - ConverterConfig::kLead);
   }
 }
@@ -184,7 +184,7 @@ __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
 
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
 // as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
-template <typename Traits, ptx::Major kX, ptx::Major kWeight>
+template <typename Mode, ptx::Major kX, ptx::Major kWeight>
 __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kAccumulators],
                                                 uint32_t x_address, uint32_t weight_address,
                                                 bool accumulates) {
@@ -195,41 +195,42 @@ __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kA
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kWgmmas; ++i) {
-    ptx::wgmma<kWeight, kX>(typename Traits::Element{}, accumulators,
+    ptx::wgmma<kWeight, kX>(typename Mode::Element{}, accumulators,
                             a + i * descriptor_step(kWeight), b + i * descriptor_step(kX),
                             accumulates || i > 0);
   }
   ptx::wgmma_commit_group();
 }
 
-// The same for layouts that are known at run time. Only half types have transposed operands here:
-// the converters make a k-tiled weight, which is not transposed, from either layout in float32.
-template <typename Traits>
-__device__ __forceinline__ void multiply_k_tile(const Arguments<Traits>& args,
+// Multiplies a k-tile in layouts that are known at run time. Only half types have transposed
+// operands here: the converters make a k-tiled weight, which is not transposed, from either layout
+// in float32.
+template <typename Mode>
+__device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
                                                 float (&accumulators)[Config::kAccumulators],
                                                 uint32_t x_address, uint32_t weight_address,
                                                 bool accumulates) {
   using ptx::Major;
-  if (Traits::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kMN>(accumulators, x_address, weight_address,
-                                                    accumulates);
-  } else if (Traits::kIsHalfType && args.x_is_transposed) {
-    multiply_k_tile<Traits, Major::kMN, Major::kK>(accumulators, x_address, weight_address,
-                                                   accumulates);
-  } else if (Traits::kIsHalfType && args.weight_is_transposed) {
-    multiply_k_tile<Traits, Major::kK, Major::kMN>(accumulators, x_address, weight_address,
-                                                   accumulates);
-  } else {
-    multiply_k_tile<Traits, Major::kK, Major::kK>(accumulators, x_address, weight_address,
+  if (Mode::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
+    multiply_k_tile<Mode, Major::kMN, Major::kMN>(accumulators, x_address, weight_address,
                                                   accumulates);
+  } else if (Mode::kIsHalfType && args.x_is_transposed) {
+    multiply_k_tile<Mode, Major::kMN, Major::kK>(accumulators, x_address, weight_address,
+                                                 accumulates);
+  } else if (Mode::kIsHalfType && args.weight_is_transposed) {
+    multiply_k_tile<Mode, Major::kK, Major::kMN>(accumulators, x_address, weight_address,
+                                                 accumulates);
+  } else {
+    multiply_k_tile<Mode, Major::kK, Major::kK>(accumulators, x_address, weight_address,
+                                                accumulates);
   }
 }
 
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
 // a tile it multiplies.
-template <typename Traits>
+template <typename Mode>
 struct ConsumerWarpgroup {
-  const Arguments<Traits>& args;
+  const Arguments<Mode>& args;
   int warpgroup;
   int rank;  // of the block in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
@@ -239,20 +240,20 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<Config::kStages> state;
 
-  __device__ ConsumerWarpgroup(const Arguments<Traits>& args, uint32_t shared_base, int warpgroup)
+  __device__ ConsumerWarpgroup(const Arguments<Mode>& args, uint32_t shared_base, int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = shared_base + offsetof(SharedMemory<Traits>, barriers.full);
-    empty_address = shared_base + offsetof(SharedMemory<Traits>, barriers.empty);
-    x_address = shared_base + offsetof(SharedMemory<Traits>, x);
+    full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
+    empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
+    x_address = shared_base + offsetof(SharedMemory<Mode>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
-    const int first_column = warpgroup * Config::kWarpgroupColumns;
+    const int first_row = warpgroup * Config::kWarpgroupColumns;
     weight_address =
-        shared_base + offsetof(SharedMemory<Traits>, weight) + first_column * Config::kKTileBytes;
+        shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
   }
 
   // The part of a tile that the warpgroup computes.
   __device__ WarpgroupTile part_of(const Tile& tile) const {
-    return {tile.x * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockColumns +
+    return {tile.x * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
                                             warpgroup * Config::kWarpgroupColumns};
   }
 

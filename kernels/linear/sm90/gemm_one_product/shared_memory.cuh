@@ -44,7 +44,7 @@ union alignas(16) Staging<float> {
 // The bias and the exponents of a consumer warpgroup's results, in shared memory. Its epilogue
 // reads nothing else besides the accumulators. In float32, the accumulator of row m and column n is
 // 2^(x_exponent[m] + weight_exponent[n]) times too large. The weight has exponents instead of
-// powers of two, because ConvertTraits has no shared memory left for as many floats. Half types are
+// powers of two, because ConvertMode has no shared memory left for as many floats. Half types are
 // not scaled: their arrays have one element, which is not used.
 template <typename T>
 struct alignas(16) EpilogueInputs {
@@ -64,14 +64,14 @@ struct EpilogueMemory {
 };
 
 // A block's shared memory.
-template <typename Traits>
+template <typename Mode>
 struct SharedMemory {
   uint8_t x[Config::kStages][Config::kXBytes];
   uint8_t weight[Config::kStages][Config::kWeightBytes];
-  Staging<typename Traits::Out> staging[BlockConfig::kConsumerWarpgroups];
-  EpilogueInputs<typename Traits::Out> epilogue_inputs[BlockConfig::kConsumerWarpgroups];
-  // Other traits have no converters, and an int in their place.
-  std::conditional_t<Traits::kConvertsWeight, ConverterMemory, int> converters;
+  Staging<typename Mode::Out> staging[BlockConfig::kConsumerWarpgroups];
+  EpilogueInputs<typename Mode::Out> epilogue_inputs[BlockConfig::kConsumerWarpgroups];
+  // Other modes have no converters, and an int in their place.
+  std::conditional_t<Mode::kConvertsWeight, ConverterMemory, int> converters;
   Barriers<Config::kStages> barriers;
   int producer_k_tile;  // the latest k-tile that the producer has begun; see converter.cuh
 };

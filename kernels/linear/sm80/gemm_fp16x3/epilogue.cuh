@@ -1,4 +1,4 @@
-// The epilogue of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh): turns a warp's sums into results and
+// The epilogue of gemm_fp16x3_sm80_kernel (kernel.cuh): turns a warp's sums into results and
 // mask.
 
 #pragma once
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "linear/epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/sm80/gemm_fp16x3/config.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm80::gemm_fp16x3 {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_results(
       for (int i = 0; i < 4; ++i) {
         z[i] = split::unscale(staged_sums[i], x_exponent + columns.exponent[i]) + columns.bias[i];
       }
-      finish_four</*kLaneBit=*/1>(output.epilogue, exists, row, first_column, z);
+      store_four_results</*kLaneBit=*/1>(output.epilogue, exists, row, first_column, z);
     }
     __syncwarp();
   }

@@ -4,11 +4,11 @@
 //   x [m, k], weight [n, k]: split into hi and lo (split/split.cuh), row-major, with k padded to a
 //   multiple of 64
 //
-// launch_chunk (launch.cu) launches it. This file puts the kernel together:
+// launch_chunk (sm80/launch.cu) launches it. This file puts the kernel together:
 //
-//   gemm_fp16x3_config.cuh     constants
-//   gemm_fp16x3_mainloop.cuh   copies, fragments, products
-//   gemm_fp16x3_epilogue.cuh   results and mask
+//   config.cuh     constants
+//   mainloop.cuh   copies, fragments, products
+//   epilogue.cuh   results and mask
 //
 // The work. A block computes a tile of 128 x 128 results, and each of its 2 x 4 warps 64 x 32 of
 // them. K is divided into k-tiles of 32. A k-tile has three products, which the tensor cores add to
@@ -39,9 +39,9 @@
 
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3_config.cuh"
-#include "linear/sm80/gemm_fp16x3_epilogue.cuh"
-#include "linear/sm80/gemm_fp16x3_mainloop.cuh"
+#include "linear/sm80/gemm_fp16x3/config.cuh"
+#include "linear/sm80/gemm_fp16x3/epilogue.cuh"
+#include "linear/sm80/gemm_fp16x3/mainloop.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Tile tile = tiles.find(blockIdx.x);
   const int first_row = tile.x * Config::kTileRows;
   const int first_column = tile.weight * Config::kTileColumns;
-  Copies copies(x, weight, first_row, first_column, k, shared_start);
+  Copies copies(x, weight, first_row, /*weight_row=*/first_column, k, shared_start);
   Fragments fragments(shared_start, warp_row, warp_column);
   Results results;
 

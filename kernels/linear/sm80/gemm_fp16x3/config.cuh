@@ -1,4 +1,4 @@
-// The tiles, fragments and shared memory of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh), as
+// The tiles, fragments and shared memory of gemm_fp16x3_sm80_kernel (kernel.cuh), as
 // constants, and where a k-tile is in shared memory.
 
 #pragma once

@@ -1,4 +1,4 @@
-// The mainloop of gemm_fp16x3_sm80_kernel (gemm_fp16x3.cuh), which multiplies one k-tile after the
+// The mainloop of gemm_fp16x3_sm80_kernel (kernel.cuh), which multiplies one k-tile after the
 // other:
 //
 //   Copies            from global memory to the ring of stages
@@ -14,7 +14,7 @@
 
 #include "common/ptx/memory.cuh"
 #include "common/ptx/mma.cuh"
-#include "linear/sm80/gemm_fp16x3_config.cuh"
+#include "linear/sm80/gemm_fp16x3/config.cuh"
 #include "linear/split/split.cuh"
 
 namespace kernels::sm80::gemm_fp16x3 {
@@ -39,13 +39,14 @@ struct Copies {
   uint32_t target;     // address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;  // offset of the stage that is written next
 
+  // The tile's rows of x and of the weight begin at x_row and weight_row.
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
-                    int first_row, int first_column, int k, uint32_t shared) {
+                    int x_row, int weight_row, int k, uint32_t shared) {
     stride = k;
     const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
-    x = operand_from(operand_x, first_row, row, vector);
-    weight = operand_from(operand_weight, first_column, row, vector);
+    x = operand_from(operand_x, x_row, row, vector);
+    weight = operand_from(operand_weight, weight_row, row, vector);
     target = shared + vector_offset(row, vector);
     k_left = k - vector * Config::kVectorHalves;
   }
@@ -192,7 +193,7 @@ struct Results {
     multiply(f, k_step, fragment, kLo, kHi);
   }
 
-  // The same for the hi products.
+  // Adds the hi products of a fragment of x and all fragments of the weight.
   __device__ void add_hi_products(const Fragments& f, int k_step, int fragment) {
     multiply(f, k_step, fragment, kHi, kHi);
   }
