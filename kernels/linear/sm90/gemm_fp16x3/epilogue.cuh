@@ -187,11 +187,11 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// A pair of row blocks, j = 2 * pair and j + 1, has four of the thread's rows, r = 0 to 3:
+// A pair of row blocks, j = 2 * pair and j + 1, has four of the thread's rows:
 //
-//   r           0           1               2               3
-//   row         8j + 2c     8j + 2c + 1     8j + 2c + 8     8j + 2c + 9
-//   from r = 0  0           1               8               9
+//   r                  0         1             2             3
+//   row of the tile    8j + 2c   8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
+//   offset_of_row(r)   0         1             8             9
 __host__ __device__ constexpr int offset_of_row(int r) { return r / 2 * 8 + r % 2; }
 
 // Returns the index in `sums` of row r of a pair, in the thread's column i, 0 or 1.
