@@ -70,22 +70,33 @@ struct BFloat16 {
 //     float32      1      8  (127)             23
 //
 // A normal number that needs no rounding could be converted by a shift and by 112, the difference
-// of the biases. Rounding and subnormal numbers are left to one floating-point operation with
-// `magic`. This is the power of two from which on float32 has the spacing (the distance of two
-// neighbours) that float16 has at the number x:
+// of the biases. Rounding and subnormal numbers are left to one floating-point operation with a
+// power of two, `anchor`. From anchor on, float32 has the spacing (the distance of two neighbours)
+// that float16 has at the number x. Spacing and anchor follow from e: the exponent field of x as a
+// float16, less 1, or 0 if x is subnormal.
 //
-//     |x|                             e     spacing of float16, 2^(e - 24)     magic, 2^(e - 1)
+//     |x|                             e     spacing of float16, 2^(e - 24)     anchor, 2^(e - 1)
 //     0 to 2^-13, also subnormal      0     2^-24                              2^-1
 //     2^-13 to 2^-12                  1     2^-23                              2^0
 //     1 to 2                         14     2^-10                              2^13
 //     2^15 to 2^16                   29     2^5                                2^28
 //
-//     narrow   adds magic to |x|, which rounds |x| to a multiple of the spacing
-//     widen    puts the mantissa into the last bits of magic, and subtracts magic, which normalizes
-//              |x|
+//     narrow   adds anchor to |x|, which rounds |x| to a multiple of the spacing
+//     widen    puts the mantissa into the last bits of anchor, and subtracts anchor, which
+//              normalizes |x|
 //
-// The exponent of a normal float16 is e + 1, that of a subnormal one is 0. The assertions after the
-// struct compute an example.
+// Example: 1.5, which is 0x3e00 in float16 (exponent 15) and 0x3fc00000 in float32 (exponent 127).
+//
+//     widen(0x3e00)                                narrow(1.5f)
+//     exponent_at_10    15 << 10 = 0x3c00          exponent_at_23   127 << 23
+//     e_at_10           14 << 10 = 0x3800          e_at_23          (127 - 113) << 23 = 14 << 23
+//     anchor            the bits of 2^13           anchor           the bits of 2^13
+//     mantissa          0x3e00 - 0x3800 = 0x600    sum              2^13 + 1.5
+//     anchor_and_x      the bits of 2^13 + 1.5     mantissa         bits of sum - anchor = 0x600
+//     value             1.5                        rounded          0x600 + 0x3800 = 0x3e00
+//
+// The mantissa of both, 0x600, has the leading 1 of normal numbers. It is 1536, and 1.5 is 1536
+// times the spacing, 2^-10.
 struct Float16 {
   using Bits = uint16_t;
   using Compute = float;
@@ -93,8 +104,8 @@ struct Float16 {
   // A number `..._at_10` or `...At23` is shifted left by that many bits: by 10, to the place of the
   // exponent in a float16, or by 23, to that in a float32.
 
-  // Returns the bits of the float32 magic, 2^(e - 1). Its exponent is e - 1 + 127.
-  static constexpr int32_t magic_bits(int32_t e_at_23) { return e_at_23 + (126 << 23); }
+  // Returns the bits of the float32 2^(e - 1). Its exponent is e - 1 + 127.
+  static constexpr int32_t anchor_bits(int32_t e_at_23) { return e_at_23 + (126 << 23); }
 
   // Returns value where x > 0, else 0: the shift gives 0 for x > 0, else all ones. GCC turns ?: and
   // std::max into branches around the floating-point sum, and then makes no vectors.
@@ -112,12 +123,13 @@ struct Float16 {
     const int32_t exponent_at_10 = magnitude & 0x7c00;
     const int32_t e_at_10 = positive_part(exponent_at_10 - (1 << 10));
     const int32_t e_at_23 = e_at_10 << 13;
-    const int32_t magic = magic_bits(e_at_23);
-    // The mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1 is what
-    // remains of the exponent, e + 1, without e. The last bit of magic has the same unit, so the
-    // integer sum below has the bits of the float magic + |x|.
+    const int32_t anchor = anchor_bits(e_at_23);
+    // The exponent of a normal number is e + 1. Without e, the 1 remains above the ten bits of the
+    // mantissa: its leading 1.
     const int32_t mantissa = magnitude - e_at_10;
-    const float value = Float32::widen(magic + mantissa) - Float32::widen(magic);
+    // The mantissa's unit is the spacing, and so is the unit of anchor's last bit.
+    const int32_t anchor_and_x = anchor + mantissa;
+    const float value = Float32::widen(anchor_and_x) - Float32::widen(anchor);
     // Infinity and NaN, with the exponent 31, were converted as numbers from 2^16 on, whose
     // exponent in float32 is 16 + 127 = 143. Another 112 makes it 255, that of infinity and NaN.
     const int32_t added_exponent_at_23 = if_positive(magnitude - kMostFinite, kBiasDifferenceAt23);
@@ -135,11 +147,11 @@ struct Float16 {
     const int32_t exponent_at_23 = clamped & 0x7f800000;
     const int32_t e_at_23 = positive_part(exponent_at_23 - (113 << 23));
     const int32_t e_at_10 = e_at_23 >> 13;
-    const int32_t magic = magic_bits(e_at_23);
-    const float sum = Float32::widen(clamped) + Float32::widen(magic);
-    // The rounded mantissa, with the leading 1 of normal numbers, in units of 2^(e - 24). That 1
-    // and e add up to the exponent of a float16, which is e + 1 for normal numbers.
-    const int32_t mantissa = Float32::narrow(sum) - magic;
+    const int32_t anchor = anchor_bits(e_at_23);
+    const float sum = Float32::widen(clamped) + Float32::widen(anchor);
+    // The rounded mantissa. Its unit is the spacing, as in widen.
+    const int32_t mantissa = Float32::narrow(sum) - anchor;
+    // The leading 1 of a normal number's mantissa and e add up to its exponent, e + 1.
     const int32_t rounded = mantissa + e_at_10;
     // For a NaN, the quiet bit and the upper bits of the payload.
     const int32_t nan = if_positive(magnitude - kInfinity, 0x200 | (magnitude >> 13 & 0x3ff));
@@ -148,9 +160,9 @@ struct Float16 {
   }
 };
 
-// 1.5 has the mantissa 1536, with the leading 1, in units of 2^-10. Its magic is 2^13, whose last
-// bit is worth 2^-10, too.
-static_assert(Float32::widen(Float32::narrow(0x1p13f) + 1536) == 0x1p13f + 1.5f);
+// The example above.
+static_assert(Float16::anchor_bits(14 << 23) == Float32::narrow(0x1p13f));
+static_assert(Float32::narrow(0x1p13f) + 0x600 == Float32::narrow(0x1p13f + 1.5f));
 static_assert(Float16::widen(0x3e00) == 1.5f);
 static_assert(Float16::narrow(1.5f) == 0x3e00);
 // The least subnormal number is 2^-24. Ties are rounded to an even mantissa.

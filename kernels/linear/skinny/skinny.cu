@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     LaneSums<kTileRows> lane_sums = {};
     multiply_tile<kTileRows>(lane_sums, weights, x);
     double totals[WarpTotals<kTileRows>::kOfLane];
-    add_lanes</*kDistance=*/16>(lane_sums, totals);
+    add_lanes(lane_sums, totals);
     if (previous_tile >= 0) finish_previous_tile();
     share_totals<kTileRows>(totals, buffers.current);
     ptx::cluster_arrive();

@@ -30,54 +30,43 @@ struct WarpTotals {
   __device__ static int first_of(int lane) { return lane / kLanesOfTotal * kOfLane; }
 };
 
-// Two lanes that are `distance` apart divide their sums between them: the lower lane keeps the
-// first half and sends the second half, the upper lane does the opposite, and both add what they
-// receive.
-template <typename T, int kKept>
-__device__ __forceinline__ void halve_sums(const T (&sums)[2 * kKept], double (&added)[kKept],
-                                           int distance) {
+// Two lanes that are `distance` apart have two sums each. They add them: the lower lane returns the
+// total of the first sums, the upper lane that of the second sums. Each sends the sum whose total
+// the other one returns.
+template <typename T>
+__device__ __forceinline__ double add_pair(T first, T second, int distance) {
   const bool is_upper = threadIdx.x & distance;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const T low = sums[i];
-    const T high = sums[kKept + i];
-    const T kept = is_upper ? high : low;
-    const T sent = is_upper ? low : high;
-    added[i] = double{kept} + double{__shfl_xor_sync(0xffffffff, sent, distance)};
-  }
-}
-
-// Adds `sum` over each group of 2 * max_distance neighbouring lanes, which all get the total.
-__device__ __forceinline__ double add_one_sum(double sum, int max_distance) {
-#pragma unroll
-  for (int distance = max_distance; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xffffffff, sum, distance);
-  }
-  return sum;
+  const T kept = is_upper ? second : first;
+  const T sent = is_upper ? first : second;
+  return double{kept} + double{__shfl_xor_sync(0xffffffff, sent, distance)};
 }
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
-// the totals over the lanes as WarpTotals says. The caller passes kDistance = 16. The sums are
-// halved at distances of 16, 8 and so on, until the distance is 1 or one sum is left, which is then
-// added without halving. For kCount = 4, the lanes have these sums after each exchange:
+// the totals over the lanes as WarpTotals says. Lanes exchange sums at distances of 16, 8, 4, 2 and
+// 1, and each exchange halves the sums that a lane still has, until one is left. Lane 27, whose
+// number is 11011 in binary, has these sums after each exchange:
 //
-//   kDistance = 16   lanes 0..15: sums 0, 1                 lanes 16..31: sums 2, 3
-//   kDistance = 8    lanes 0..7: sum 0    8..15: sum 1      16..23: sum 2    24..31: sum 3
-//   4, 2 and 1       the same
-template <int kDistance, typename T, int kCount, int kTotals>
+//   distance       16        8         4         2         1
+//   kCount = 8     4 - 7     6, 7      6         6         6
+//   kCount = 64    32 - 63   48 - 63   48 - 55   52 - 55   54, 55
+template <typename T, int kCount, int kTotals>
 __device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
-  constexpr int kKept = kCount / 2;
-  if constexpr (kKept == 1) {
-    double sum[1];
-    halve_sums(sums, sum, kDistance);
-    totals[0] = add_one_sum(sum[0], kDistance / 2);
-  } else if constexpr (kDistance == 1) {
-    halve_sums(sums, totals, kDistance);
-  } else {
-    double added[kKept];
-    halve_sums(sums, added, kDistance);
-    add_lanes<kDistance / 2>(added, totals);
+  constexpr int kHalf = kCount / 2;
+  double left[kHalf];  // the sums that the lane still has
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) left[i] = add_pair(sums[i], sums[kHalf + i], /*distance=*/16);
+#pragma unroll
+  for (int distance = 8; distance > 0; distance /= 2) {
+    // The number of sums that this exchange leaves. It is 0 if only one sum was left before.
+    const int kept = kCount * distance / 32;
+    if (kept == 0) left[0] += __shfl_xor_sync(0xffffffff, left[0], distance);
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) {  // a constant bound, so that `left` is in registers
+      if (i < kept) left[i] = add_pair(left[i], left[kept + i], distance);
+    }
   }
+#pragma unroll
+  for (int i = 0; i < kTotals; ++i) totals[i] = left[i];
 }
 
 // The two buffers of a block for sums, in shared memory: double [kTileRows][kTileColumns] each.

@@ -52,23 +52,24 @@ struct Copies {
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
-  // 0 and 1 are the thread's two rows of x, quarters 2 and 3 its two rows of the weight. The last
-  // quarter moves on to the next k-tile and the next stage.
-  __device__ void copy_quarter(int quarter) {
+  // 0 and 1 are the thread's two rows of x, quarters 2 and 3 its two rows of the weight. Callers
+  // pass constants, in unrolled loops.
+  __device__ __forceinline__ void copy_quarter(int quarter) {
     static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // each quarter has code of its own, in which i is a constant
-      if (i != quarter) continue;
-      const int row = i % kRowsOfThread * kRowStep;
-      const uint32_t address = target + stage + row * Config::kRowBytes;
-      if (i < kRowsOfThread) {
-        copy_vector(address, x, row);
-      } else {
-        copy_vector(address + 2 * Config::kPartBytes, weight, row);
-      }
+    const int row = quarter % kRowsOfThread * kRowStep;
+    const uint32_t address = target + stage + row * Config::kRowBytes;
+    if (quarter < kRowsOfThread) {
+      copy_vector(address, x, row);
+    } else {
+      copy_vector(address + 2 * Config::kPartBytes, weight, row);
     }
     const bool is_last_quarter = quarter == 3;
-    if (!is_last_quarter) return;
+    if (is_last_quarter) begin_next_k_tile();
+  }
+
+ private:
+  // Commits the copies of a k-tile, and moves on to the next k-tile and the next stage.
+  __device__ __forceinline__ void begin_next_k_tile() {
     ptx::commit_copies();
     x.hi += Config::kKTileDepth;
     weight.hi += Config::kKTileDepth;
@@ -76,7 +77,6 @@ struct Copies {
     stage = next_stage(stage);
   }
 
- private:
   // Returns the thread's part of a matrix. The tile begins at first_row, and the thread at `row`
   // and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
@@ -221,39 +221,48 @@ struct Results {
 __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
                                                 Results& results, uint32_t& stage) {
   constexpr int kLast = Config::kXFragments - 1;
+
+  // Phase 0: lo of k-step 0.
 #pragma unroll
-  for (int phase = 0; phase < 4; ++phase) {
-    uint32_t next = stage;
-    if (phase == 3) {
-      next = next_stage(stage);
-      // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the
-      // last kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still
-      // reads the stage before this one, which the copies of this phase overwrite.
-      ptx::wait_copies<Config::kStages - 3>();
-      __syncthreads();
+  for (int i = 0; i <= kLast; ++i) {
+    fragments.load_b(stage, /*k_step=*/1, i);
+    if (i < kLast) {
+      fragments.load_a(stage, /*k_step=*/0, i + 1);
+    } else {
+      fragments.load_a(stage, /*k_step=*/1, /*fragment=*/0);
     }
+    results.promote(i);
+    results.add_lo_products(fragments, /*k_step=*/0, i);
+  }
+
+  // Phase 1: lo of k-step 1.
 #pragma unroll
-    for (int i = 0; i <= kLast; ++i) {
-      if (phase == 0) {
-        fragments.load_b(stage, /*k_step=*/1, i);
-        if (i < kLast) fragments.load_a(stage, /*k_step=*/0, i + 1);
-        if (i == kLast) fragments.load_a(stage, /*k_step=*/1, /*fragment=*/0);
-        results.promote(i);
-        results.add_lo_products(fragments, /*k_step=*/0, i);
-      } else if (phase == 1) {
-        if (i < kLast) fragments.load_a(stage, /*k_step=*/1, i + 1);
-        results.add_lo_products(fragments, /*k_step=*/1, i);
-      } else if (phase == 2) {
-        Results::remove_lo_scale(results.accumulators[i]);
-        results.add_hi_products(fragments, /*k_step=*/0, i);
-      } else {
-        copies.copy_quarter(i);
-        fragments.load_b(next, /*k_step=*/0, i);
-        if (i == kLast) fragments.load_a(next, /*k_step=*/0, /*fragment=*/0);
-        results.add_hi_products(fragments, /*k_step=*/1, i);
-      }
-    }
-    stage = next;
+  for (int i = 0; i <= kLast; ++i) {
+    if (i < kLast) fragments.load_a(stage, /*k_step=*/1, i + 1);
+    results.add_lo_products(fragments, /*k_step=*/1, i);
+  }
+
+  // Phase 2: hi of k-step 0.
+#pragma unroll
+  for (int i = 0; i <= kLast; ++i) {
+    Results::remove_lo_scale(results.accumulators[i]);
+    results.add_hi_products(fragments, /*k_step=*/0, i);
+  }
+
+  // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the last
+  // kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still reads the
+  // stage before this one, which the copies of phase 3 overwrite.
+  ptx::wait_copies<Config::kStages - 3>();
+  __syncthreads();
+  stage = next_stage(stage);
+
+  // Phase 3: hi of k-step 1. `stage` is the next k-tile's.
+#pragma unroll
+  for (int i = 0; i <= kLast; ++i) {
+    copies.copy_quarter(i);
+    fragments.load_b(stage, /*k_step=*/0, i);
+    if (i == kLast) fragments.load_a(stage, /*k_step=*/0, /*fragment=*/0);
+    results.add_hi_products(fragments, /*k_step=*/1, i);
   }
 }
 

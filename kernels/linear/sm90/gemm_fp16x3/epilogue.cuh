@@ -187,7 +187,23 @@ __device__ inline void mark_overflow(const Arguments& args, int column) {
   *args.has_overflowed = 1;
 }
 
-// Combines the bits of the mask of two row blocks, j and j + 1. All lanes of a warp call it.
+// A pair of row blocks, j = 2 * pair and j + 1, has four of the thread's rows:
+//
+//   r                  0         1             2             3
+//   row of the tile    8j + 2c   8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
+//   offset_of_row(r)   0         1             8             9
+__host__ __device__ constexpr int offset_of_row(int r) { return r / 2 * 8 + r % 2; }
+
+// Returns the index in `sums` of row r of a pair, in the thread's column i, 0 or 1.
+__host__ __device__ constexpr int sum_index(int pair, int r, int i) {
+  const int row_block = 2 * pair + r / 2;
+  const int row_of_two = r % 2;
+  return 4 * row_block + 2 * i + row_of_two;
+}
+static_assert(offset_of_row(3) == 9 && sum_index(1, 3, 0) == 4 * 3 + 1,
+              "row 3 of pair 1 is the second row of row block 3, 9 after the pair's first row");
+
+// Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
 // columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
@@ -215,7 +231,7 @@ __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue,
                                                 int row, int column, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
   const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
-  const int byte_row = row + byte / 2 * 8 + byte % 2;
+  const int byte_row = row + offset_of_row(byte);
   const int first_column_of_byte = column / 8 * 8;
   const bool byte_exists = byte_row < end_row && first_column_of_byte < epilogue.n;
   if (byte_exists) {
@@ -239,36 +255,34 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
                                    split::power_of_two(-columns[1].exponent)};
   float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  // The thread's first row of a pair of row blocks, in out.
+  const int first_bit = block_column % 8;    // of the thread's columns, in a byte of the mask
+  // Row 0 of a pair's four, in out.
   float* target = epilogue.out_at(inputs.first_row + lane_row, column);
 #pragma unroll
   for (int pair = 0; pair < Config::kSums / 8; ++pair) {
     const int first_row_of_pair = inputs.first_row + 16 * pair;
     if (first_row_of_pair >= inputs.end_row) break;
-    uint32_t bits = 0;  // of the mask: the four bytes in the picture of combine_mask_bytes
+    uint32_t bits = 0;  // of the mask: byte r is row r's, as in the picture of combine_mask_bytes
 #pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {  // of that picture, one for each of the thread's rows
-      const int j = 2 * pair + byte / 2;    // the row block
-      const int row_of_two = byte % 2;      // which of the thread's two rows of the row block
-      const int row_of_tile = 8 * j + lane_row + row_of_two;
+    for (int r = 0; r < 4; ++r) {  // the thread's rows
+      const int row_of_tile = 16 * pair + lane_row + offset_of_row(r);
       const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
       float out[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // the thread's columns
-        const float sum = sums[4 * j + 2 * i + row_of_two];
+        const float sum = sums[sum_index(pair, r, i)];
         largest[i] = ptx::max_nan(largest[i], fabsf(sum));
         // The general epilogue gets the same z: multiplication by a power of two is exact.
         const float z = fmaf(sum, x_unscale * weight_unscale[i], columns[i].bias);
         if constexpr (kMask) {
           const bool passes = exists && mask_bit(z);
-          bits |= (passes ? 1u : 0u) << (8 * byte + block_column % 8 + i);
+          bits |= (passes ? 1u : 0u) << (8 * r + first_bit + i);
         }
         out[i] = epilogue.finish_fast(z);
       }
       if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
-        *reinterpret_cast<float2*>(target +
-                                   (byte / 2 * 8 + row_of_two) * static_cast<int64_t>(epilogue.n)) =
-            make_float2(out[0], out[1]);
+        const int64_t offset = offset_of_row(r) * static_cast<int64_t>(epilogue.n);
+        *reinterpret_cast<float2*>(target + offset) = make_float2(out[0], out[1]);
       }
     }
     target += 16 * static_cast<int64_t>(epilogue.n);

@@ -291,9 +291,8 @@ struct ConsumerWarpgroup {
   // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
   // k-group.
   //
-  // The order of the steps, for an interval of 128 (the top of this file has the others):
-  //
-  //   hi 0 hi 1 | P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 hi 0' hi 1' | P lo 0' ...
+  // Comments at the ends of lines name the steps of the pictures at the top of this file. [P] is a
+  // promotion that only some intervals have.
   template <int kRows>
   __device__ void run_mainloop(Rows<kRows> rows, int k_groups, bool lets_second_start,
                                State* state) {
@@ -303,55 +302,53 @@ struct ConsumerWarpgroup {
     State state0 = *state;
     State state1 = state0.next();
 
-    // hi 0 and hi 1 of the first k-group
-    convert(even, state0);
-    multiply_hi(rows, even, state0, /*accumulates=*/false);
-    convert(odd, state1);
-    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);
+    // The first k-group has no k-group before it that would make its hi 0 and hi 1.
+    convert(even, state0);                                    // c 0
+    multiply_hi(rows, even, state0, /*accumulates=*/false);   // hi 0
+    convert(odd, state1);                                     // c 1
+    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [P] hi 1
 
     for (int k_group = 0;;) {
-      promote(rows);
+      promote(rows);  // P
 
-      // lo 0 to lo 3
       const State state2 = state1.next();
       const State state3 = state2.next();
-      multiply_lo(rows, even, state0, /*accumulates=*/false);
-      multiply_lo(rows, odd, state1, /*accumulates=*/true);
-      ptx::wgmma_wait_group<1>();  // lo 0 has ended, so `even` may change
-      convert(even, state2);
-      multiply_lo(rows, even, state2, /*accumulates=*/true);
+      multiply_lo(rows, even, state0, /*accumulates=*/false);  // lo 0
+      multiply_lo(rows, odd, state1, /*accumulates=*/true);    // lo 1
+      ptx::wgmma_wait_group<1>();                              // lo 0 has ended: `even` may change
+      convert(even, state2);                                   // c 2
+      multiply_lo(rows, even, state2, /*accumulates=*/true);   // lo 2
       if (k_group == 0 && lets_second_start) {
         ptx::barrier_arrive(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
-      ptx::wgmma_wait_group<1>();  // lo 1 has ended
+      ptx::wgmma_wait_group<1>();  // lo 1 has ended: `odd` may change
       release(state0);
       release(state1);
-      convert(odd, state3);
-      multiply_lo(rows, odd, state3, /*accumulates=*/true);
-      scale_lo_products(rows);
+      convert(odd, state3);                                  // c 3
+      multiply_lo(rows, odd, state3, /*accumulates=*/true);  // lo 3
+      scale_lo_products(rows);                               // S
 
-      // hi 2 and hi 3, on top of the lo products
-      multiply_hi(rows, even, state2, /*accumulates=*/true);
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);
+      multiply_hi(rows, even, state2, /*accumulates=*/true);    // hi 2, on top of the lo products
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);  // [P] hi 3
       state0 = state3.next();
       state1 = state0.next();
       ++k_group;
       if (k_group == k_groups) {
-        promote(rows);
+        promote(rows);  // the last P
         release(state2);
         release(state3);
         break;
       }
 
-      // hi 0' and hi 1', of the next k-group
-      ptx::wgmma_wait_group<1>();  // hi 2 has ended, so `even` may change
-      convert(even, state0);
-      multiply_next_hi<kPromotesEachPair>(rows, even, state0);
-      ptx::wgmma_wait_group<1>();  // hi 3 has ended
+      // The next k-group's k-tiles 0 and 1.
+      ptx::wgmma_wait_group<1>();                               // hi 2 has ended: `even` may change
+      convert(even, state0);                                    // c 0'
+      multiply_next_hi<kPromotesEachPair>(rows, even, state0);  // [P] hi 0'
+      ptx::wgmma_wait_group<1>();                               // hi 3 has ended: `odd` may change
       release(state2);
       release(state3);
-      convert(odd, state1);
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);
+      convert(odd, state1);                                     // c 1'
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [P] hi 1'
     }
     *state = state0;
   }

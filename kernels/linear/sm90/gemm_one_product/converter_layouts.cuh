@@ -98,27 +98,32 @@ struct RowMajor {
   using C = ConverterConfig;
   static constexpr bool kIsTransposed = false;
 
-  // A lane converts octets of kRows rows of the patch: row(lane, 0), row(lane, 1) and so on. Here
-  // they are as many as the lane's octets in a k-tile, two in each of four pieces.
+  // In the examples below, `piece` is a number in the k-tile, 0 to 3, and `octet` is 0 or 1. The
+  // assertions after the struct check the examples.
+
+  // The number of rows of the patch of which a lane converts octets: one for each of the lane's
+  // octets in a k-tile, two in each of four pieces.
   static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
+  // Row i of the lane's kRows rows, as a row of the patch. Lane 27 has rows 3, 7, 11 ... 31.
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // Returns the i for which row(lane, i) is the row of this octet of a piece. Pieces are numbered
-  // in the k-tile, 0 to 3.
+  // The i for which row(lane, i) is the row of this octet. Piece 3 begins with row 24 of the patch,
+  // and its octet 1 of lane 27 is row 31, which is the lane's row 7.
   __host__ __device__ static constexpr int row_index(int piece, int octet) {
     return C::kOctetsPerPiece * piece + octet;
   }
-  // The first k, in the k-tile, of the lane's octets in a piece.
+  // The first k, in the k-tile, of the lane's octets in a piece. Lane 27 has k = 24 to 31.
   __host__ __device__ static constexpr int first_k(int lane, int /*piece*/) { return lane % 8 * 8; }
 
-  // The float of a buffer that has this row and k of the piece, as in the picture.
+  // The float of a buffer that has this row and k of the piece. Row 7, k = 24 is float 472.
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     return row * C::kKTileDepth + k;
   }
-  // A copy of the warp loads 16 octets, for example copy 2 octet 1 of lanes 0 to 15. Here are the
-  // copy that loads this octet of the lane, and the octet's place among the copy's octets, 0 to 15.
+  // The copy, 0 to 3, that loads this octet of the lane. A copy loads 16 octets. Octet 1 of lane 27
+  // begins with float 472, so it is octet 59 of the buffer, and copy 3 loads octets 48 to 63.
   __host__ __device__ static constexpr int copy_of(int lane, int octet) {
     return 2 * octet + lane / 16;
   }
+  // The octet's place among the 16 of that copy. Octet 59 is at place 11 of copy 3.
   __host__ __device__ static constexpr int place_in_copy(int lane) { return lane % 16; }
 
   // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
@@ -160,14 +165,15 @@ struct RowMajor {
   // __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
-static_assert(RowMajor::row(27, 1) == 7 && RowMajor::first_k(27, 0) == 24,
-              "octet 1 of lane 27 is row 7, k = 24 to 31");
-static_assert(
-    RowMajor::row_index(3, 1) == 7 && RowMajor::row(27, 7) == 3 * 8 + 7,
-    "in piece 3, which begins with row 24, octet 1 of lane 27 is the lane's row number 7");
-static_assert(RowMajor::buffer_float(7, 24) == 7 * 64 + 24, "a row of a buffer is 64 floats");
-static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::place_in_copy(27) == 11,
-              "row 7, k = 24 to 31 is octet 7 * 8 + 3 = 59 of the piece, which is 3 * 16 + 11");
+static_assert(RowMajor::row(27, 0) == 3 && RowMajor::row(27, 1) == 7 &&
+                  RowMajor::first_k(27, 0) == 24,
+              "octets 0 and 1 of lane 27 in piece 0 are rows 3 and 7, k = 24 to 31");
+static_assert(RowMajor::row_index(3, 1) == 7 && RowMajor::row(27, 7) == 24 + 7,
+              "octet 1 of lane 27 in piece 3 is row 31, the lane's row 7");
+static_assert(RowMajor::buffer_float(7, 24) == 472, "a row of a buffer is 64 floats");
+static_assert(RowMajor::copy_of(27, 1) == 3 && RowMajor::place_in_copy(27) == 11 &&
+                  (3 * 16 + 11) * split::kOctet == 472,
+              "octet 59 of a buffer begins with float 472");
 static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
 constexpr bool row_major_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {
@@ -201,14 +207,19 @@ struct Transposed {
   using C = ConverterConfig;
   static constexpr bool kIsTransposed = true;
 
-  // These members mean what RowMajor's members of the same names mean.
+  // These members mean what RowMajor's members of the same names mean. The examples are checked
+  // after the struct, too.
   static constexpr int kRows = C::kOctetsPerPiece;
+  // Lane 27 has rows 11 and 27 of the patch.
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
+  // Octet 1 of lane 27 is row 27, the lane's row 1, in every piece.
   __host__ __device__ static constexpr int row_index(int /*piece*/, int octet) { return octet; }
+  // Lane 27 has k = 8 to 15 in piece 0, and k = 40 to 47 in piece 2.
   __host__ __device__ static constexpr int first_k(int lane, int piece) {
     return piece * C::kTransposedPieceDepth + lane / 16 * 8;
   }
 
+  // Row 27, k = 0 is float 27. Row 27, k = 8 is float 8 * 32 + 11, as rows 27 and 11 are swapped.
   __host__ __device__ static constexpr int buffer_float(int row, int k) {
     const int swap = k < 8 ? 0 : 16;
     return k * C::kPatchRows + (row ^ swap);
@@ -233,7 +244,8 @@ struct Transposed {
   }
 
   // The buffer's float with which an octet of the lane begins. Lanes 0 to 15 have k = 0 to 7, the
-  // others k = 8 to 15.
+  // others k = 8 to 15. Octet 1 of lane 27, which is row 27, k = 8 to 15, begins with float
+  // 8 * 32 + 11.
   __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;  // swapped from k = 8 on
@@ -256,16 +268,17 @@ struct Transposed {
   }
   static constexpr bool kCountsOwnOctets = false;
 };
-static_assert(Transposed::row(27, 1) == 27 && Transposed::first_k(27, 0) == 8,
-              "octet 1 of lane 27 is row 27, k = 8 to 15 of the piece");
-static_assert(
-    Transposed::row_index(2, 1) == 1 && Transposed::first_k(27, 2) == 2 * 16 + 8,
-    "in piece 2, octet 1 of lane 27 is the lane's row number 1, k = 40 to 47 of the k-tile");
+static_assert(Transposed::row(27, 0) == 11 && Transposed::row(27, 1) == 27 &&
+                  Transposed::first_k(27, 0) == 8,
+              "octets 0 and 1 of lane 27 in piece 0 are rows 11 and 27, k = 8 to 15");
+static_assert(Transposed::row_index(2, 1) == 1 && Transposed::first_k(27, 2) == 40,
+              "octet 1 of lane 27 in piece 2 is the lane's row 1, k = 40 to 47 of the k-tile");
 static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
               "p8 to p11, all of k-tile 2, for piece 1 of the k-tile");
 static_assert(Transposed::buffer_float(27, 0) == 27 &&
                   Transposed::buffer_float(27, 8) == 8 * 32 + 11 &&
-                  Transposed::buffer_float(11, 8) == 8 * 32 + 27,
+                  Transposed::buffer_float(11, 8) == 8 * 32 + 27 &&
+                  Transposed::first_float(27, 1) == 8 * 32 + 11,
               "from k = 8 on, rows 27 and 11 have each other's places");
 constexpr bool transposed_reads_as_pictured() {
   for (int lane = 0; lane < 32; ++lane) {

@@ -122,27 +122,64 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
   }
 }
 
+// An epilogue subtile in shared memory has 64 rows of x, each with 64 columns, which are 128 bytes
+// or eight vectors of 16 bytes. Vectors are swizzled: vector v of row r is at place v ^ (r % 8). So
+// the same vector of eight successive rows is in different banks, and so are the eight vectors of a
+// row.
+constexpr int kStagedRowBytes = 128;
+
+// Copies results from the epilogue subtiles in shared memory to out. Thread t copies vector t % 8
+// (eight columns) of row t / 8 of a subtile, and of every kRowsAtATime-th row after it.
+template <typename T>
+struct StagedRowsReader {
+  static constexpr int kRowsAtATime = BlockConfig::kWarpgroupThreads / 8;
+  static_assert(kRowsAtATime % 8 == 0, "a thread's vectors have the same place in all its rows");
+
+  uint32_t source;  // address of the thread's first vector in the first buffer
+  int row;          // of out: the thread's first one in the tile
+  int column;       // of out: the vector's first one
+  T* target;        // that element of out
+
+  __device__ StagedRowsReader(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+                              uint32_t staging, int thread) {
+    const int read_place = thread % 8 ^ thread / 8 % 8;
+    source = staging + thread / 8 * kStagedRowBytes + read_place * 16;
+    row = part.first_row + thread / 8;
+    column = part.first_column + thread % 8 * 8;
+    target = epilogue.out_at(row, column);
+  }
+
+  // Copies the subtile that begins at row subtile_row of the tile.
+  __device__ __forceinline__ void copy(const Epilogue<T>& epilogue, int subtile_row,
+                                       int buffer_offset) const {
+#pragma unroll
+    for (int i = 0; i < Config::kHalfTypeSubtileRows / kRowsAtATime; ++i) {
+      const int offset = buffer_offset + i * kRowsAtATime * kStagedRowBytes;
+      const float4 v = ptx::load_shared_float4(source + offset);
+      const int row_offset = subtile_row + i * kRowsAtATime;
+      const bool exists = row + row_offset < epilogue.m && column < epilogue.n;
+      T* const out = target + row_offset * static_cast<int64_t>(epilogue.n);
+      if (exists) __stcs(reinterpret_cast<float4*>(out), v);
+    }
+  }
+};
+
 // The fast epilogue of half types, which applies ReLU. The caller has checked
 // epilogue.call_is_fast, which implies ReLU here (launch_half_in_mode, launch.cuh). The caller
 // has also divided the bias in `inputs`, so that one fma divides the product and adds the bias.
 // 1 / divisor is a power of two here.
 //
-// An epilogue subtile has 64 rows of x in shared memory, each with 64 columns, which are 128 bytes
-// or eight vectors of 16 bytes. stmatrix with .trans writes four 8 x 8 matrices at a time, and
-// transposes them: a register that it reads has two rows of one column, and a vector that it writes
-// has eight columns of one row. Vectors are swizzled: vector v of row r is at v ^ (r % 8). So the
-// eight vectors of one matrix, which have the same v in eight rows, are in different banks, and so
-// are the eight vectors of a row.
+// The results go through shared memory, an epilogue subtile at a time. stmatrix with .trans writes
+// four 8 x 8 matrices at a time, and transposes them: a register that it reads has two rows of one
+// column, and a vector that it writes has eight columns of one row.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& part,
                            const float (&accumulators)[Config::kAccumulators],
                            const EpilogueMemory<T>& memory) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
-  constexpr int kRowBytes = Config::kWarpgroupColumns * sizeof(T);
-  static_assert(kRowBytes == 128, "eight vectors of 16 bytes a row are swizzled");
+  static_assert(kStagedRowBytes == Config::kWarpgroupColumns * sizeof(T),
+                "a row has eight vectors of 16 bytes");
   constexpr int kPairRows = 16;  // of a pair of row blocks
-  // The rows that the threads read and store at a time, eight vectors each.
-  constexpr int kRowsAtATime = BlockConfig::kWarpgroupThreads / 8;
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -158,30 +195,25 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   //                       warp's columns 0 - 7      warp's columns 8 - 15
   //   first row block     matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
   //   second row block    matrix 1 (lanes 8 - 15)   matrix 3 (lanes 24 - 31)
-  const uint32_t base = ptx::shared_address(&memory.staging);
-  const int matrix_row = lane % 16;
+  const uint32_t staging = ptx::shared_address(&memory.staging);
   const int matrix_place = (warp * 2 + lane / 16) ^ lane % 8;
-  const uint32_t write_address = base + matrix_row * kRowBytes + matrix_place * 16;
-  // Thread t reads and stores vector t % 8 (eight columns) of rows t / 8 + kRowsAtATime * i.
-  const int read_place = thread % 8 ^ thread / 8 % 8;
-  const uint32_t read_address = base + thread / 8 * kRowBytes + read_place * 16;
-  const int column = part.first_column + thread % 8 * 8;
-  const int thread_row = part.first_row + thread / 8;
-  T* const target = epilogue.out_at(thread_row, column);
+  const uint32_t matrix_address = staging + lane % 16 * kStagedRowBytes + matrix_place * 16;
+  const StagedRowsReader<T> reader(epilogue, part, staging, thread);
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
     auto& staged = memory.staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
+    const int subtile_row = subtile * kSubtileRows;
 #pragma unroll
     for (int pair = 0; pair < kSubtileRows / kPairRows; ++pair) {
-      const int first_row_block = (subtile * kSubtileRows + pair * kPairRows) / 8;
-      const int offset = buffer_offset + pair * kPairRows * kRowBytes;
+      const int first_row_block = (subtile_row + pair * kPairRows) / 8;
       uint32_t words[4];
       PairMaskBits mask_bits;
       make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias, words,
                                      &mask_bits);
-      ptx::store_matrices_transposed(write_address + offset, words);
+      const int offset = buffer_offset + pair * kPairRows * kStagedRowBytes;
+      ptx::store_matrices_transposed(matrix_address + offset, words);
       if constexpr (kMask) {
         const bool is_in_second = g / 4 != 0;
         const uint32_t two_words = combine_mask_words(mask_bits, is_in_second, g);
@@ -192,18 +224,10 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      store_mask_rows(epilogue, part.first_row + subtile * kSubtileRows, part.first_column, thread,
+      store_mask_rows(epilogue, part.first_row + subtile_row, part.first_column, thread,
                       staged.mask);
     }
-#pragma unroll
-    for (int i = 0; i < kSubtileRows / kRowsAtATime; ++i) {
-      const int offset = buffer_offset + i * kRowsAtATime * kRowBytes;
-      const float4 v = ptx::load_shared_float4(read_address + offset);
-      const int row_offset = subtile * kSubtileRows + i * kRowsAtATime;
-      const bool exists = thread_row + row_offset < epilogue.m && column < epilogue.n;
-      T* const out = target + row_offset * static_cast<int64_t>(epilogue.n);
-      if (exists) __stcs(reinterpret_cast<float4*>(out), v);
-    }
+    reader.copy(epilogue, subtile_row, buffer_offset);
   }
 }
 
