@@ -168,10 +168,9 @@ __device__ __forceinline__ void replace_results(
 //
 // If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart, which is often a
 // power of two. An even number of blocks would give all of them to a few blocks, so the number is
-// odd: kBlocksPerMultiprocessor for each multiprocessor, and one more. With the launch bounds
-// below, that one runs beside the others.
+// odd: kBlocksPerMultiprocessor for each multiprocessor, less one.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
-                                  NonfiniteConfig::kBlocksPerMultiprocessor + 1)
+                                  NonfiniteConfig::kBlocksPerMultiprocessor)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
                      const __grid_constant__ split::ScaledMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> epilogue,
@@ -212,7 +211,7 @@ inline void launch(const split::ScaledMatrix& x, const split::ScaledMatrix& weig
                    cudaStream_t stream, bool has_pdl) {
   Grid grid{};
   grid.blocks =
-      NonfiniteConfig::kBlocksPerMultiprocessor * device_attribute(cudaDevAttrMultiProcessorCount) +
+      NonfiniteConfig::kBlocksPerMultiprocessor * device_attribute(cudaDevAttrMultiProcessorCount) -
       1;
   grid.threads = NonfiniteConfig::kThreads;
   grid.stream = stream;
