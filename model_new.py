@@ -53,7 +53,7 @@ relu_builtin = as_builtin(relu_ops.relu.default)
 
 # The linear operator, for eager calls.
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
-# The same operator, as Dynamo puts it into a graph: torch's `OpOverload`.
+# This operator as Dynamo puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
 # A program that torch.export saves refers to operators by name. The name in the stable namespace
 # does not change with the sources.

@@ -150,7 +150,7 @@ ENDLESS = {
     "closes everything": ("import os\nos.closerange(0, 99)\n", "error|time limit", ""),
     "forks": (FORKS, "time limit", "while importing"),
 }
-# The same for files that end.
+# Hostile files that end.
 HOSTILE = {
     "exit at import": error("import sys\nsys.exit(0)\n", "exits with status 0"),
     "exit 3": error("import os\nos._exit(3)\n", "exits with status 3 while importing"),

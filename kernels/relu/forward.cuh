@@ -39,8 +39,9 @@ __device__ uint32_t combine_bits(uint32_t bits) {
   return bits;
 }
 
-// The same for threads that have one element each. One ballot gives the bits of all 32 lanes, and
-// each lane shifts its own bit to the lowest place. Lanes 0, 8, 16 and 24 are the first of a byte.
+// Combines the bits of threads that have one element each. One ballot gives the bits of all 32
+// lanes, and each lane shifts its own bit to the lowest place. Lanes 0, 8, 16 and 24 are the first
+// of a byte.
 template <>
 __device__ inline uint32_t combine_bits<1>(uint32_t bits) {
   return __ballot_sync(0xffffffff, bits) >> (threadIdx.x % 32);
@@ -116,8 +117,8 @@ struct ForwardOfThread {
     for (int u = 0; u < kVectors; ++u) finish_vector(words[u], u * kStride, /*exists=*/true);
   }
 
-  // The same in the last block. The elements before vectors_end are handled as vectors. Each of the
-  // rest, fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
+  // In the last block, the elements before vectors_end are handled as vectors. Each of the rest,
+  // fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
   // 8, so that the rest shares no byte of the mask with a vector. Threads without elements take
   // part in the exchange of bits, with zeros.
   __device__ void compute_in_last_block() const {

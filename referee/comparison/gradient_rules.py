@@ -57,7 +57,7 @@ class GradientOfStep:
 
     @property
     def is_right(self) -> bool:
-        """Whether no element is off by too much."""
+        """True if no element is off by too much."""
         return not bool(self.wrong.any())
 
 

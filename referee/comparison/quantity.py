@@ -71,7 +71,7 @@ class Quantity:
 
     @property
     def is_wrong_in_one_step(self) -> bool:
-        """Whether a single step has shown that the quantity is wrong."""
+        """True if a single step has shown that the quantity is wrong."""
         return self._has_wrong_element or self._far_off_in_one_step.is_mistake()
 
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:

@@ -14,7 +14,8 @@ from referee.contestants.described_results import elements_share_memory
 from referee.times.gain import compare_times
 from referee.times.two_clocks import Sample, measure_overhead
 
-# The same examples every time. The profile, which a project's own tests may have set, stays.
+# Hypothesis draws the same examples every time. The profile, which a project's own tests may have
+# set, stays.
 EXAMPLES = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 
 # ---------------------------------------------------------------------- elements that share memory

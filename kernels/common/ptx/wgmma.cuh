@@ -152,8 +152,8 @@ KERNELS_WGMMA(160, 80, "80", "81", "82", "83", "84", "85")
 KERNELS_WGMMA(176, 88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
-// The same with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d : 0), where
-// a and b are descriptors. The first argument chooses the element type; its value is not used. Half
+// wgmma with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d : 0), where a
+// and b are descriptors. The first argument chooses the element type; its value is not used. Half
 // types have 16 elements of K, K-major or MN-major (kA, kB). TF32 has 8, K-major.
 //
 // `shape` is the end of the instruction's name. The operands after the accumulators are the

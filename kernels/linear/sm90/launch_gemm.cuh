@@ -1,5 +1,5 @@
-// What the launches of both GEMM kernels of this folder need (gemm_fp16x3/launch.cuh and
-// gemm_one_product/launch.cuh): tensor maps, and the persistent launch.
+// Tensor maps and the persistent launch, for both GEMM kernels of this folder: see
+// gemm_fp16x3/launch.cuh and gemm_one_product/launch.cuh.
 
 #pragma once
 

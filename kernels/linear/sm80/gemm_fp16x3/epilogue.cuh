@@ -33,8 +33,8 @@ __device__ __forceinline__ void stage_subtile(
   }
 }
 
-// What turns a warp's sums into results: the epilogue, the exponents of the rows of x and of the
-// weight, and the first row and column of the warp in out.
+// Everything that turns a warp's sums into results: the epilogue, the exponents of the rows of x
+// and of the weight, and the first row and column of the warp in out.
 struct WarpOutput {
   const Epilogue<float>& epilogue;
   const int* x_exponent;

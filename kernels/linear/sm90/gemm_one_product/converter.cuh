@@ -157,7 +157,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   }
 }
 
-// What belongs to one converter warp.
+// The memory of one converter warp, its barrier, and where its producer is.
 struct ConverterWarp {
   PieceRing& ring;       // the warp's part of shared memory
   int barrier;           // a named barrier for its lanes
