@@ -184,8 +184,7 @@ size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
-// KiB of shared memory. Only float32, and only with
-// kFloat32Accuracy.
+// KiB of shared memory. Only float32, and only with kFloat32Accuracy.
 bool linear_sm80_supports(const LinearArguments& call);
 size_t linear_sm80_workspace_bytes(const LinearArguments& call);
 int linear_sm80(const LinearArguments& call, CUstream_st* stream);

@@ -23,7 +23,6 @@ FILES_ELSEWHERE = {
     "ATen/autocast_mode.h",  # torch
     "run_and_check.py",  # KernelBench
     "kernels/gelu/dispatch.py",  # an example
-    "test_referee_kinds.py",  # an older commit
 }
 # How the code reads an environment variable or a macro.
 READ = [

@@ -1,9 +1,9 @@
 """The two roles of a contestant. What a contestant may do depends on its role alone."""
 
-from enum import StrEnum
+from enum import Enum
 
 
-class Role(StrEnum):
+class Role(str, Enum):  # Python 3.10 has no StrEnum
     """The role of a contestant's process; the value is its spelling in a request to fork.
 
     A solution has limits on its memory and files, shows its memory to the referee, and must stay

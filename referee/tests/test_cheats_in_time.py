@@ -1,6 +1,6 @@
 """Cheats that return right results and try to be timed as faster, graded against reference files.
 
-They gain nothing. Two of them are wrong if a thread is late; all others are correct.
+They gain nothing, or little. Two of them are wrong if a thread is late; all others are correct.
 """
 
 from statistics import median

@@ -19,6 +19,8 @@ from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.words import ERROR
 
+TIMER_SECONDS = 0.2
+
 
 @pytest.fixture
 def fork():
@@ -142,19 +144,17 @@ def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
 def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
     """The kernel sends SIGCONT to the stopped process: nothing runs that could be stopped."""
     counter = Counter()
-    seconds = 0.2
 
     def wait_for_timer() -> NoReturn:
         if has_timer:
-            start_timer(signal.SIGCONT, seconds)
+            start_timer(signal.SIGCONT)
         counter.count()
 
     tree = processes.Tree(fork(wait_for_timer), is_solution=True)
     assert counter.goes_on()
     assert tree.stop()
     tree.note_runs()
-    assert not tree.has_run()
-    time.sleep(1.5 * seconds)
+    time.sleep(2 * TIMER_SECONDS)
     assert tree.has_run() == has_timer
 
 
@@ -167,13 +167,12 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
         fork: the fixture.
     """
     counter = Counter()
-    seconds = 0.2
 
     def start_a_helper() -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the helper vanishes when it ends
         if os.fork() == 0:
             signal.signal(signal.SIGCONT, leave_the_work_to_a_child)
-            start_timer(signal.SIGCONT, seconds)
+            start_timer(signal.SIGCONT)
             counter.count()
         while True:
             signal.pause()
@@ -184,22 +183,21 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
         tree = processes.Tree(pid, is_solution=True)
         assert counter.goes_on()
         assert tree.stop()
-        assert counter.is_still()
         if is_woken_first:
-            time.sleep(1.5 * seconds)
+            time.sleep(2 * TIMER_SECONDS)
         tree.note_runs()
         if not is_woken_first:
-            assert not tree.has_run()
-            time.sleep(1.5 * seconds)
+            time.sleep(2 * TIMER_SECONDS)
         assert tree.has_run()
         assert counter.goes_on()  # in the child
         processes.referees_pids.discard(pid)
 
 
 def leave_the_work_to_a_child(number: int, frame: object) -> None:
-    """End this process, whose work a child goes on with; a handler of a signal."""
+    """End this process; a child goes on with its work, and has such a timer, too."""
     if os.fork() != 0:
         os._exit(0)
+    start_timer(signal.SIGCONT)
 
 
 PTRACE_SEIZE = 0x4206
@@ -235,7 +233,11 @@ def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
         pytest.skip("the system allows no tracing")
     monkeypatch.setattr(processes, "_send", lambda *args: (os.kill(*args), time.sleep(0.02)))
     monkeypatch.setattr(processes, "_schedule_counts", lambda _: {})
-    assert tree.stop()
+    for _ in range(50):
+        assert tree.stop()
+        if not counter.is_still():
+            break
+        tree.go_on()  # the tracer was too slow, as on a busy machine
     assert counter.goes_on()
     tree.note_runs()
     assert tree.has_run()
@@ -257,14 +259,15 @@ def test_the_reason_for_a_process_that_a_timer_wakes():
     assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
 
 
-def start_timer(number: int, seconds: float) -> None:
-    """Have the kernel send a signal to this process later, by timer_create(2)."""
+def start_timer(number: int) -> None:
+    """Have the kernel send a signal to this process every TIMER_SECONDS, by timer_create(2)."""
     libc = ctypes.CDLL(None)
     event = (ctypes.c_int * 16)()  # a struct sigevent, whose third number is the signal's
     event[2] = number
     timer = ctypes.c_void_p()
     assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
-    interval_and_time = (ctypes.c_long * 4)(0, 0, 0, round(1e9 * seconds))
+    nanoseconds = round(1e9 * TIMER_SECONDS)
+    interval_and_time = (ctypes.c_long * 4)(0, nanoseconds, 0, nanoseconds)
     assert libc.timer_settime(timer, 0, interval_and_time, None) == 0
 
 

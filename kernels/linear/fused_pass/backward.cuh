@@ -232,7 +232,8 @@ struct RowsOfThread {
   __device__ void compute_group(Totals& totals) {
     Totals group_totals = {};
     const int left_after_group = max(rows_left - BackwardConfig::kGroupRows, 0);
-    // Without this, the step of a half type whose rows are not aligned took 2% longer on an H200.
+    // Otherwise a training step in a half type, with x [4096, 256] and a weight of 8191 rows, took
+    // 2% longer on an H200.
 #pragma unroll 2
     while (rows_left > left_after_group) compute_next(group_totals);
 #pragma unroll

@@ -138,9 +138,9 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
   }
 }
 
-// Replaces the results of a tile whose row of x or of the weight is kNonfinite. Lane j of the first
-// warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The other warps
-// do nothing.
+// Replaces those results of a tile whose own row of x or of the weight is kNonfinite. Lane j of the
+// first warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The other
+// warps do nothing.
 __device__ __forceinline__ void replace_results(
     const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
     const Epilogue<float>& epilogue, int first_row, int first_column,
@@ -167,7 +167,7 @@ __device__ __forceinline__ void replace_results(
 // pointer is null.
 //
 // If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart, which is often a
-// power of two. An even number of blocks would give all of them to a few blocks, so the number is
+// power of two. An even number of blocks could give all of them to a few blocks, so the number is
 // odd: kBlocksPerMultiprocessor for each multiprocessor, less one.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor)

@@ -109,7 +109,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
                                              SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  // Rows of the weight, among those of the block: the first one of the warp, and of the thread.
+  // The warp's first row of the weight, and the thread's, counted from the block's first row.
   const int warp_row = threadIdx.x / 32 * Config::kWarpWeightRows;
   const int thread_row = warp_row + weight_row_at_operand_row(g);
   ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, thread_row);
