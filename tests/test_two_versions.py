@@ -27,7 +27,7 @@ FAULTS = [
     (
         "relu/relu_op.cpp",
         "  run_on_device(x, run_on_gpu, run_on_cpu);",
-        "  memset(out_data, 0, out.element_size());",
+        "  memset(call.out, 0, out.element_size());",
     ),
     (
         "linear/operator/forward.h",
@@ -37,7 +37,7 @@ FAULTS = [
     (
         "linear/operator/backward.h",
         "  run_on_device(grad_output, run_on_gpu, run_on_cpu);",
-        "  memset(grad_z_data, 0, grad_z.element_size());",
+        "  memset(call.grad_z, 0, grad.z.element_size());",
     ),
 ]
 
