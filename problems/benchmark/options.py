@@ -34,7 +34,6 @@ rows               a dictionary for each row of the measurement. Times are in se
 """
 
 import argparse
-from pathlib import Path
 
 from referee.report import files
 
@@ -54,17 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
     add("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     add("--precision", choices=["highest", "high", "medium"], default="highest")
-    add("--json", type=_writable, metavar="FILE", help="write the results to this file")
+    add("--json", type=files.writable_path, metavar="FILE", help="write the results to this file")
     only = "report: run only commands that contain this, or whose file's name does"
     add("--only", default="", metavar="TEXT", help=only)
     return parser
-
-
-def _writable(text: str) -> Path:
-    """Return the path of a file; raise ArgumentTypeError if it cannot be written."""
-    path = Path(text)
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
-    return path

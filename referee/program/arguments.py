@@ -57,7 +57,7 @@ def add_common_options(parser: Parser, rounds_on_gpu: str) -> None:
     add("--full", action="store_true", help="more rounds, as for a table that is published")
     verbose = "print tracebacks, and what solutions print; has no effect on folders"
     add("--verbose", action="store_true", help=verbose)
-    file = {"type": writable, "metavar": "FILE"}
+    file = {"type": files.writable_path, "metavar": "FILE"}
     add("--json", **file, help="write everything as JSON too")
     add("--markdown", **file, help="write tables for a README too")
     limit = f"seconds for each solution, its compilation included (default: {TIMEOUT})"
@@ -151,13 +151,3 @@ def positive(text: str) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text[:20]} is not a whole number from 1 to 999999999")
     return int(text)
-
-
-def writable(text: str) -> Path:
-    """Return the path of a file that can be written; raise ArgumentTypeError if it cannot."""
-    path = Path(text)
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
-    return path

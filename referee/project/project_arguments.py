@@ -11,11 +11,10 @@ from referee.program.arguments import (
     check_folders,
     positive,
     readable,
-    writable,
 )
 from referee.project.project import Project
 from referee.reference.dtypes import DTYPES
-from referee.report import plot
+from referee.report import files, plot
 from referee.times.timing import MAX_ROUNDS, QUICK_ROUNDS
 
 
@@ -28,7 +27,7 @@ def make_parser(project: Project) -> Parser:
     add("--dtype", type=_dtypes, metavar="T[,T]", help=dtypes)
     add("--rows", type=positive, metavar="N", help="rows of the input (default: what fits)")
     add("--sweep", action="store_true", help="time many sizes and dtypes, forwards alone")
-    file = {"type": writable, "metavar": "FILE"}
+    file = {"type": files.writable_path, "metavar": "FILE"}
     add("--plot", **file, help="draw what --sweep measures as .svg or .png; needs matplotlib")
     add("--bundle", **file, help="write the solution as one file, and stop")
     solution = "grade these files, each of which defines ModelNew, instead of this project's; "

@@ -4,6 +4,7 @@ A regular file is replaced by a new one (`_replace`). Devices, pipes, and the fi
 or stderr leads cannot be replaced: they are written to in place.
 """
 
+import argparse
 import errno
 import os
 import secrets
@@ -28,6 +29,20 @@ def check_writable(path: Path) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if stat.S_ISREG(status.st_mode):
         _check_replaceable(path.resolve(), status)
+
+
+def writable_path(text: str) -> Path:
+    """Return the path of a file that can be written; the `type` of a command's option.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot be written.
+    """
+    path = Path(text)
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
+    return path
 
 
 def _check_replaceable(path: Path, status: os.stat_result | None) -> None:
