@@ -11,11 +11,15 @@ from referee.contestants.errors import (
     RaisedError,
     UnstoppableError,
     WokenError,
-    was_killed,
 )
 from referee.messages import first_error_line, printable
 from referee.times.gain import TimesOfSetting
 from referee.words import CORRECT, ERROR
+
+# What an honest author can look for, after an invalid reply.
+HOW_REPLIES_STAY_VALID = (
+    "a file may not write to descriptors that it has not opened, or change json or the referee"
+)
 
 
 class NotCorrectError(Exception):
@@ -98,11 +102,12 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if isinstance(error, RaisedError):
         return outcome_of_exception(error, stage)
     if isinstance(error, ForgedError):
-        return ERROR, f"sends a reply of its own while {stage}"
+        return ERROR, f"sends an invalid reply while {stage}: {error}; {HOW_REPLIES_STAY_VALID}"
     if isinstance(error, UnstoppableError):
         return ERROR, f"does not obey SIGSTOP while {stage}"
     if isinstance(error, WokenError):
-        return ERROR, f"goes on after SIGSTOP, as by a timer, while {stage}"
+        # It ran before the request that has found this out, and `stage` is that request's.
+        return ERROR, f"runs although it is stopped; a timer may wake it (found while {stage})"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""
@@ -113,8 +118,8 @@ def _describe_status(status: int) -> str:
     """Return in words how a process has ended; a negative status is that of a signal."""
     if status >= 0:
         return f"exits with status {status}"
-    if was_killed(status):
-        return "killed, as for want of memory,"
+    if status == -signal.SIGKILL:  # the kernel sends it, for example, if memory is short
+        return "is killed (SIGKILL, perhaps because memory was short)"
     return f"crashes ({_signal_name(-status)})"
 
 
