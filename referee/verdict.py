@@ -49,7 +49,7 @@ class Verdict:
         accuracy: the accuracy class of the results, or "" if it is not known.
         case_count: the number of forwards and backwards that were compared.
         import_seconds: how long the import took.
-        has_walls: whether its processes had a namespace of their own.
+        has_walls: whether its process had a namespace of its own; None if none was started.
         refused: the kinds of inputs that it did not take, and need not take.
         notes: sentences for the report's line that do not change the verdict.
         errors: rows of the solution's and the reference's errors against float64.
@@ -64,7 +64,7 @@ class Verdict:
     accuracy: str = ""
     case_count: int = 0
     import_seconds: float = 0.0
-    has_walls: bool = False
+    has_walls: bool | None = None
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)

@@ -168,6 +168,16 @@ def test_crashes_are_named_by_signal_or_by_number():
     )
 
 
+REFUSES = "assert x.min() >= 0\nreturn torch.relu(x)"
+
+
+def test_inputs_that_a_file_refuses_are_no_case(tmp_path):
+    table = {"refuses": correct(module(REFUSES)), "plain": correct(PLAIN)}
+    records = grade(RELU, table, tmp_path, trials=1)
+    assert records["plain"]["cases"] == 7
+    assert records["refuses"]["cases"] == 7 - len(records["refuses"]["refused"]) < 7
+
+
 SHARED_NORM = """
 self.first = nn.BatchNorm1d(64)
 self.second = self.first
