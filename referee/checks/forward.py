@@ -1,14 +1,16 @@
 """One forward of the solution beside the reference's: `check_case`."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
-
-import torch
 
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
-from referee.checks.returned_results import check_complete, check_results, read_result
+from referee.checks.returned_results import (
+    check_complete,
+    check_results,
+    read_result,
+    room_for_copies,
+)
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
@@ -129,53 +131,25 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
 def _ask(
     grading: Grading, reference_tensors: list[ReferenceTensor], fill_new_tensors: bool
 ) -> dict:
-    """Call the solution; if its results cannot be read in place, call it again, with copies.
+    """Call the solution; return its reply.
 
     Args:
         grading: the file under grading.
         reference_tensors: the reference's results.
         fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
-    memory = grading.bench.memory
-    ask = partial(
-        grading.solution.ask,
+    return grading.solution.ask(
         "run_checked_forward",
-        inputs=memory.input_locations(1),
+        inputs=grading.bench.memory.input_locations(1),
         fill_new_tensors=fill_new_tensors,
         result_bytes=_bytes_of(reference_tensors),
+        outputs=room_for_copies(grading, reference_tensors),
     )
-    if not memory.are_results_copied:
-        reply = ask()
-        if _are_readable(reply["returned"][0]["results"]):
-            return reply
-        _copy_results_from_now_on(grading)
-    return ask(outputs=memory.room_for([_blank(tensor) for tensor in reference_tensors], 1))
 
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     """Return the bytes of all results of the reference."""
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in reference_tensors)
-
-
-def _copy_results_from_now_on(grading: Grading) -> None:
-    """Have all processes copy their results into shared memory; a note says so."""
-    grading.bench.memory.are_results_copied = True
-    note = "results are copied within the clock, eager's too: their memory cannot be shared"
-    grading.verdict.notes.append(note)
-
-
-def _are_readable(descriptions: list[dict]) -> bool:
-    """Return whether the referee can read these results in place.
-
-    On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
-    """
-    return all(description.get("handle", "") is not None for description in descriptions)
-
-
-def _blank(tensor: ReferenceTensor) -> torch.Tensor:
-    """Return a tensor of a result's form, with any values."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:

@@ -63,6 +63,8 @@ class Contestant:
         seconds: the wall time of the last request. It begins with SIGCONT, and ends when the whole
             tree has stopped and `read_early` has returned.
         reader: reads results in the process's memory.
+        is_readable: whether the system lets the referee read that memory. It is tried before any
+            code of a solution runs.
         addresses: where the process maps the shared memory: the first address, and one past the
             last. A result between them is in the referee's memory.
     """
@@ -101,6 +103,7 @@ class Contestant:
             raise
         self.addresses = tuple(first_reply["addresses"])
         self._stop()
+        self.is_readable = self.reader.can_read(first_reply["sample"])
         self._stopped_at = monotonic()
 
     def ask(
