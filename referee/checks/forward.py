@@ -3,14 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
-from referee.checks.returned_results import (
-    check_complete,
-    check_results,
-    read_result,
-    room_for_copies,
-)
+from referee.checks.returned_results import check_complete, check_results, read_result
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
-from referee.checks.returned_results import check_complete, room_for_copies
+from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.described_results import ResultPlace

@@ -4,8 +4,6 @@ A reply has a description of each result. The referee believes none of it: these
 it with the reference's result, and read the values in the memory of the solution's process.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
@@ -146,33 +144,6 @@ def read_result(
         raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
     except BadDescriptionError as error:
         raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
-
-
-def room_for_copies(
-    grading: Grading, reference_results: Sequence[ReferenceTensor | None], calls: int = 1
-) -> list[dict] | None:
-    """Make room for copies of the results of a request; return a location for each call.
-
-    Args:
-        grading: the file under grading.
-        reference_results: the reference's results of a call; None where it has none.
-        calls: how many calls the request has.
-
-    Returns:
-        None if results are read in place.
-    """
-    memory = grading.bench.memory
-    if not memory.are_results_copied:
-        return None
-    templates = [_blank(result, grading.device) for result in reference_results]
-    return memory.room_for(templates, calls)
-
-
-def _blank(result: ReferenceTensor | None, device: torch.device) -> torch.Tensor:
-    """Return a tensor of a result's shape and dtype, with any values; an empty one for None."""
-    if result is None:
-        return torch.empty(0, device=device)
-    return torch.empty(result.shape, dtype=result.dtype, device=device)
 
 
 def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_name: str) -> None:

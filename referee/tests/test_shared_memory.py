@@ -103,6 +103,18 @@ def test_a_change_of_any_byte_is_found(size):
     pool.close()
 
 
+def test_values_that_another_process_has_written_can_be_kept():
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.make_room(VALUES)
+    region.fill_with_nan()  # equal bits are no change, though NaN equals nothing
+    region.keep_values()
+    assert region.is_unchanged()
+    region.tensors[1][2] = 5
+    assert region.changed_values() == [1]
+    pool.close()
+
+
 def test_memory_that_is_shared_stays_shared():
     pool = Pool(CPU)
     base = torch.arange(10.0)
