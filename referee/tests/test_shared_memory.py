@@ -172,6 +172,20 @@ def test_values_with_repeated_elements_are_written():
     pool.close()
 
 
+@pytest.mark.parametrize(("size", "allocated"), [(1, 2), (1 << 20, 2), (2 << 20, 2), (5 << 20, 6)])
+def test_allocations_on_a_gpu_share_no_block_of_the_driver(size, allocated, monkeypatch):
+    """A contestant's handle would open all that is in the block."""
+    sizes = []
+
+    def record(name, *arguments):
+        if name == "cuMemAlloc_v2":
+            sizes.append(arguments[1].value)
+
+    monkeypatch.setattr(cuda_ipc, "_call", record)
+    assert cuda_ipc.Allocation(size, CPU).size == allocated << 20
+    assert sizes == [allocated << 20]
+
+
 def test_a_lack_of_memory_on_a_gpu_is_torchs_error(monkeypatch):
     def fail(name, *arguments):
         raise cuda_ipc.CudaError(f"{name} failed with status 2")
