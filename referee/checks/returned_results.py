@@ -139,11 +139,9 @@ def read_result(
         return grading.bench.memory.outputs[place.call_index].tensors[place.result_index]
     try:
         return grading.solution.reader.whole(description)
-    except UnreadableError as error:
-        reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
+    except (UnreadableError, BadDescriptionError) as error:
+        reason = f"{case_name}: its result cannot be read when the call has returned: {error}"
         raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
-    except BadDescriptionError as error:
-        raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
 
 def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_name: str) -> None:
