@@ -1,9 +1,9 @@
 """Copies of results, where the system does not let the referee read results in place.
 
 The process itself copies its results into the referee's memory, at the end of a request. Such a
-copy stays right though the result itself changes later: because it is in the memory of an input,
-for example, or because a later call reuses its memory. So the referee has results copied once more
-after it has changed what they may share memory with.
+copy stays right even if the result changes later because its memory is not new: it may be an
+input's, or that of a later call's result. So the referee overwrites the inputs, or calls the module
+again, and then has the results copied once more.
 """
 
 from collections.abc import Sequence
