@@ -156,13 +156,18 @@ class Problem:
         Returns:
             The outputs, the gradients of the inputs, and the gradients of the parameters; None for
             a gradient that does not exist.
+
+        Raises:
+            BadReferenceError: the recorded forward raises, or its backward.
         """
         arguments = with_gradient_leaves(inputs)
         with torch.enable_grad():
-            _, outputs = flatten(module(*arguments))
+            _, outputs = self.file.call_or_refuse("forward", lambda: flatten(module(*arguments)))
             state = module.state_dict(keep_vars=True)
             sources = sources_of(arguments, [state[name] for name in parameters])
-            gradients = differentiate(outputs, sources, output_gradients)
+            gradients = self.file.call_or_refuse(
+                "backward", lambda: differentiate(outputs, sources, output_gradients)
+            )
         return [*map(as_plain_tensor, outputs), *gradients]
 
     # ------------------------------------------------------------------- for a subclass to override

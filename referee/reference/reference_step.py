@@ -7,6 +7,7 @@ import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import is_differentiable
+from referee.reference.file import BadReferenceError, NoRoomError
 from referee.reference.float64 import (
     NO_FLOAT64,
     NO_ROOM_FOR_FLOAT64,
@@ -16,9 +17,6 @@ from referee.reference.float64 import (
 from referee.reference.problem import Problem
 from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
-
-# The exceptions that torch raises where a module has no backward.
-NO_BACKWARD = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 class StepArguments(NamedTuple):
@@ -112,7 +110,7 @@ def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
         return Float64Step(None, None, problem.why_no_float64_in_steps)
 
     def run() -> list:
-        wide_module = module_in_float64(step.module)
+        wide_module = problem.file.call_or_refuse("float64", lambda: module_in_float64(step.module))
         wide_gradients = [g.double() for g in step.output_gradients]
         wide_inputs = inputs_in_float64(step.inputs)
         return problem.run_step(wide_module, wide_inputs, wide_gradients, step.parameters)
@@ -126,19 +124,22 @@ def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
             return Float64Step(exact, None, "")
         with RoundedOperands(operators):
             return Float64Step(exact, step_or_none(run), "")
-    except torch.OutOfMemoryError:
+    except (NoRoomError, torch.OutOfMemoryError):
         return Float64Step(None, None, NO_ROOM_FOR_FLOAT64)
 
 
 def step_or_none(run: Callable[[], list]) -> list | None:
     """Return the results of a training step of the reference; None if it has no backward.
 
+    It has none if the reference's own code raises when autograd records it. An exception of the
+    referee's code goes on: it must not pass for a missing backward.
+
     Raises:
-        torch.OutOfMemoryError: there may be a backward, but there is no memory for it.
+        NoRoomError, torch.OutOfMemoryError: there may be a backward, but no memory for it.
     """
     try:
         return run()
-    except torch.OutOfMemoryError:  # which is a RuntimeError
+    except NoRoomError:  # which is a BadReferenceError
         raise
-    except NO_BACKWARD:
+    except BadReferenceError:
         return None
