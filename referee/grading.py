@@ -132,7 +132,7 @@ class Grading:
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
-        bench.problem.why_no_float64_in_steps = ""
+        bench.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
             bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
         )

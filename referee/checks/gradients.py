@@ -62,8 +62,8 @@ def check_gradients(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.why_no_float64_in_steps:
-        grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
+    if problem.float64_obstacle_in_steps:
+        grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
     if not quantities:
         return
     grading.findings.quantities = quantities
@@ -172,7 +172,7 @@ def _set_reference_tensors(
     reference_step = grading.reference.reference_step(step)
     if reference_step is None:
         return False
-    grading.problem.why_no_float64_in_steps = reference_step.why_no_float64
+    grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
         if quantity.reference_tensor and tensor and quantity.reference_tensor.shape != tensor.shape:
             return False  # its shape depends on the inputs' values
