@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from referee.contestants import cuda_walls
+from referee.contestants import wall_trial
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
 from referee.eager_processes import EagerProcesses, Reserve
@@ -57,7 +57,7 @@ class Bench:
         """
         device = self.problem.device
         if self.server.gives_walls and device.type == "cuda":
-            self.server.gives_walls = not cuda_walls.why_none(self.server, device)
+            self.server.gives_walls = wall_trial.find_obstacle(self.server, device) is None
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

@@ -2,7 +2,7 @@
 
 From top to bottom; a module imports only modules below it:
 
-    cuda_walls    whether CUDA IPC works through the walls: a trial with a contestant
+    wall_trial    whether contestants on a device can have walls: a trial with one of them
     state         a contestant's parameters and buffers, moved into shared memory by requests to it
     contestant    `Contestant`: such a process, as the referee sees it
     role          a solution or eager: what such a process may do
