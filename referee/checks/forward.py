@@ -12,7 +12,7 @@ from referee.checks.returned_results import check_complete, check_results, read_
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -109,7 +109,7 @@ def _compare_results(
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
-        whole = read_result(grading, description, case.name, ResultPlace(0, result_index))
+        whole = read_result(grading, description, case.name, ResultIndex(0, result_index))
         check_complete(reply["elements"], result_index, whole, case.name)
         got = flat_reals(whole)
         second_look = grading.reference.second_look(case.inputs, result_index)
@@ -168,7 +168,7 @@ def _are_readable(descriptions: list[dict]) -> bool:
     """Return whether the referee can read these results in place.
 
     On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
+    IPC cannot share has the handle None, see `describe` in `contestants.descriptions`.
     """
     return all(description.get("handle", "") is not None for description in descriptions)
 

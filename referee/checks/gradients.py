@@ -16,7 +16,7 @@ from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -197,8 +197,8 @@ def _compare_quantities(
     ):
         if quantity.reference_tensor:
             prefix = f"{quantity.name}, recorded: "
-            place = ResultPlace(0, result_index)
-            got = read_quantity(grading, quantity, description, prefix, place)
+            index = ResultIndex(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, index)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 

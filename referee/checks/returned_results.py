@@ -7,7 +7,7 @@ it with the reference's result, and read the values in the memory of the solutio
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.described_results import ResultPlace, elements_share_memory
+from referee.contestants.descriptions import ResultIndex, elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import (
     BadDescriptionError,
@@ -125,7 +125,7 @@ def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
 
 
 def read_result(
-    grading: Grading, description: dict, case_name: str, place: ResultPlace
+    grading: Grading, description: dict, case_name: str, index: ResultIndex
 ) -> torch.Tensor:
     """Return a result of the solution.
 
@@ -133,10 +133,10 @@ def read_result(
         grading: the file under grading.
         description: describes the result.
         case_name: the case in messages.
-        place: the result's place in the reply.
+        index: the result's index in the reply.
     """
     if grading.bench.memory.are_results_copied:
-        return grading.bench.memory.outputs[place.call_index].tensors[place.result_index]
+        return grading.bench.memory.outputs[index.call_index].tensors[index.result_index]
     try:
         return grading.solution.reader.whole(description)
     except UnreadableError as error:

@@ -18,7 +18,7 @@ import torch
 
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
 from referee.names import COMPILED, MODULE
@@ -218,15 +218,15 @@ def _compare_calls(
             grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
         )
         for result_index, description in enumerate(descriptions):
-            place = ResultPlace(call_index, result_index)
-            got = read_result(grading, description, "a timed call", place)
-            if early.differs(place, got):
+            index = ResultIndex(call_index, result_index)
+            got = read_result(grading, description, "a timed call", index)
+            if early.differs(index, got):
                 raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
-            _compare_result(grading, got, drawn, place)
+            _compare_result(grading, got, drawn, index)
 
 
 def _compare_result(
-    grading: Grading, got: torch.Tensor, drawn: DrawnRound, place: ResultPlace
+    grading: Grading, got: torch.Tensor, drawn: DrawnRound, index: ResultIndex
 ) -> None:
     """Compare one result of a timed call.
 
@@ -234,9 +234,9 @@ def _compare_result(
         grading: the file under grading.
         got: the solution's result.
         drawn: the calls' inputs and the reference's results.
-        place: the result's place in the reply.
+        index: the result's index in the reply.
     """
-    call_index, result_index = place
+    call_index, result_index = index
     tensor = grading.findings.reference_tensors[result_index]
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
     eager_result = drawn.eager_results[call_index][result_index]

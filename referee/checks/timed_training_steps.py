@@ -13,7 +13,7 @@ import torch
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
@@ -227,7 +227,7 @@ class _StepRounds:
             if quantity.reference_tensor.shape != list(eager_result.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
-            got = self._read(quantity, description, ResultPlace(call_index, result_index), early)
+            got = self._read(quantity, description, ResultIndex(call_index, result_index), early)
             quantity.compare_timed(
                 got,
                 eager_result,
@@ -236,19 +236,19 @@ class _StepRounds:
             )
 
     def _read(
-        self, quantity: Quantity, description: dict, place: ResultPlace, early: EarlyElements
+        self, quantity: Quantity, description: dict, index: ResultIndex, early: EarlyElements
     ) -> torch.Tensor:
         """Return the solution's result or gradient, which must not change late.
 
         Args:
             quantity: the result or gradient.
             description: describes the solution's.
-            place: its place in the reply.
+            index: its index in the reply.
             early: as for `_compare_request`.
         """
         prefix = f"a timed step's {quantity.name}: "
-        got = read_quantity(self._grading, quantity, description, prefix, place)
-        if early.differs(place, got):
+        got = read_quantity(self._grading, quantity, description, prefix, index)
+        if early.differs(index, got):
             raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
         return got
 

@@ -11,7 +11,7 @@ from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
@@ -221,8 +221,8 @@ def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldC
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
-        place = ResultPlace(0, result_index)
-        got = read_result(grading, description, call.name, place).reshape(-1)
+        index = ResultIndex(0, result_index)
+        got = read_result(grading, description, call.name, index).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
         mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)
         if not mistake:

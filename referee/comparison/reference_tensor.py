@@ -8,11 +8,11 @@ from referee.comparison.accuracy import Errors, ErrorSums, count_true, element_e
 from referee.comparison.budget import Budget
 from referee.comparison.compare import (
     blocks,
+    describe_index,
     describe_values,
     first_mismatch,
     first_true,
     flat_reals,
-    place_of,
 )
 from referee.comparison.limits import Limits, limits_of
 from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
@@ -197,9 +197,9 @@ class ReferenceTensor:
         else:
             fault = BEYOND_BUDGET
             expected = self._values.expected(slice(first, first + 1))
-        place = place_of(first, self.shape, self.dtype)
+        index = describe_index(first, self.shape, self.dtype)
         values = describe_values(got[first], expected)
-        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {place}: {values}"
+        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
 
     def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""

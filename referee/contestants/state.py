@@ -18,7 +18,7 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
-from referee.contestants.described_results import span_of
+from referee.contestants.descriptions import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, validated

@@ -14,7 +14,7 @@ from torch import nn
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
-from referee.contestants.described_results import as_plain_tensor, flatten
+from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.forms import pack
 from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
 from referee.names import COPY

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.described_results import elements_share_memory
+from referee.contestants.descriptions import elements_share_memory
 from referee.times.gain import compare_times
 from referee.times.two_clocks import Sample, measure_overhead
 

@@ -10,7 +10,7 @@ import torch
 
 from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
-from referee.contestants.described_results import ResultPlace, describe, flatten
+from referee.contestants.descriptions import ResultIndex, describe, flatten
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, validated
 from referee.contestants.region import Region
@@ -119,7 +119,7 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
     gpu = torch.device("cuda")
     reader = Reader(os.getpid(), gpu, Pool(gpu))
     description = describe(torch.rand(3)) | {"handle": "00" * 64}
-    for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
+    for wrong in ({"byte_offset": 2}, {"byte_offset": "x"}, {"byte_offset": 0, "handle": None}):
         with pytest.raises(BadDescriptionError):
             reader.whole({**description, **wrong})
 
@@ -137,9 +137,9 @@ def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, va
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
     early.read({"returned": returned})
-    assert not early.differs(ResultPlace(0, 0), values)
-    assert not early.differs(ResultPlace(0, 1), values)
-    assert early.differs(ResultPlace(0, 0), values + 1)
+    assert not early.differs(ResultIndex(0, 0), values)
+    assert not early.differs(ResultIndex(0, 1), values)
+    assert early.differs(ResultIndex(0, 0), values + 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -159,12 +159,12 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):
-            assert not early.differs(ResultPlace(0, result_index), region.tensors[result_index])
+            assert not early.differs(ResultIndex(0, result_index), region.tensors[result_index])
         region.write(results)
-        assert not early.differs(ResultPlace(0, 1), region.tensors[1])
+        assert not early.differs(ResultIndex(0, 1), region.tensors[1])
         for result_index in is_late:
             is_late[result_index] |= early.differs(
-                ResultPlace(0, result_index), region.tensors[result_index]
+                ResultIndex(0, result_index), region.tensors[result_index]
             )
     assert is_late == {0: True, 2: True}
     pool.close()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from referee.checks import timed_training_steps
-from referee.contestants.described_results import elements_share_memory
+from referee.contestants.descriptions import elements_share_memory
 from referee.program import command
 from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, NoRoomError, load
