@@ -18,11 +18,11 @@ class Plan(NamedTuple):
     """How a problem is timed.
 
     Attributes:
-        calls: the number of calls of one request.
+        call_count: the number of calls of one request.
         seconds_alone: eager's seconds of a call, for some requests before any solution had started.
     """
 
-    calls: int
+    call_count: int
     seconds_alone: list[float]
 
 

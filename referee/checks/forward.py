@@ -109,9 +109,9 @@ def _compare_results(
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
-        whole = read_result(grading, description, case.name, ResultIndex(0, result_index))
-        check_complete(reply["elements"], result_index, whole, case.name)
-        got = flat_reals(whole)
+        result = read_result(grading, description, case.name, ResultIndex(0, result_index))
+        check_complete(reply["elements"], result_index, result, case.name)
+        got = flat_reals(result)
         second_look = grading.reference.second_look(case.inputs, result_index)
         comparison = tensor.compare(got, second_look)
         yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)

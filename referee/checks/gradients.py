@@ -90,8 +90,8 @@ def _make_room(grading: Grading) -> None:
     bench = grading.bench
     grading.forget_round()
     bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    eagers = [process.contestant for process in bench.eager.processes]
-    for contestant in (grading.solution, *eagers):
+    eager_contestants = [process.contestant for process in bench.eager.processes]
+    for contestant in (grading.solution, *eager_contestants):
         bench.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -138,7 +138,7 @@ def read_result(
     if grading.bench.memory.are_results_copied:
         return grading.bench.memory.outputs[index.call_index].tensors[index.result_index]
     try:
-        return grading.solution.reader.whole(description)
+        return grading.solution.reader.read_whole(description)
     except UnreadableError as error:
         reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
         raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
@@ -146,7 +146,7 @@ def read_result(
         raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
 
-def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_name: str) -> None:
+def check_complete(elements: dict, result_index: int, result: torch.Tensor, case_name: str) -> None:
     """Check that a result was complete as soon as the call had returned.
 
     The process then read some elements itself. They must be the same now. They differ if the call
@@ -157,15 +157,15 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
     Args:
         elements: what the process has read, see `kept_results.read_at_once`.
         result_index: the index of the result.
-        whole: the result, read later.
+        result: the result, read later.
         case_name: the case in messages.
     """
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
     is_valid = isinstance(indices, list) and len(indices) <= MAX_REPORTED
-    if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
-        late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
+    if is_valid and all(type(index) is int and 0 <= index < result.numel() for index in indices):
+        late = as_indexable(result).reshape(-1)[torch.tensor(indices, device=result.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
     reason = (

@@ -142,7 +142,7 @@ class Reader:
         self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
         self._waits_for_ever = False  # a copy has exceeded the limit, and the thread still waits
 
-    def whole(self, description: dict) -> torch.Tensor:
+    def read_whole(self, description: dict) -> torch.Tensor:
         """Return the tensor that a description describes.
 
         On a CPU the tensor is a copy, which the next call overwrites. On a GPU it is the process's
@@ -163,7 +163,7 @@ class Reader:
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
+    def read_elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
         """Return some elements of the tensor that a description describes.
 
         Args:
@@ -171,7 +171,7 @@ class Reader:
             indices: the elements' indices in the flattened tensor.
 
         Raises:
-            BadDescriptionError, UnreadableError: as `whole` does.
+            BadDescriptionError, UnreadableError: as `read_whole` does.
         """
         description = validated(description)
         dtype = getattr(torch, description["dtype"])

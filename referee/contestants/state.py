@@ -211,7 +211,7 @@ class State:
         if not self._can_read(description):
             return True
         try:
-            got = self._contestant.reader.whole(description).to(value.device)
+            got = self._contestant.reader.read_whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
         if torch.equal(got, value):

@@ -90,7 +90,7 @@ def _run_trial(server: Server, pool: Pool, device: torch.device) -> str | None:
         )
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
         reply = contestant.ask("run_forwards", call_name=MODULE, inputs=[region.location])
-        result = contestant.reader.whole(reply["returned"][0]["results"][0])
+        result = contestant.reader.read_whole(reply["returned"][0]["results"][0])
         if not torch.equal(result, values + 1):
             return "the referee reads another result"
         return None

@@ -96,18 +96,19 @@ class EarlyElements:
         size = math.prod(validated(descriptions[result_index])["shape"])
         if 0 < size < MAX_NUMBER:
             indices = torch.randint(size, (count,))
-            values = self._reader.elements(descriptions[result_index], indices).cpu()
+            values = self._reader.read_elements(descriptions[result_index], indices).cpu()
             self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
 
-    def differs(self, index: ResultIndex, whole: torch.Tensor) -> bool:
+    def differs(self, index: ResultIndex, late_result: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
             index: the result's index in the reply.
-            whole: the result as it was read after the clock had stopped.
+            late_result: the result as it was read after the clock had stopped.
         """
         early = self._elements.get(index)
         if early is None:
             return False
-        late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()
+        flat = as_indexable(late_result).reshape(-1)
+        late_values = flat[early.indices.to(flat.device)].cpu()
         return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))

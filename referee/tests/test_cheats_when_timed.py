@@ -183,9 +183,9 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     time_request = timed_forwards.time_request
     are_whole = []
 
-    def time_and_look(bench, timed_call, calls, *args):
-        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:calls]))
-        return time_request(bench, timed_call, calls, *args)
+    def time_and_look(bench, timed_call, call_count, *args):
+        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:call_count]))
+        return time_request(bench, timed_call, call_count, *args)
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)

@@ -138,21 +138,23 @@ def test_what_is_faster_stays_faster_if_it_takes_half_the_time(rounds):
 
 
 @st.composite
-def samples(draw, calls: int) -> list[Sample]:
+def samples(draw, call_count: int) -> list[Sample]:
     """Draw requests of some calls; the referee's time of a request may be any."""
-    call_seconds = st.lists(st.floats(0, 1), min_size=calls, max_size=calls)
+    call_seconds = st.lists(st.floats(0, 1), min_size=call_count, max_size=call_count)
     rows = st.lists(st.tuples(call_seconds, st.floats(0, 20)), min_size=1, max_size=6)
     return [Sample(*row) for row in draw(rows)]
 
 
 @EXAMPLES
 @given(st.data(), st.integers(1, 4))
-def test_no_clock_makes_a_time_shorter_than_the_referees_less_the_overhead(data, calls):
+def test_no_clock_makes_a_time_shorter_than_the_referees_less_the_overhead(data, call_count):
     """Nor does it make a request shorter than the process's clock says, unless that is false."""
-    overhead = measure_overhead(data.draw(samples(calls)), data.draw(samples(calls)))
-    of_solution = data.draw(samples(calls))
+    overhead = measure_overhead(data.draw(samples(call_count)), data.draw(samples(call_count)))
+    of_solution = data.draw(samples(call_count))
     seconds = overhead.seconds_of_calls(of_solution)
-    by_referee = [(sample.request_seconds - overhead.subtracted) / calls for sample in of_solution]
+    by_referee = [
+        (sample.request_seconds - overhead.subtracted) / call_count for sample in of_solution
+    ]
     assert median(seconds) >= median(by_referee)
     if not overhead.is_false(of_solution):
         assert all(
