@@ -25,6 +25,6 @@ def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) 
     return f"{count} {BEYOND_BUDGET}, the first at {index}: {values}"
 
 
-def describe_mean_error(mean: float, mean_atol: float) -> str:
+def describe_mean_error(mean: float, mean_limit: float) -> str:
     """Return a mean error that is too large, and the largest that is allowed."""
-    return f"mean error {mean:.3g}; eager's own error allows {mean_atol:.3g}"
+    return f"mean error {mean:.3g}; eager's own error allows {mean_limit:.3g}"

@@ -184,8 +184,8 @@ class ReferenceTensor:
             return self._describe_wrong_elements(wrong, got)
         if has_element_limits:  # then the mean is not limited
             return None
-        if errors.mean > self.budget.mean_atol:
-            return describe_mean_error(errors.mean, self.budget.mean_atol)
+        if errors.mean > self.budget.mean_limit:
+            return describe_mean_error(errors.mean, self.budget.mean_limit)
         return None
 
     def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
@@ -220,7 +220,7 @@ class ReferenceTensor:
         budget = self.budget
         if self._element_limits is not None:
             mean_limit = _mean(self._element_limits)
-            budget = replace(budget, mean_atol=max(budget.mean_atol, mean_limit))
+            budget = replace(budget, mean_limit=max(budget.mean_limit, mean_limit))
         return budget.of_distance_from_eager(self.reference_errors, self._length)
 
 

@@ -36,7 +36,7 @@ def test_the_budget_is_that_of_the_table_in_verdicts():
         for size in (0.0, 2.0):
             limit = factor * eager.largest + eps * 1.0 + roundings * eps * size
             assert budget.allowed(torch.tensor(size).double()).item() == pytest.approx(limit)
-        assert budget.mean_atol == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
+        assert budget.mean_limit == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
     example = budget_from_errors(exact_product, torch.float32, terms=1)
     assert f"{example.allowed(torch.tensor(2.0).double()).item():.1e}" == "5.2e-06"
 

@@ -20,8 +20,8 @@ def with_flips(count: int, start: int = 0) -> torch.Tensor:
     return flipped
 
 
-# A row: eager's largest error, mean error and root mean square error, mean_atol of the budget,
-# and mean_atol in another draw.
+# A row: eager's largest error, mean error and root mean square error, mean_limit of the budget,
+# and mean_limit in another draw.
 MEAN_SLACKS = {
     "exact": (0.0, 0.0, 0.0, 0.1, 0.1),
     "roundings": (1.0, 0.25, 0.3, 8.0, 8.25),
@@ -32,16 +32,16 @@ MEAN_SLACKS = {
 
 
 @pytest.mark.parametrize("row", MEAN_SLACKS.values(), ids=MEAN_SLACKS)
-def test_the_mean_atol_in_another_draw_follows_from_eagers_errors(row):
-    largest, mean, root_mean_square_error, mean_atol, expected = row
+def test_the_mean_limit_in_another_draw_follows_from_eagers_errors(row):
+    largest, mean, root_mean_square_error, mean_limit, expected = row
     eager = Errors(
         largest=largest, mean=mean, relative=root_mean_square_error / 3, root_mean_square=3.0
     )
-    budget = Budget(atol=4 * largest, mean_atol=mean_atol)
+    budget = Budget(atol=4 * largest, mean_limit=mean_limit)
     free = FREE_ELEMENTS * budget.atol
     for count in (1, 10, COUNT):
         found = budget.of_distance_from_eager(eager, count)
-        assert found.mean_atol == pytest.approx(expected + free / count)
+        assert found.mean_limit == pytest.approx(expected + free / count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,14 +99,14 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
 
     output = ReferenceTensor(*draw(1.0))
     eager, exact = draw(growth)
-    most = 0.99 * ReferenceTensor(eager, exact).budget.mean_atol
+    most = 0.99 * ReferenceTensor(eager, exact).budget.mean_limit
     got = (exact + most).to(dtype)
     assert output.other_draws.find_mistake(got, eager) is None
-    far = 3 * max(growth, 1.0) * output.other_draws.budget.mean_atol
+    far = 3 * max(growth, 1.0) * output.other_draws.budget.mean_limit
     assert output.other_draws.find_mistake((exact + far).to(dtype), eager)
 
 
-def test_gradients_have_no_mean_atol_but_results_have():
+def test_gradients_have_no_mean_limit_but_results_have():
     for kind, is_wrong in ((Kind.RESULT, True), (Kind.INPUT_GRADIENT, False)):
         quantity = Quantity(kind.value, kind)
         quantity.reference_tensor = ReferenceTensor(with_flips(1), SIGNS.double())
@@ -118,8 +118,8 @@ def test_a_limit_of_each_element_also_limits_the_mean():
     """Eager is exact. The limit of the elements allows a larger mean error than the budget."""
     limit = torch.full((COUNT,), 0.25)
     output = ReferenceTensor(SIGNS, SIGNS.double(), element_limits=limit)
-    assert output.budget.mean_atol < 1e-5
-    assert output.other_draws.budget.mean_atol == pytest.approx(0.25)
+    assert output.budget.mean_limit < 1e-5
+    assert output.other_draws.budget.mean_limit == pytest.approx(0.25)
 
 
 def test_without_float64_the_mean_is_not_limited():

@@ -80,7 +80,7 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
     budget = ReferenceTensor(eager, exact).budget
     scaled = ReferenceTensor(unit * eager, unit * exact).budget
     assert scaled.atol == pytest.approx(unit * budget.atol)
-    assert scaled.mean_atol == pytest.approx(unit * budget.mean_atol)
+    assert scaled.mean_limit == pytest.approx(unit * budget.mean_limit)
     assert scaled.rtol == budget.rtol
 
 
