@@ -12,6 +12,7 @@ from referee.checks.returned_results import check_complete, check_results, read_
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
@@ -33,11 +34,11 @@ class CheckedCase(NamedTuple):
 
     Attributes:
         comparisons: the comparisons with the reference's results.
-        reference_tensors: the error budgets of the reference's results; their values are freed.
+        requirements: the reference's demands on results.
     """
 
     comparisons: list[Comparison]
-    reference_tensors: list[ReferenceTensor]
+    requirements: list[Requirements]
 
 
 EXCUSED = CheckedCase([], [])
@@ -75,10 +76,8 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
             return EXCUSED  # the other results say nothing
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
-    for tensor in reference_tensors:
-        tensor.forget()
     grading.bench.free_results(grading.solution)
-    return CheckedCase(comparisons, reference_tensors)
+    return CheckedCase(comparisons, [tensor.requirements for tensor in reference_tensors])
 
 
 def _previous_inputs(grading: Grading) -> list:
@@ -105,7 +104,8 @@ def _compare_results(
         reply: describes the solution's.
     """
     returned = reply["returned"][0]
-    descriptions = check_results(grading, case.name, returned, reference_tensors)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    descriptions = check_results(grading, case.name, returned, requirements)
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
@@ -154,7 +154,8 @@ def _ask(
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     """Return the bytes of all results of the reference."""
-    return sum(tensor.numel * tensor.dtype.itemsize for tensor in reference_tensors)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    return sum(required.numel * required.dtype.itemsize for required in requirements)
 
 
 def _copy_results_from_now_on(grading: Grading) -> None:
@@ -175,7 +176,8 @@ def _are_readable(descriptions: list[dict]) -> bool:
 
 def _blank(tensor: ReferenceTensor) -> torch.Tensor:
     """Return a tensor of a result's form, with any values."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
+    required = tensor.requirements
+    return torch.empty(required.shape, dtype=required.dtype, device=tensor.eager.device)
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
@@ -197,6 +199,6 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.numel > 1:
+    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.requirements.numel > 1:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

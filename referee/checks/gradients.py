@@ -7,7 +7,6 @@ A file is not wrong if gradients are missing or if its backward raises: a note s
 only", and no training step is timed.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -81,7 +80,7 @@ def _note_errors_of_gradients(grading: Grading) -> None:
                 grading.problem.setting,
                 quantity.name,
                 solution=quantity.comparison.errors,
-                reference=quantity.reference_tensor.reference_errors,
+                reference=quantity.requirements.limits.reference_errors,
             )
 
 
@@ -146,7 +145,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    if not _set_reference_tensors(grading, step, quantities):
+    if not _begin_step(grading, step, quantities):
         return []
     reply = _ask(grading, step, quantities)
     if reply is None:
@@ -161,10 +160,8 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     return quantities
 
 
-def _set_reference_tensors(
-    grading: Grading, step: StepArguments, quantities: list[Quantity]
-) -> bool:
-    """Run the reference's step and set the reference tensor of each quantity.
+def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+    """Run the reference's step; begin the step of each quantity with its reference tensor.
 
     Returns:
         Whether the reference has gradients that can be compared.
@@ -174,9 +171,10 @@ def _set_reference_tensors(
         return False
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
-        if quantity.reference_tensor and tensor and quantity.reference_tensor.shape != tensor.shape:
+        before = quantity.requirements
+        if before and tensor and before.shape != tensor.requirements.shape:
             return False  # its shape depends on the inputs' values
-        quantity.reference_tensor = tensor
+        quantity.begin_step(tensor)
     return True
 
 
@@ -195,7 +193,7 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.reference_tensor:
+        if quantity.requirements:
             prefix = f"{quantity.name}, recorded: "
             index = ResultIndex(0, result_index)
             got = read_quantity(grading, quantity, description, prefix, index)
@@ -234,18 +232,18 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    tensors = [quantity.reference_tensor for quantity in quantities if quantity.reference_tensor]
-    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+    existing = [quantity.requirements for quantity in quantities if quantity.requirements]
+    return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
 
 
 def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
     """Return a tensor for each quantity, with any values; empty where the reference has none."""
     blanks = []
     for quantity in quantities:
-        if quantity.reference_tensor is None:
+        if quantity.requirements is None:
             blanks.append(torch.empty(0, device=grading.device))
             continue
-        shape, dtype = quantity.reference_tensor.shape, quantity.reference_tensor.dtype
+        shape, dtype = quantity.requirements.shape, quantity.requirements.dtype
         blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
     return blanks
 
@@ -267,11 +265,11 @@ def _has_all_gradients(
         )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.reference_tensor and description.get("type") == "NoneType":
+        if quantity.requirements and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
         return True
-    gradients = [quantity for quantity in quantities[output_count:] if quantity.reference_tensor]
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
     grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
     return False

@@ -6,7 +6,7 @@ it with the reference's result, and read the values in the memory of the solutio
 
 import torch
 
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.contestants.descriptions import ResultIndex, elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import (
@@ -29,7 +29,7 @@ def check_results(
     grading: Grading,
     case_name: str,
     returned: dict,
-    reference_results: list[ReferenceTensor] | list[torch.Tensor],
+    reference_results: list[Requirements] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
@@ -37,7 +37,7 @@ def check_results(
         grading: the file under grading.
         case_name: the case in messages.
         returned: the reply's description of what the call has returned.
-        reference_results: the reference's results.
+        reference_results: the reference's results, or its demands on them.
 
     Returns:
         The descriptions of the results.
@@ -62,7 +62,7 @@ def check_results(
 def check_description(
     grading: Grading,
     description: dict,
-    reference_result: ReferenceTensor | torch.Tensor,
+    reference_result: Requirements | torch.Tensor,
     prefix: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
@@ -88,7 +88,7 @@ def check_description(
 
 
 def check_elements_apart(
-    description: dict, reference_result: ReferenceTensor | torch.Tensor, prefix: str
+    description: dict, reference_result: Requirements | torch.Tensor, prefix: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 

@@ -54,7 +54,7 @@ def read_quantity(
         prefix: the beginning of a message.
         index: its index in the reply.
     """
-    check_description(grading, description, quantity.reference_tensor, prefix)
+    check_description(grading, description, quantity.requirements, prefix)
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.reference_tensor, prefix)
+        check_elements_apart(description, quantity.requirements, prefix)
     return read_result(grading, description, quantity.name, index)

@@ -237,14 +237,14 @@ def _compare_result(
         index: the result's index in the reply.
     """
     call_index, result_index = index
-    tensor = grading.findings.reference_tensors[result_index]
+    other_draws = grading.findings.requirements[result_index].other_draws
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
     eager_result = drawn.eager_results[call_index][result_index]
-    mistake = tensor.other_draws.find_mistake(got, eager_result, second_look)
+    mistake = other_draws.find_mistake(got, eager_result, second_look)
     if not mistake:
         return
     for other_index, other_results in enumerate(drawn.eager_results):
         is_other = other_index != call_index
-        if is_other and tensor.other_draws.find_mistake(got, other_results[result_index]) is None:
+        if is_other and other_draws.find_mistake(got, other_results[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

@@ -227,9 +227,9 @@ class _StepRounds:
         other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
-            if quantity.reference_tensor is None or eager_result is None:
+            if quantity.requirements is None or eager_result is None:
                 continue
-            if quantity.reference_tensor.shape != list(eager_result.shape):
+            if quantity.requirements.shape != list(eager_result.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
             got = self._read(
