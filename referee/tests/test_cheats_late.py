@@ -144,7 +144,7 @@ class LateCopies(EarlyElements):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue
                 with suppress(UnreadableError):  # eager's memory may be hidden; it copies in time
-                    copy.copy_(self.reader.whole(description))
+                    copy.copy_(self.reader.read_whole(description))
 
 
 @pytest.mark.slow
