@@ -123,7 +123,7 @@ FAULTS = {
     "gpu_linear_mask": Fault(
         FP16X3_EPILOGUE,
         "mask_bit(z)",
-        "mask_bit(z) && (pair > 0 || threadIdx.x % 128 > 0)",
+        "mask_bit(z) && (r > 0 || i > 0 || threadIdx.x % 128 > 0)",
         "wrong",
         "gradient of x: .* beyond the error budget",
     ),

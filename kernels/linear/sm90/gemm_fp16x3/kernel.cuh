@@ -135,8 +135,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      store_results(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
-                    shared.staging[warpgroup], consumer.sums);
+      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
+                   shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
   });
