@@ -181,11 +181,12 @@ struct Tiles {
   __host__ __device__ RowRange rows_of(const Tile& tile) const {
     const unsigned pattern_length = order.x_tiles;
     const unsigned largest_in_pattern = largest_x_tiles;
-    const unsigned shift = tile.weight * largest_in_pattern % pattern_length;
-    const unsigned place = shift + tile.x;
+    const unsigned shift = tile.weight_tile * largest_in_pattern % pattern_length;
+    const unsigned place = shift + tile.x_tile;
     const unsigned largest_before = count_largest(place, largest_in_pattern, pattern_length) -
                                     count_largest(shift, largest_in_pattern, pattern_length);
-    const int begin = tile.x * other_rows + largest_before * (Config::kLargestRows - other_rows);
+    const int begin =
+        tile.x_tile * other_rows + largest_before * (Config::kLargestRows - other_rows);
     const bool is_largest = place % pattern_length < largest_in_pattern;
     return {begin, is_largest ? Config::kLargestRows : other_rows};
   }
@@ -259,7 +260,7 @@ static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
 // Returns the first row of the weight that a block multiplies for a tile, which is also the number
 // of its first column of out. `rank` is the block's number in its cluster.
 __device__ inline int first_weight_row(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
+  return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
 }
 
 // Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
@@ -288,7 +289,7 @@ __device__ __forceinline__ void for_each_work_tile(const Arguments& args, const 
         kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
-    if (computes_weight_tile(args, tile.weight)) body(work, tile);
+    if (computes_weight_tile(args, tile.weight_tile)) body(work, tile);
   }
 }
 

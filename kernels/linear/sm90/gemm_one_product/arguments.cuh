@@ -210,7 +210,7 @@ struct Arguments {
 // Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
 // multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
-  return tile.weight * BlockConfig::kClusterSize + rank;
+  return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
 // The part of a tile that a consumer warpgroup computes: kTileRows rows and kWarpgroupColumns

@@ -127,7 +127,7 @@ __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
-    if (!computes_x_tile(args, tile.x)) return;
+    if (!computes_x_tile(args, tile.x_tile)) return;
     const int k_tiles = args.k_tiles();
     const WarpgroupTile part = consumer.part_of(tile);
     const PrefetchedInputs<Mode> prefetched(args, part);

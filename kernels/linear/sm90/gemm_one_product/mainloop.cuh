@@ -139,10 +139,10 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   PipelineState<Config::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int x_row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
+    const int x_row = tile.x_tile * Config::kTileRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
     const int weight_row = panel * Config::kBlockWeightRows;
-    if (!computes_x_tile(args, tile.x)) {
+    if (!computes_x_tile(args, tile.x_tile)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
       return;
@@ -253,8 +253,8 @@ struct ConsumerWarpgroup {
 
   // The part of a tile that the warpgroup computes.
   __device__ WarpgroupTile part_of(const Tile& tile) const {
-    return {tile.x * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
-                                            warpgroup * Config::kWarpgroupColumns};
+    return {tile.x_tile * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
+                                                 warpgroup * Config::kWarpgroupColumns};
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
