@@ -53,7 +53,7 @@ int main(int, char** arguments) {
 """
 
 # Makes slices of a workspace, and the same slices without a workspace. Prints where each slice, and
-# a part of it, begins in the workspace, and the bytes of all. Then it prints how many pointers are
+# its element 2, begin in the workspace, and the bytes of all. Then it prints how many pointers are
 # not null without a workspace, and again the bytes of all.
 SLICES_PROGRAM = r"""
 #include <cstdio>
@@ -72,10 +72,10 @@ int main() {
   for (const int count : {1, 64, 65, 0, 3}) {
     int* const slice = slices.add<int>(count);
     print(slice);
-    print(slices.part(slice, 2));
+    print(slices.pointer_into(slice, 2));
     int* const none = measured.add<int>(count);
     if (none != nullptr) ++pointers;
-    if (measured.part(none, 2) != nullptr) ++pointers;
+    if (measured.pointer_into(none, 2) != nullptr) ++pointers;
   }
   printf("%zu %d %zu", slices.bytes(), pointers, measured.bytes());
 }

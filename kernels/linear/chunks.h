@@ -61,11 +61,11 @@ class WorkspaceSlices {
     return reinterpret_cast<T*>(start_ + offset);
   }
 
-  // Returns the part of a slice from element `first` on; null if the slice is.
+  // Returns a pointer to an element of a slice; null if the slice is null.
   template <typename T>
-  T* part(T* slice, int64_t first) const {
+  T* pointer_into(T* slice, int64_t element) const {
     if (slice == nullptr) return nullptr;
-    return slice + first;
+    return slice + element;
   }
 
   // Returns the size of all slices so far.
