@@ -75,11 +75,12 @@ struct ReluBackwardArguments {
   void* grad_input;
 };
 
-// The accuracy of a float32 product. In quotes: the value of torch.set_float32_matmul_precision
-// that asks for it. Half types, which have one accuracy, always have kTf32Accuracy.
+// The accuracy of a product. In quotes: the value of torch.set_float32_matmul_precision that asks
+// for it.
 enum class Precision {
-  kTf32Accuracy,     // "high"
-  kFloat32Accuracy,  // "highest"
+  kOfDtype,          // all dtypes but float32: each has one accuracy
+  kTf32Accuracy,     // float32 at "high"
+  kFloat32Accuracy,  // float32 at "highest"
 };
 
 // One call of a GEMM kernel:

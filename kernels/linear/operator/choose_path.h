@@ -81,9 +81,7 @@ struct Product {
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
-  bool needs_float32_accuracy() const {
-    return is_float32() && precision == Precision::kFloat32Accuracy;
-  }
+  bool needs_float32_accuracy() const { return precision == Precision::kFloat32Accuracy; }
 };
 
 // The smallest K for which errors and times were measured.

@@ -141,7 +141,7 @@ namespace kernels::cuda {
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;
-  const bool needs_float32_accuracy = is_float32 && call.precision == Precision::kFloat32Accuracy;
+  const bool needs_float32_accuracy = call.precision == Precision::kFloat32Accuracy;
   if (is_float32 && call.x_is_transposed) return false;
   if (needs_float32_accuracy && call.weight_is_transposed) return false;
 
