@@ -8,7 +8,9 @@ MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
-TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
+# The tiles of fp16x3: their rows of x, and the program's number for a Tiling without tiles_of_wave.
+TILE_ROWS = 176
+NO_WAVES = 0
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X = 1 << 40
@@ -33,7 +35,8 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  const kernels::Tiling tiling{number(7), number(8), number(9)};
+  kernels::Tiling tiling{number(7), number(8)};
+  if (number(9) > 0) tiling.tiles_of_wave = number(9);
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
@@ -120,7 +123,7 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
     per_row = 4 + 4 * k
     mask_of_all = MASK if has_mask else 0
     rows, chunks = chunks_of(
-        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, 1, mask=mask_of_all
+        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, NO_WAVES, mask=mask_of_all
     )
     begin = 0
     for x, out, mask, count, is_first in chunks:

@@ -25,7 +25,10 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 struct Config {
-  // ----- The tile of a block: 128 rows of weight, and 176, 160, 128 or 64 rows of x
+  // ----- The tile: 256 rows of weight, and 176, 160, 128 or 64 rows of x
+  //
+  // A cluster computes a tile. Each of its two blocks has 128 of the rows of weight, and all of the
+  // rows of x.
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
@@ -33,6 +36,7 @@ struct Config {
   // column n of out, so these are also the numbers of columns.
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
@@ -269,10 +273,9 @@ __device__ inline int first_weight_row(const Tile& tile, int rank) {
 // of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool computes_weight_tile(const Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
-  constexpr int kTileWeightRows = BlockConfig::kClusterSize * Config::kBlockWeightRows;
   bool has_inexact = false;
-  for (int i = threadIdx.x % 32; i < kTileWeightRows; i += 32) {
-    const int weight_row = weight_tile * kTileWeightRows + i;
+  for (int i = threadIdx.x % 32; i < Config::kTileWeightRows; i += 32) {
+    const int weight_row = weight_tile * Config::kTileWeightRows + i;
     has_inexact |=
         weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
   }
