@@ -27,7 +27,7 @@ PLAN = r"""
 int main(int count, char** arguments) {
   using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
-    printf("%d %d", Config::kMinPart, Config::kMinSaving);
+    printf("%d %d", Config::kMinPiece, Config::kMinSaving);
     return 0;
   }
   const int tiles = atoi(arguments[1]);
@@ -100,7 +100,7 @@ class Plan:
 class Constants(NamedTuple):
     """Constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
 
-    min_part: int
+    min_piece: int
     min_saving: int
 
 
@@ -165,7 +165,7 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
         assert planned.sharers(tile) <= k_groups / planned.min_range + 2
 
     # Tiles are not cut near their ends.
-    assert all(constants.min_part <= cut <= k_groups - constants.min_part for cut in planned.cuts)
+    assert all(constants.min_piece <= cut <= k_groups - constants.min_piece for cut in planned.cuts)
 
     # If tiles are cut, clusters have about the same load. If none is cut, no load is longer than
     # that of tiles dealt out whole.
@@ -177,9 +177,9 @@ def test_every_k_group_has_one_cluster_and_loads_are_even(
     whole_waves = planned.longest_load(planned.first_of_last_wave)
     if planned.cuts:
         # A cluster gets min_range k-groups even if its whole tiles are more than a fair load. Cuts
-        # are rounded: to whole k-groups, and away from the min_part k-groups at a tile's ends.
+        # are rounded: to whole k-groups, and away from the min_piece k-groups at a tile's ends.
         most = max(fair, whole_waves + planned.min_range * LARGEST)
-        rounding = constants.min_part * LARGEST
+        rounding = constants.min_piece * LARGEST
         assert max(loads) <= most + rounding
     else:
         assert max(loads) <= uncut
