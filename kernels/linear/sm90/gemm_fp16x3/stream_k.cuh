@@ -298,7 +298,7 @@ struct Schedule {
       const int64_t taken = k_groups_to_take(*budget, rows, rest_of_tile);
       *budget -= taken * rows;
       position += static_cast<int>(taken);
-      if (taken < rest_of_tile) break;
+      if (taken < rest_of_tile) break;  // the range ends before or inside this tile
     }
     return position;
   }
