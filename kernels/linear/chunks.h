@@ -103,7 +103,7 @@ int64_t max_tiles_of_chunk(const Tiling& tiling, const WorkspaceOf& workspace_of
 struct Chunks {
   int64_t tiles;
   int64_t count;
-  int64_t waves;  // of all chunks; 0 if waves are not counted
+  int64_t waves;  // the sum over all chunks; 0 if waves are not counted
 
   Chunks(int64_t all_tiles, int64_t tiles, const Tiling& tiling)
       : tiles(tiles), count(divide_up(all_tiles, tiles)) {

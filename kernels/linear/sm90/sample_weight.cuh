@@ -128,7 +128,7 @@ struct SampledRows {
   bool is_transposed;
   int64_t first_row;
   int64_t k;
-  float largest_of_lane[SampleConfig::kRows] = {};  // of the lane's elements of each row
+  float largest_of_lane[SampleConfig::kRows] = {};  // the largest magnitude in each row
 
   __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)

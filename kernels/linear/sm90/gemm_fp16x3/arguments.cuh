@@ -239,9 +239,9 @@ struct EpilogueInputs {
     int exponent;
     float bias;
   } columns[Config::kBlockWeightRows];
-  int first_row;     // of the tile
+  int first_row;     // the tile's first row
   int end_row;       // one past the tile's last row that exists
-  int first_column;  // of the block
+  int first_column;  // the block's first column
   int tile_is_fast;  // 1 if the tile may take the fast epilogue
 };
 
@@ -252,7 +252,7 @@ struct SharedMemory {
   // A subtile of each thread's sums, in the general epilogue.
   float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
-  EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
+  EpilogueInputs epilogue_inputs[2];  // this work tile's, and the next one's
   Barriers<Config::kStages> barriers;
 };
 static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");

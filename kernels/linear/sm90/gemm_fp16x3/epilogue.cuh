@@ -136,7 +136,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_weight_row(tile, ptx::cluster_ctarank());
-    bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
+    // True as long as the fast epilogue supports the rows and columns that this lane loads.
+    bool lane_is_fast = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kLargestRows; i += 32) {
       const int row = rows.begin + i;
@@ -243,7 +244,7 @@ __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue,
 // The two neighbouring columns of out that a thread has in the fast epilogue.
 struct TwoColumns {
   bool exist;
-  int first_bit;  // of the first column, in a byte of the mask
+  int first_bit;  // the first column's bit in a byte of the mask
   float weight_unscale[2];
   float bias[2];
   float largest[2] = {};  // the largest magnitude of each column's sums so far, or NaN
@@ -299,7 +300,7 @@ __device__ void run_fast_epilogue(const Arguments& args, const EpilogueInputs& i
   for (int pair = 0; pair < Config::kSums / 8; ++pair) {
     const int first_row_of_pair = inputs.first_row + 16 * pair;
     if (first_row_of_pair >= inputs.end_row) break;
-    uint32_t bits = 0;  // of the mask: byte r is row r's, as in the picture of combine_mask_bytes
+    uint32_t bits = 0;  // the thread's bits of the mask: byte r has row r's (combine_mask_bytes)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {  // the thread's rows
       const int row_of_tile = 16 * pair + lane_row + offset_of_row(r);
@@ -360,8 +361,8 @@ __device__ __forceinline__ void run_general_epilogue(
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
-    if (inputs.first_row + first_row >= inputs.end_row) break;
+    const int first_row_of_subtile = subtile * Config::kSubtileRows;  // in the tile
+    if (inputs.first_row + first_row_of_subtile >= inputs.end_row) break;
     copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks,
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
@@ -369,7 +370,7 @@ __device__ __forceinline__ void run_general_epilogue(
       float kept[2];
       float received[2];
       exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
-      const int row_of_tile = first_row + 8 * j + row_in_row_block;
+      const int row_of_tile = first_row_of_subtile + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

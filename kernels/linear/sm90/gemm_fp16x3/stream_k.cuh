@@ -144,7 +144,7 @@ struct WorkTile {
 // Which work tiles each cluster computes, and in which order.
 struct Schedule {
   int whole_waves;
-  int k_groups;  // of a tile
+  int k_groups;  // k-groups of one tile
   // Cluster c has the range range_begins[c] <= i < range_begins[c + 1] of the last wave's line of
   // k-groups.
   int range_begins[StreamKConfig::kMaxClusters + 1];
@@ -192,7 +192,7 @@ struct Schedule {
     //     2     0, from 0 on            max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
     const int last_tile_of_range = (range_end - 1) / k_groups;
     const int tile_of_last_wave = last_tile_of_range - (index - whole_waves);
-    const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    const int tile_begin = tile_of_last_wave * k_groups;  // its place in the line of k-groups
     const bool is_before_range = tile_begin + k_groups <= range_begin;
     if (is_before_range) return {};
     return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
@@ -278,7 +278,7 @@ struct Schedule {
     const int first_tile = whole_waves * clusters;
     const int end_of_line = (tiles - first_tile) * k_groups;
     const auto rows_at = [&](int position) { return row_count(first_tile + position / k_groups); };
-    int position = 0;    // in the line of k-groups
+    int position = 0;    // where the next range begins in the line of k-groups
     int64_t budget = 0;  // the load that a range may still get; what is left goes to the next range
     for (int cluster = 0; cluster < clusters; ++cluster) {
       range_begins[cluster] = position;
