@@ -40,7 +40,7 @@ int main(int, char** arguments) {
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::rows_of_chunk(call.m, tiling, [&](int64_t m) {
+  const int64_t rows = kernels::choose_rows_of_chunk(call.m, tiling, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);

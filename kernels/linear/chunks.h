@@ -140,7 +140,7 @@ struct Chunks {
 //
 //   So a chunk has 55 * 256 rows.
 template <typename WorkspaceOf>
-int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
+int64_t choose_rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
   const int64_t max_tiles = max_tiles_of_chunk(tiling, workspace_of);
   const int64_t all_tiles = divide_up(m, tiling.rows_of_tile);

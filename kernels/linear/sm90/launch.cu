@@ -120,8 +120,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
   if (call.dtype != DType::kFloat32) return call.m;
   LinearArguments uncopied = call;
   uncopied.weight_is_transposed = false;
-  return kernels::rows_of_chunk(call.m, tiling_of(call),
-                                [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
+  return choose_rows_of_chunk(call.m, tiling_of(call),
+                              [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 
 }  // namespace kernels::sm90
