@@ -47,6 +47,8 @@ enum class Path {
   kTorch,
 };
 
+constexpr Path kAllPaths[] = {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch};
+
 // Returns the name of a path, as set_linear_path takes it.
 inline const char* name_of(Path path) {
   switch (path) {
