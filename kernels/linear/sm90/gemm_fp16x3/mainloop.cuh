@@ -129,8 +129,8 @@ static_assert(finds_all_vectors(), "s and r flip different bits of the swizzled 
 template <int kRows>
 using TileRows = std::integral_constant<int, kRows>;
 
-// A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
-// of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
+// A lane's elements of the weight in a k-tile, from its warp's 16 rows, after the split. They are
+// operand A of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
 struct Fragments {
   uint32_t hi[Config::kWgmmasPerKTile][4];
   uint32_t lo[Config::kWgmmasPerKTile][4];
@@ -184,7 +184,7 @@ struct ConsumerWarpgroup {
     }
   }
 
-  // Waits for a stage, and converts the thread's part of its weight to fragments.
+  // Waits for a stage, and converts the thread's elements of its weight to fragments.
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
   // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
