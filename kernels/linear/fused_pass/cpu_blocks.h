@@ -1,14 +1,14 @@
 // Arithmetic of the fused pass on a CPU (fused_pass_cpu.cpp): division, and the sums of the bias's
 // gradient.
 //
-// E is a dtype's struct of cpu/elements.h.
+// E is a dtype's struct of cpu/dtypes.h.
 
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/elements.h"
+#include "cpu/blocks.h"
 #include "cpu/map_blocks.h"
 
 namespace kernels::cpu {

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "common/sizes.h"
-#include "cpu/elements.h"
+#include "cpu/blocks.h"
 #include "cpu/map_blocks.h"
 
 namespace kernels::cpu {

@@ -21,7 +21,7 @@
 #include <cstring>
 
 #include "common/sizes.h"
-#include "cpu/elements.h"
+#include "cpu/blocks.h"
 #include "cpu/map_blocks.h"
 #include "launchers.h"
 #include "linear/fused_pass/cpu_blocks.h"
