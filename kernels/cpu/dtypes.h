@@ -1,8 +1,8 @@
 // The floating dtypes on a CPU: a struct for each, which converts elements to and from the type
 // that arithmetic is done in.
 //
-// The conversions have no branches, so that compilers can turn loops of them into vector
-// instructions. They handle an element as the integer that holds its bits.
+// An element is handled as the integer that holds its bits. The conversions have no branches around
+// floating-point operations, so that compilers turn loops of them into vector instructions.
 
 #pragma once
 
