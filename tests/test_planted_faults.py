@@ -105,8 +105,8 @@ FAULTS = {
     # Some rows are missing in the bias's gradient.
     "bias": Fault(
         LINEAR_CPU,
-        "sum_rows(sums, groups_of(call.m, call.n)",
-        "sum_rows(sums, groups_of(call.m, call.n) - 1",
+        "sum_rows(sums, row_groups_of(call.m, call.n)",
+        "sum_rows(sums, row_groups_of(call.m, call.n) - 1",
         "wrong",
         WRONG_BIAS,
     ),
