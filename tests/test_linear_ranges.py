@@ -54,8 +54,16 @@ def module_of(module_class, weight, bias, divisor):
     return module
 
 
-# The three products x weight^T of a module: its forward and its two gradients. For the gradients,
-# all outputs are 1 or NaN, so the whole gradient passes ReLU.
+# A module computes three products: its forward and two gradients. Each function below computes
+# x weight^T + bias or x weight^T by one of them. It passes the operands to the module as follows:
+#
+#   operand          forward   gradient_of_x   gradient_of_weight
+#   x [m, k]         x         grad_output     grad_output^T
+#   weight [n, k]    weight    weight^T        x^T
+#   bias [n]         bias      not used        not used
+#
+# For a gradient, the module's other operands are zeros, and a bias of ones. All outputs are then 1
+# or NaN, so the whole grad_output passes ReLU.
 
 
 def forward(module_class, x, weight, bias, divisor=DIVISOR):
@@ -64,25 +72,23 @@ def forward(module_class, x, weight, bias, divisor=DIVISOR):
         return module_of(module_class, weight, bias, divisor)(x)
 
 
-def gradient_of_x(module_class, x, weight, bias):
-    """Return x weight^T as the gradient of a module's input."""
-    k = x.shape[1]
-    device = x.device
-    module = module_of(module_class, weight.t().contiguous(), torch.ones(k, device=device), 1.0)
-    leaf = torch.zeros(len(x), len(weight), device=device, requires_grad=True)
-    return torch.autograd.grad(module(leaf), leaf, x)[0]
+def gradient_of_x(module_class, x, weight, _bias):
+    """Return x weight^T as the gradient of a module's x."""
+    n, k = weight.shape
+    ones = torch.ones(k, device=x.device)
+    module = module_of(module_class, weight.t().contiguous(), ones, divisor=1.0)
+    zeros = torch.zeros(len(x), n, device=x.device, requires_grad=True)
+    return torch.autograd.grad(module(zeros), zeros, grad_outputs=x)[0]
 
 
-def gradient_of_weight(module_class, x, weight, bias):
+def gradient_of_weight(module_class, x, weight, _bias):
     """Return x weight^T as the gradient of a module's weight."""
     m = len(x)
-    n = len(weight)
-    device = x.device
-    zeros = torch.zeros(m, n, device=device)
-    ones = torch.ones(m, device=device)
-    module = module_of(module_class, zeros, ones, 1.0)
+    zeros = torch.zeros(m, len(weight), device=x.device)
+    ones = torch.ones(m, device=x.device)
+    module = module_of(module_class, zeros, ones, divisor=1.0)
     out = module(weight.t().contiguous())
-    return torch.autograd.grad(out, module.linear.weight, x.t().contiguous())[0]
+    return torch.autograd.grad(out, module.linear.weight, grad_outputs=x.t().contiguous())[0]
 
 
 GRADIENTS = [gradient_of_x, gradient_of_weight]
