@@ -24,7 +24,7 @@ from tests.support.promises import (
     bound_ratio,
     broken_promises,
 )
-from tests.support.tensors import float32_precision, linear_path
+from tests.support.tensors import FLOAT32_PATHS, FP16X3_PATHS, float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 
@@ -36,10 +36,10 @@ OTHER_SIZES = [(1027, 4099, 2053), (1024, 512, 2048), (1024, 256, 2048)]
 OTHER_SIZES += [(1027, 1001, 2053), (1024, 64, 4096), (1024, 16, 4096)]
 # K on both sides of 2048 and 4096, where the promotion interval changes, and K that models have.
 COMPOSED_K = [16, 64, 128, 256, 512, 768, 1000, 1024, 2047, 2048, 4096, 8192]
-FP16X3_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
+ON_FP16X3_PATHS = pytest.mark.parametrize("path", FP16X3_PATHS, indirect=True)
 
 
-@pytest.fixture(params=["auto", "skinny", "sm90", "sm80"])
+@pytest.fixture(params=["auto", *FLOAT32_PATHS])
 def path(request):
     with linear_path(request.param):
         yield request.param
@@ -132,7 +132,7 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
     _, k, _ = size
     drawn = draw_case(name, *size, device="cuda")
     # For other sizes `auto` may use torch's product, which has no bound.
-    has_bound = path in ("sm90", "sm80") or (path == "auto" and size in SIZES)
+    has_bound = path in FP16X3_PATHS or (path == "auto" and size in SIZES)
     if k >= 1024:
         allowance = promises.allowance_of_long_sums(name)
     else:
@@ -154,7 +154,7 @@ def test_the_forward_of_few_rows_keeps_the_promises(name, m):
 
 @pytest.mark.parametrize("product", GRADIENTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", CASES)
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     promised = {
         "slack": FP16X3_SLACK,
@@ -165,7 +165,7 @@ def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     assert judge(*drawn, product=product, **promised) == []
 
 
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_random_compositions_keep_the_promises_of_highest(path):
     """At most 1 in 10 products errs by more than both torch's error and FEW_TERMS_ERROR.
 
@@ -200,7 +200,7 @@ def test_random_compositions_keep_the_promises_of_highest(path):
 
 @pytest.mark.parametrize("k", [64, 256, 1024, 4096])
 @PRODUCTS
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
     """The hunt changes 25,600 pairs of rows for each K, and multiplies a million pairs a round.
 
