@@ -338,6 +338,10 @@ def test_sentences_repeat_figures_of_the_results():
     assert f"it took {times:.1f} times as long as" in readme
     assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
 
+    assert f"[{_range_of_speedups('highest')} times]" in readme
+    others = _range_of_speedups("high", "float16", "bfloat16")
+    assert f"| {others} times, for the same sizes" in readme
+
     rows = _read_results("host.json")["rows"]
     cpu, gpu = (
         row["ratio"] for row in rows if (row["call"], row["part"]) == ("[1, 64] -> 64", "forward")
@@ -351,6 +355,13 @@ def test_sentences_repeat_figures_of_the_results():
     )
     assert f"- {cold} of {products:,} products" in benchmarks
     assert f"- {warm} of these products" in benchmarks
+
+
+def _range_of_speedups(*names):
+    """Return the smallest and the largest speedup in these files of `linear`: "1.1 to 4.7"."""
+    files = [_read_results(f"linear-{name}.json") for name in names]
+    ratios = [row["ratio"] for file in files for row in file["rows"]]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
 def _read_results(name):
