@@ -9,10 +9,10 @@ to see the calls of those functions. Where such code is active, our modules call
 * profilers, tracers and test tools replace `torch.relu`, `nn.Linear.forward` or
   `nn.Module.__call__` by functions of their own, temporarily or for good.
 
-The functions below, and the `dispatch.py` of each problem, check in every call for those of them
-that could see the problem's reference. Small calls are faster than torch's in spite of these
-checks, with one exception: a forward of ReLU of 1,024 elements on a CPU takes 3 us, about a tenth
-longer than torch's (docs/BENCHMARKS.md, "What does a call cost the host?").
+The functions below, and the `dispatch.py` of each problem, check every call for such code, as far as
+it could see the problem's reference. Small calls are faster than torch's in spite of these checks.
+The exception is a small ReLU's forward on a CPU (docs/BENCHMARKS.md, "What does a call cost the
+host?").
 """
 
 import sys
