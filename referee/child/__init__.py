@@ -8,6 +8,6 @@
     nan_memory         fills memory with NaN
     yardsticks         functions that eager's process times, to show what the device can do
 
-The referee's process and this one both use modules of `contestants/`, and `names`. A solution's
-process holds no expected result, and no contestant's process holds an object of the referee's.
+The referee's process and this one both use modules of `contestants/`, and `names`. This process
+holds no expected result and no object of the referee's.
 """
