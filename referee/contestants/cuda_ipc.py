@@ -59,8 +59,7 @@ class Allocation:
     """GPU memory of the referee's that another process can open as a whole.
 
     It does not come from torch's allocator, which puts several tensors into one allocation: a
-    handle opens a whole allocation. The driver, too, may put allocations of less than 2 MiB into
-    one block, which a handle then opens as a whole. So a contestant may see other small ones.
+    handle opens a whole allocation.
 
     Args:
         size: in bytes.

@@ -93,8 +93,7 @@ def fill_with_nan(grading: Grading, calls: int) -> None:
 
     A result must not be in their memory. `checks.returned_results` sees that by the result's
     address, but not if the process has mapped the memory a second time. Such a result is then NaN,
-    and so wrong, unless the process has copied its results before. Nothing is filled if the
-    reference itself returns such memory.
+    and so wrong. Nothing is filled if the reference itself returns such memory.
 
     Args:
         grading: the file under grading.
