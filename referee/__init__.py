@@ -46,7 +46,7 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
     timed_training_steps a forward and its backward beside eager's
-    forward, solution_step, returned_results, intact, diagnosis
+    forward, solution_step, returned_results, copied_results, intact, diagnosis
                          functions that several checks use
 
 rounds/: timed rounds

@@ -17,7 +17,6 @@ from referee.bench import Bench
 from referee.comparison.quantity import Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.contestant import Contestant
-from referee.contestants.reading import can_read
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
@@ -28,6 +27,9 @@ from referee.verdict import NotCorrectError, Verdict
 from referee.words import WRONG
 
 TIMEOUT = 300  # default of `Options.timeout`
+RESULTS_ARE_COPIED = (
+    "results are copied within the clock, eager's too: the system forbids to read them"
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ class Grading:
             bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
         )
         verdict.has_walls = self.solution.has_walls
-        bench.memory.are_results_copied = not self._can_read_results()
+        bench.memory.are_results_copied = not self.solution.is_readable
+        if bench.memory.are_results_copied:
+            verdict.notes.append(RESULTS_ARE_COPIED)
         self.state = State(self.solution, bench.memory.pool)
         self.reference = ReferenceModule(bench.problem)
         self.latest_inputs: list = []
@@ -192,13 +196,3 @@ class Grading:
         """Free what the referee keeps of a round so that the next round has the memory."""
         self.latest_inputs = []
         self.bench.memory.forget()
-
-    def _can_read_results(self) -> bool:
-        """Return whether the referee can read results in the memory of the solution's process.
-
-        On a GPU the answer is True until `check_case` finds a result that cannot be shared.
-        """
-        if self.device.type != "cpu":
-            return True
-        first_address, _ = self.solution.addresses
-        return can_read(self.solution.pid, first_address)

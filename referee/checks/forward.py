@@ -1,11 +1,9 @@
 """One forward of the solution beside the reference's: `check_case`."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
-import torch
-
+from referee.checks.copied_results import room_for_copies
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete, check_results, read_result
@@ -55,7 +53,6 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
         RaisedError: it refuses inputs that it has to take.
     """
     grading.progress("checking", case.name)
-    grading.verdict.case_count += 1
     previous_inputs = _previous_inputs(grading)
     grading.latest_inputs = case.inputs
     reference_tensors = grading.reference.reference_tensors(case.inputs)
@@ -66,6 +63,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     except RaisedError as raised:
         _note_refusal(grading, case, raised)
         return EXCUSED
+    grading.verdict.case_count += 1
     check_intact(grading, case.name)
     comparisons = []
     for result in _compare_results(grading, case, previous_inputs, reference_tensors, reply):
@@ -129,27 +127,20 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
 def _ask(
     grading: Grading, reference_tensors: list[ReferenceTensor], fill_new_tensors: bool
 ) -> dict:
-    """Call the solution; if its results cannot be read in place, call it again, with copies.
+    """Call the solution; return its reply.
 
     Args:
         grading: the file under grading.
         reference_tensors: the reference's results.
         fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
-    memory = grading.bench.memory
-    ask = partial(
-        grading.solution.ask,
+    return grading.solution.ask(
         "run_checked_forward",
-        inputs=memory.input_locations(1),
+        inputs=grading.bench.memory.input_locations(1),
         fill_new_tensors=fill_new_tensors,
         result_bytes=_bytes_of(reference_tensors),
+        outputs=room_for_copies(grading, reference_tensors),
     )
-    if not memory.are_results_copied:
-        reply = ask()
-        if _are_readable(reply["returned"][0]["results"]):
-            return reply
-        _copy_results_from_now_on(grading)
-    return ask(outputs=memory.room_for([_blank(tensor) for tensor in reference_tensors], 1))
 
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
@@ -157,33 +148,12 @@ def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     return sum(tensor.numel * tensor.dtype.itemsize for tensor in reference_tensors)
 
 
-def _copy_results_from_now_on(grading: Grading) -> None:
-    """Have all processes copy their results into shared memory; a note says so."""
-    grading.bench.memory.are_results_copied = True
-    note = "results are copied within the clock, eager's too: their memory cannot be shared"
-    grading.verdict.notes.append(note)
-
-
-def _are_readable(descriptions: list[dict]) -> bool:
-    """Return whether the referee can read these results in place.
-
-    On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
-    """
-    return all(description.get("handle", "") is not None for description in descriptions)
-
-
-def _blank(tensor: ReferenceTensor) -> torch.Tensor:
-    """Return a tensor of a result's form, with any values."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
-
-
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
     """Note that the solution refuses inputs, if it may refuse them; else raise the verdict."""
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
     # A module that has taken other small cases, but not this one, is wrong. One that has taken
     # none does not work: the verdict is an error.
-    has_taken_others = grading.verdict.case_count > 1 and grading.problem.file.covers_all_values
+    has_taken_others = grading.verdict.case_count > 0 and grading.problem.file.covers_all_values
     if is_crash or (case.required and not has_taken_others):
         raise raised
     if case.required:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
@@ -209,9 +210,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     grading.write_inputs([step.inputs])
     grading.write_state()
     bench.memory.write_output_gradients([step.output_gradients])
-    room = None
-    if bench.memory.are_results_copied:
-        room = bench.memory.room_for(_blanks(grading, quantities), 1)
+    tensors = [quantity.reference_tensor for quantity in quantities]
     try:
         return grading.solution.ask(
             "run_checked_step",
@@ -219,7 +218,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             result_bytes=_largest_bytes(quantities),
-            outputs=room,
+            outputs=room_for_copies(grading, tensors),
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
@@ -236,18 +235,6 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
     tensors = [quantity.reference_tensor for quantity in quantities if quantity.reference_tensor]
     return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
-
-
-def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
-    """Return a tensor for each quantity, with any values; empty where the reference has none."""
-    blanks = []
-    for quantity in quantities:
-        if quantity.reference_tensor is None:
-            blanks.append(torch.empty(0, device=grading.device))
-            continue
-        shape, dtype = quantity.reference_tensor.shape, quantity.reference_tensor.dtype
-        blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
-    return blanks
 
 
 def _has_all_gradients(

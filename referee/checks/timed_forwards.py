@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.contestants.described_results import ResultPlace
@@ -223,6 +224,7 @@ def _compare_calls(
             if early.differs(place, got):
                 raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
             _compare_result(grading, got, drawn, place)
+    check_copies_stay(grading, "a timed call", len(returned))
 
 
 def _compare_result(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
@@ -201,6 +202,7 @@ class _StepRounds:
             zip(returned, drawn_steps, strict=True)
         ):
             self._compare_step(call_index, returned_by_step["results"], drawn, early)
+        check_copies_stay(self._grading, "a timed step", len(returned))
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")

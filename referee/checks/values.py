@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
@@ -168,7 +169,7 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    if problem.may_share_memory or bench.memory.are_results_copied:
+    if problem.may_share_memory:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
@@ -178,12 +179,13 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
+    _copy_held_results(grading, held_count)
     compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_calls = calls[:1]
-    for number, call in enumerate(compared_calls, 1):
-        _check_held_result(grading, call, later_calls=calls[number:])
+    for index, call in enumerate(compared_calls):
+        _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
     bench.free_results(grading.solution)
 
 
@@ -215,13 +217,29 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
-def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
-    """Check the results of a call after later calls, which may have overwritten them."""
+def _copy_held_results(grading: Grading, held_count: int) -> None:
+    """Have the held results copied after all calls, if the referee cannot read them in place."""
+    room = room_for_copies(grading, grading.findings.reference_tensors, held_count)
+    if room is not None:
+        grading.solution.ask("copy_results", outputs=room)
+
+
+def _check_held_result(
+    grading: Grading, call: HeldCall, call_index: int, later_calls: list[HeldCall]
+) -> None:
+    """Check the results of a call after later calls, which may have overwritten them.
+
+    Args:
+        grading: the file under grading.
+        call: the call.
+        call_index: its index among the calls.
+        later_calls: those after it.
+    """
     eager_results = grading.reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
         tensor = grading.findings.reference_tensors[result_index]
-        place = ResultPlace(0, result_index)
+        place = ResultPlace(call_index, result_index)
         got = read_result(grading, description, call.name, place).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
         mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)

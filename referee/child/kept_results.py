@@ -22,11 +22,13 @@ class KeptResults:
     def __init__(self, mapping: Mapping, device: torch.device) -> None:
         self._mapping = mapping
         self._device = device
-        self._kept: list = []
+        self._leaves_of_calls: list[list] = []
+        self._plain_tensors: list[torch.Tensor | None] = []
 
     def free(self) -> None:
         """Free all results."""
-        self._kept = []
+        self._leaves_of_calls = []
+        self._plain_tensors = []
 
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep what each call of a request has returned; return a description of each.
@@ -42,16 +44,26 @@ class KeptResults:
         descriptions = []
         for value, output_location in zip(returned, output_locations, strict=True):
             nesting, leaves = flatten(value)
+            self._leaves_of_calls.append(leaves)
             results = [self._keep(leaf) for leaf in leaves]
             if output_location is not None:
                 self._copy(leaves, output_location)
             descriptions.append({"nesting": nesting, "results": results})
         return descriptions
 
+    def copy_again(self, outputs: list[dict]) -> None:
+        """Copy the results of the first calls since `free` as they are now.
+
+        Args:
+            outputs: a location for each of these calls.
+        """
+        for leaves, location in zip(self._leaves_of_calls, outputs, strict=False):
+            self._copy(leaves, location)
+
     def _keep(self, leaf: object) -> dict:
         """Keep a result; return a description of it."""
         plain_tensor = as_plain_tensor(leaf)
-        self._kept += [leaf, plain_tensor]
+        self._plain_tensors.append(plain_tensor)
         description = describe(leaf if plain_tensor is None else plain_tensor)
         # On a CPU and for an empty tensor there is no "handle". It is None if CUDA IPC cannot share
         # the memory, for example because that is the referee's own, as an input's is.

@@ -6,6 +6,7 @@
     is_finite, count_saved_bytes                     call it to find something out
     prepare_yardsticks                               makes yardsticks
     map_pages                                        maps the shared memory again
+    copy_results                                     copies kept results as they are now
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
@@ -273,6 +274,14 @@ class RequestHandler:
     def map_pages(self, locations: list[dict]) -> None:
         """Map all pages of the shared memory at some locations, see `Mapping.map_pages`."""
         self._mapping.map_pages(locations)
+
+    def copy_results(self, outputs: list[dict]) -> None:
+        """Copy the kept results of the first calls as they are now, see `KeptResults.copy_again`.
+
+        Args:
+            outputs: a location for each of these calls.
+        """
+        self._results.copy_again(outputs)
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request.

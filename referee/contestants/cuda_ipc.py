@@ -14,11 +14,14 @@ purpose, but these also send files, counters and events, which a hostile process
 """
 
 import ctypes
+import math
 from functools import cache
 
 import torch
 
 HANDLE_BYTES = 64
+# The driver puts smaller allocations together into blocks of this size, and a handle opens a block.
+DRIVER_BLOCK_BYTES = 2 << 20
 LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
@@ -59,14 +62,14 @@ class Allocation:
     """GPU memory of the referee's that another process can open as a whole.
 
     It does not come from torch's allocator, which puts several tensors into one allocation: a
-    handle opens a whole allocation.
+    handle opens a whole allocation. Nothing else is in the driver's blocks that it takes.
 
     Args:
         size: in bytes.
         device: a GPU.
 
     Attributes:
-        size: in bytes.
+        size: in bytes, a multiple of DRIVER_BLOCK_BYTES.
         handle: in hexadecimal; another process opens the memory with it.
 
     Raises:
@@ -75,22 +78,22 @@ class Allocation:
 
     def __init__(self, size: int, device: torch.device) -> None:
         torch.zeros(1, device=device)  # makes torch's context the current one
-        self.size = size
+        self.size = math.ceil(size / DRIVER_BLOCK_BYTES) * DRIVER_BLOCK_BYTES
         self._device = device
         self._address = ctypes.c_uint64()
         try:
-            self._allocate(size)
+            self._allocate()
         except CudaError:
             torch.cuda.empty_cache()  # torch's allocator gives back what it keeps for later
             try:
-                self._allocate(size)
+                self._allocate()
             except CudaError as error:
                 raise torch.OutOfMemoryError(f"{size:,} bytes on {device}: {error}") from None
         self.handle = _handle_of(self._address.value)
 
-    def _allocate(self, size: int) -> None:
+    def _allocate(self) -> None:
         """Allocate with the driver; raise CudaError if it refuses."""
-        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
+        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(self.size))
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
         """Return `size` bytes from byte `start` of the allocation, without a copy."""

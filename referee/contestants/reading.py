@@ -25,6 +25,7 @@ COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 NO_PAGE = "a page of it does not come while the process is stopped"
+CANNOT_SHARE = "CUDA IPC cannot share its memory; use memory that torch allocates"
 MAX_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
@@ -90,16 +91,6 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
         if copied <= 0:
             raise UnreadableError(error_of_last_call().strerror)
         done += copied
-
-
-def can_read(pid: int, address: int) -> bool:
-    """Return whether this process can read the byte at an address of another process."""
-    byte = ctypes.create_string_buffer(1)
-    try:
-        copy_memory(pid, address, 1, ctypes.addressof(byte))
-    except UnreadableError:
-        return False
-    return True
 
 
 def validated(description: dict) -> dict:
@@ -188,6 +179,16 @@ class Reader:
             copy_memory(self._pid, address, dtype.itemsize, target)
         return values
 
+    def can_read(self, description: dict) -> bool:
+        """Return whether the tensor that a description describes can be read; forget it."""
+        try:
+            self.whole(description)
+        except (BadDescriptionError, UnreadableError):
+            return False
+        finally:
+            self.forget()
+        return True
+
     def forget(self) -> None:
         """Close all GPU allocations of the process so that it can free them; free the CPU copy."""
         for address in self._address_of.values():
@@ -243,6 +244,8 @@ class Reader:
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
         handle, distance = description.get("handle"), description.get("distance")
+        if handle is None:
+            raise BadDescriptionError(CANNOT_SHARE)
         if not isinstance(handle, str) or type(distance) is not int:
             raise BadDescriptionError("its memory has no handle")
         if distance % item_bytes:

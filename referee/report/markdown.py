@@ -13,7 +13,8 @@ def as_markdown(content: dict) -> str:
     Args:
         content: of the JSON file, see `records.document`.
     """
-    origin = f"{machine_and_versions(content['environment'])}; `{content['command']}`"
+    command = printable(content["command"])
+    origin = f"{machine_and_versions(content['environment'])}; `{command}`"
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
     if content["kind"] == "grading":
         rows = _grading_rows(content["records"])

@@ -8,8 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from referee import grading
-from referee.contestants.reading import UnreadableError
+from referee.contestants.reading import Reader, UnreadableError
 from referee.rounds import timed_requests
 from referee.rounds.early_elements import EarlyElements
 from referee.tests.graded import grade, quick_and_slow
@@ -150,7 +149,7 @@ class LateCopies(EarlyElements):
 
 @pytest.mark.slow
 def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr(grading, "can_read", lambda *_: False)
+    monkeypatch.setattr(Reader, "can_read", lambda *_: False)
     monkeypatch.setattr(timed_requests, "EarlyElements", LateCopies)
     table = {
         "late": wrong(LATE_COPIES, "not complete when its clock stops"),

@@ -140,6 +140,16 @@ def test_a_view_of_an_input_through_a_second_mapping_is_wrong(tmp_path):
     grade(TRANSPOSED, table, tmp_path)
 
 
+@pytest.mark.usefixtures("unreadable_processes")
+def test_a_view_of_an_input_is_wrong_also_where_results_are_copied(tmp_path):
+    """A copy of it would be right, for the process copies it before the input is overwritten."""
+    table = {
+        "aliases": wrong(ALIASES, "^a timed call: its result changes with its input"),
+        "plain": correct(module("return x.t().contiguous()"), "training step"),
+    }
+    grade(TRANSPOSED, table, tmp_path)
+
+
 # Finds eager's weight, which has the values of its own one, in the shared memory, and changes it.
 CHANGES_EAGER = """
 own = self.fc.weight.detach()
