@@ -52,9 +52,9 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
     timed_steps          a timed request of training steps
-    turns                all take turns in a round
+    turns                the turns of a round: their order, and the memory that they share
     samples              the samples of all rounds; whether the solution's clock is false
-    step_samples         the same of training steps, divided into forward and backward
+    step_samples         samples of training steps, divided into forward and backward
     early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager
