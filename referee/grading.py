@@ -15,7 +15,7 @@ import torch
 
 from referee.bench import Bench
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.contestants.contestant import Contestant
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
@@ -73,8 +73,7 @@ class Findings:
 
     Attributes:
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        reference_tensors: for each result, the reference's in the latest comparison of a whole
-            forward. Their values are freed. Their error budgets hold for timed calls.
+        requirements: for each result, the reference's demands, which hold for timed calls, too.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
             from the reference for other inputs, or could not be tried with them.
         times: the times under the current precision setting; None before they are taken.
@@ -85,7 +84,7 @@ class Findings:
     # Set by check_own_gradients, read by check_gradients.
     is_forward_only: bool = False
     # Set by check_values, read by time_forwards.
-    reference_tensors: list[ReferenceTensor] = field(default_factory=list)
+    requirements: list[Requirements] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
@@ -134,7 +133,7 @@ class Grading:
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
-        bench.problem.why_no_float64_in_steps = ""
+        bench.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
             bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
         )

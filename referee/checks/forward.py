@@ -10,7 +10,8 @@ from referee.checks.returned_results import check_complete, check_results, read_
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.contestants.described_results import ResultPlace
+from referee.comparison.requirements import Requirements
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -31,11 +32,11 @@ class CheckedCase(NamedTuple):
 
     Attributes:
         comparisons: the comparisons with the reference's results.
-        reference_tensors: the error budgets of the reference's results; their values are freed.
+        requirements: the reference's demands on results.
     """
 
     comparisons: list[Comparison]
-    reference_tensors: list[ReferenceTensor]
+    requirements: list[Requirements]
 
 
 EXCUSED = CheckedCase([], [])
@@ -73,10 +74,8 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
             return EXCUSED  # the other results say nothing
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
-    for tensor in reference_tensors:
-        tensor.forget()
     grading.bench.free_results(grading.solution)
-    return CheckedCase(comparisons, reference_tensors)
+    return CheckedCase(comparisons, [tensor.requirements for tensor in reference_tensors])
 
 
 def _previous_inputs(grading: Grading) -> list:
@@ -103,13 +102,14 @@ def _compare_results(
         reply: describes the solution's.
     """
     returned = reply["returned"][0]
-    descriptions = check_results(grading, case.name, returned, reference_tensors)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    descriptions = check_results(grading, case.name, returned, requirements)
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
-        whole = read_result(grading, description, case.name, ResultPlace(0, result_index))
-        check_complete(reply["elements"], result_index, whole, case.name)
-        got = flat_reals(whole)
+        result = read_result(grading, description, case.name, ResultIndex(0, result_index))
+        check_complete(reply["elements"], result_index, result, case.name)
+        got = flat_reals(result)
         second_look = grading.reference.second_look(case.inputs, result_index)
         comparison = tensor.compare(got, second_look)
         yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
@@ -139,13 +139,14 @@ def _ask(
         inputs=grading.bench.memory.input_locations(1),
         fill_new_tensors=fill_new_tensors,
         result_bytes=_bytes_of(reference_tensors),
-        outputs=room_for_copies(grading, reference_tensors),
+        outputs=room_for_copies(grading, [tensor.requirements for tensor in reference_tensors]),
     )
 
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     """Return the bytes of all results of the reference."""
-    return sum(tensor.numel * tensor.dtype.itemsize for tensor in reference_tensors)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    return sum(required.numel * required.dtype.itemsize for required in requirements)
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
@@ -167,6 +168,6 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.numel > 1:
+    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.requirements.numel > 1:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

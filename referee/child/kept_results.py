@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from referee.contestants.described_results import as_plain_tensor, describe, flatten
+from referee.contestants.descriptions import as_plain_tensor, describe, flatten
 from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
 
@@ -33,7 +33,7 @@ class KeptResults:
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep what each call of a request has returned; return a description of each.
 
-        `described_results` has an example of a description.
+        `descriptions` has an example of a description.
 
         Args:
             returned: a tensor, or nested lists and tuples, for each call.
@@ -69,7 +69,7 @@ class KeptResults:
         # the memory, for example because that is the referee's own, as an input's is.
         cannot_be_shared = description.get("handle", "") is None
         if cannot_be_shared:
-            description |= self._mapping.place_of(description["address"])
+            description |= self._mapping.export(description["address"])
         return description
 
     def _copy(self, leaves: list, location: dict) -> None:

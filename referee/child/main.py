@@ -22,7 +22,7 @@ import torch.fx.experimental.symbolic_shapes  # else each contestant's first bac
 
 from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
-from referee.contestants.described_results import describe
+from referee.contestants.descriptions import describe
 from referee.contestants.mapping import Mapping
 from referee.contestants.role import Role
 

@@ -11,7 +11,7 @@
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
 are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
-descriptions of where they are in this process's memory (see `described_results.describe`).
+descriptions of where they are in this process's memory (see `descriptions.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
 """
@@ -40,7 +40,7 @@ from referee.child.nan_memory import (
 )
 from referee.child.yardsticks import YardstickMaker
 from referee.contestants.autograd import sources_of, with_gradient_leaves
-from referee.contestants.described_results import describe, flatten
+from referee.contestants.descriptions import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping

@@ -2,12 +2,12 @@
 
     owner of the memory                       other process
 
-    export(address)  -> handle, distance      open_handle(handle)  -> base, its own address
-                                              bytes_at(base + distance, size, device)
+    export(address)  -> handle, byte_offset   open_handle(handle)  -> base, its own address
+                                              bytes_at(base + byte_offset, size, device)
                                               close_handle(base)
 
-A handle is 64 bytes that name one allocation; the driver opens it or refuses. The distance is that
-of the address from the allocation's start, in bytes.
+A handle is 64 bytes that name one allocation; the driver opens it or refuses. The byte offset is
+counted from the allocation's start to the address.
 
 The referee's process and the contestant's both use this module. torch has functions for the same
 purpose, but these also send files, counters and events, which a hostile process could forge.
@@ -112,10 +112,10 @@ def _handle_of(address: int) -> str:
 
 
 def export(address: int) -> tuple[str, int]:
-    """Return the handle of the allocation that contains an address, and the distance in bytes.
+    """Return the handle of the allocation that contains an address, and the byte offset.
 
     Example: for the address 0x7f0000000200 in an allocation that starts at 0x7f0000000000, the
-    distance is 0x200.
+    byte offset is 0x200.
 
     Raises:
         CudaError: the memory cannot be shared; memory of `cudaMallocAsync` never can.

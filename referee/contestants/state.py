@@ -18,7 +18,7 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
-from referee.contestants.described_results import span_of
+from referee.contestants.descriptions import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, UnreadableError, validated
@@ -203,7 +203,7 @@ class State:
         if not self._contestant.is_readable:
             return True
         try:
-            got = self._contestant.reader.whole(description).to(value.device)
+            got = self._contestant.reader.read_whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
         if torch.equal(got, value):

@@ -81,7 +81,7 @@ class Session:
             raise NotCorrectError(word, first_error_line(str(error))) from None
         engine = Engine(problem, server, options, self.progress, reserve)
         try:
-            reason = engine.why_unprepared()  # it times eager alone
+            reason = engine.try_to_prepare()  # it times eager alone
             if not reason:
                 for file in self.files:
                     self._grade_file(file, engine, report)

@@ -100,7 +100,7 @@ AT_RELU = {
     "finalizer": wrong(FINALIZER, SEVENS),
     "patched_methods": wrong(PATCHED, SEVENS),
     "thread": wrong(THREAD, SEVENS),
-    "pages": wrong(PAGES, "not in memory when the call has returned"),
+    "pages": wrong(PAGES, "cannot be read when the call has returned"),
     "orphan": wrong(ORPHAN, SEVENS),
     # On a CPU its memory is read, which holds x - 0.5 and no ReLU of it.
     "subclass": wrong(SUBCLASS, "524,288 of 524,288 elements|not a plain tensor"),
@@ -144,7 +144,7 @@ class LateCopies(EarlyElements):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue
                 with suppress(UnreadableError):  # eager's memory may be hidden; it copies in time
-                    copy.copy_(self.reader.whole(description))
+                    copy.copy_(self.reader.read_whole(description))
 
 
 @pytest.mark.slow

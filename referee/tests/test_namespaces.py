@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from referee import engine, records
-from referee.contestants import cuda_walls, namespaces, prctl, processes
+from referee.contestants import namespaces, prctl, processes, wall_trial
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
 from referee.program import command
@@ -210,17 +210,17 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda:99", "no_device"])
 def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
-    """The trial is the program `cuda_walls`: it tries whether a device allows walls."""
-    monkeypatch.setattr("sys.argv", ["cuda_walls", name])
-    assert cuda_walls.main() == 2
+    """The trial is the program `wall_trial`: it tries whether a device allows walls."""
+    monkeypatch.setattr("sys.argv", ["wall_trial", name])
+    assert wall_trial.main() == 2
     [line] = capsys.readouterr().err.splitlines()
     assert name in line
 
 
 @pytest.mark.slow
 def test_the_trial_on_a_cpu_finds_walls(walls, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cuda_walls", "cpu"])
-    assert cuda_walls.main() == 0
+    monkeypatch.setattr("sys.argv", ["wall_trial", "cpu"])
+    assert wall_trial.main() == 0
     assert capsys.readouterr().out == "cpu: walls\n"
 
 
