@@ -61,7 +61,7 @@ rounds/: timed rounds
 
 grading: `Grading`, which has what the checks of a file share
 
-bench: `Bench`, which has what the gradings of one problem share
+resources: `Resources`, which the gradings of one problem share: memory, eager's processes, plans
 
 eager_processes: those in which eager runs, which all solutions of a problem use
 

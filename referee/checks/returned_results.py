@@ -118,7 +118,7 @@ def check_elements_apart(
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
-        return grading.bench.memory.pool.allocation(description.get("handle")) is not None
+        return grading.resources.memory.pool.allocation(description.get("handle")) is not None
     start, end = grading.solution.addresses
     address = description.get("address")
     return isinstance(address, int) and start <= address < end
@@ -135,8 +135,8 @@ def read_result(
         case_name: the case in messages.
         index: the result's index in the reply.
     """
-    if grading.bench.memory.are_results_copied:
-        return grading.bench.memory.outputs[index.call_index].tensors[index.result_index]
+    if grading.resources.memory.are_results_copied:
+        return grading.resources.memory.outputs[index.call_index].tensors[index.result_index]
     try:
         return grading.solution.reader.read_whole(description)
     except (UnreadableError, BadDescriptionError) as error:

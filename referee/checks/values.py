@@ -168,7 +168,7 @@ def _check_results_stay(grading: Grading) -> None:
     All calls have their inputs at the same address. A module that returns the same memory each
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
-    problem, bench = grading.problem, grading.bench
+    problem, resources = grading.problem, grading.resources
     if problem.may_share_memory:
         return
     held_count = _count_of_held_results(grading)
@@ -186,7 +186,7 @@ def _check_results_stay(grading: Grading) -> None:
         compared_calls = calls[:1]
     for index, call in enumerate(compared_calls):
         _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
-    bench.free_results(grading.solution)
+    resources.free_results(grading.solution)
 
 
 def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
@@ -276,7 +276,7 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    locations = grading.bench.memory.input_locations(1)
+    locations = grading.resources.memory.input_locations(1)
     reply = grading.solution.ask("run_forwards", call_name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["returned"][0]

@@ -1,4 +1,4 @@
-"""The bench: gradings of one problem share memory, eager's processes, and the plan for timing."""
+"""The resources of a problem: shared memory, eager's processes, and the plan for timing."""
 
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ class Plan(NamedTuple):
     seconds_alone: list[float]
 
 
-class Bench:
-    """All that the gradings of one problem share.
+class Resources:
+    """The resources that all gradings of one problem share.
 
     The problem and the server are attributes, too.
 
