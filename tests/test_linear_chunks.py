@@ -8,7 +8,9 @@ MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
-TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
+# The tiles of fp16x3: their rows of x, and the program's number for a Tiling without tiles_of_wave.
+TILE_ROWS = 176
+NO_WAVES = 0
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X = 1 << 40
@@ -33,11 +35,12 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  const kernels::Tiling tiling{number(7), number(8), number(9)};
+  kernels::Tiling tiling{number(7), number(8)};
+  if (number(9) > 0) tiling.tiles_of_wave = number(9);
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::rows_of_chunk(call.m, tiling, [&](int64_t m) {
+  const int64_t rows = kernels::choose_rows_of_chunk(call.m, tiling, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);
@@ -53,7 +56,7 @@ int main(int, char** arguments) {
 """
 
 # Makes slices of a workspace, and the same slices without a workspace. Prints where each slice, and
-# a part of it, begins in the workspace, and the bytes of all. Then it prints how many pointers are
+# its element 2, begin in the workspace, and the bytes of all. Then it prints how many pointers are
 # not null without a workspace, and again the bytes of all.
 SLICES_PROGRAM = r"""
 #include <cstdio>
@@ -72,10 +75,10 @@ int main() {
   for (const int count : {1, 64, 65, 0, 3}) {
     int* const slice = slices.add<int>(count);
     print(slice);
-    print(slices.part(slice, 2));
+    print(slices.pointer_into(slice, 2));
     int* const none = measured.add<int>(count);
     if (none != nullptr) ++pointers;
-    if (measured.part(none, 2) != nullptr) ++pointers;
+    if (measured.pointer_into(none, 2) != nullptr) ++pointers;
   }
   printf("%zu %d %zu", slices.bytes(), pointers, measured.bytes());
 }
@@ -120,7 +123,7 @@ def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
     per_row = 4 + 4 * k
     mask_of_all = MASK if has_mask else 0
     rows, chunks = chunks_of(
-        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, 1, mask=mask_of_all
+        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, NO_WAVES, mask=mask_of_all
     )
     begin = 0
     for x, out, mask, count, is_first in chunks:

@@ -36,9 +36,9 @@ CHECKS_ONCE = (
 CHECKS_PER_SETTING = (
     check_values,  # whole results at the timed size, for several inputs and parameters
     check_other_inputs,  # inputs that get_inputs would not draw
-    time_forwards,  # beside eager; inputs and parameters are new, and all results compared
+    time_forwards,  # forwards beside eager's; inputs and parameters are new, results are compared
     check_gradients,  # gradients of inputs and parameters
-    time_training_steps,  # a forward and its backward, likewise, if the gradients were right
+    time_training_steps,  # training steps beside eager's, if the gradients were right
 )
 # A sweep makes these instead, at each size.
 SWEEP_CHECKS_ONCE = (import_file,)
