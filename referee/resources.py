@@ -9,7 +9,7 @@ from referee.eager_processes import EagerProcesses, Reserve
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
-# After a request with at most so many bytes of inputs, a process keeps its unused memory even if
+# After a request with at most this many bytes of inputs, a process keeps its unused memory even if
 # the problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 

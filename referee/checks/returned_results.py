@@ -149,8 +149,9 @@ def check_complete(elements: dict, result_index: int, result: torch.Tensor, case
 
     The process then read some elements itself. They must be the same now. They differ if the call
     leaves work on another stream for which the current one does not wait.
-    A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
-    finds late results of cheats.
+
+    A cheat may report false elements, so this check finds only honest mistakes. Late results of
+    cheats are found by `rounds.early_elements`.
 
     Args:
         elements: what the process has read, see `kept_results.read_at_once`.

@@ -49,7 +49,7 @@ from referee.times.timing import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
+FORWARDS_OF_A_STEP = 3  # this many forwards take about as long as a training step
 
 
 class DrawnStep(NamedTuple):
@@ -94,7 +94,7 @@ def _time_rounds(grading: Grading) -> None:
     resources = grading.resources
     timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
-    # With so many steps, a request lasts about as long as one of forwards.
+    # With this many steps, a request lasts about as long as one of forwards.
     step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, step_count)
     rounds.prepare()

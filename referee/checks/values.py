@@ -23,8 +23,8 @@ from referee.words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# So many results are held while later calls run, to see whether a call overwrites one of them. This
-# detects a module that returns up to so many buffers in turn.
+# This many results are held while later calls run, to see whether a call overwrites one of them. So a
+# module is found that returns up to this number of buffers in turn.
 MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.
@@ -119,7 +119,7 @@ def _inputs_of_forward(grading: Grading, index: int) -> list:
     """Return the inputs of a forward; the first has index 0.
 
     If there are parameters, the second forward has the inputs of the first one and other
-    parameters. A solution that keeps a result for its input alone is wrong there.
+    parameters. A solution that looks up a result by its input only is wrong there.
     """
     if index == 1 and grading.reference.parameter_names():
         return grading.latest_inputs

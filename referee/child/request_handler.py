@@ -6,7 +6,7 @@
     is_finite, count_saved_bytes                     call it to find something out
     prepare_yardsticks                               makes yardsticks
     map_pages                                        maps the shared memory again
-    copy_results                                     copies kept results as they are now
+    copy_results                                     copies kept results once more
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
@@ -225,7 +225,7 @@ class RequestHandler:
         self._mapping.map_pages(locations)
 
     def copy_results(self, outputs: list[dict]) -> None:
-        """Copy the kept results of the first calls as they are now, see `KeptResults.copy_again`.
+        """Copy the kept results of the first calls once more, see `KeptResults.copy_again`.
 
         Args:
             outputs: a location for each of these calls.
@@ -273,7 +273,7 @@ class RequestHandler:
 
         Args:
             names: the yardsticks to set up.
-            inputs: locations of arguments; the first alone is used.
+            inputs: locations of arguments; only the first is used.
             copied_bytes: bytes that a copy reads; it writes as many.
             yardstick_file: path and text (in base64) of the file with the problem's own yardsticks;
                 empty if it has none.

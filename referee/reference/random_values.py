@@ -17,8 +17,8 @@ from referee.contestants.forms import without_repeats
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
 MAX_WITH_NEW_SIGN = 1e4
-# `vary` draws at most so many factors, because drawing takes most of its time. The number is prime,
-# so that rows of a matrix get different factors.
+# `vary` draws at most this many factors, because drawing takes most of its time. The number is
+# prime, so that rows of a matrix get different factors.
 FACTORS = 1_048_583
 
 

@@ -11,7 +11,7 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.free_memory import SECONDS_TO_CLEAR, free_bytes
 from referee.resources import Resources
 
-SPARE_BYTES = 1 << 32  # so many bytes stay free for comparisons
+SPARE_BYTES = 1 << 32  # this many bytes stay free for comparisons
 
 
 class RoundMemory:

@@ -46,12 +46,12 @@ class RoundSamples:
         return measure_overhead(self.empty_samples, eager_samples)
 
     def lateness(self) -> float:
-        """Return the largest lateness of eager's requests but for one in ten; 1 without a round."""
+        """Return the 90th percentile of the lateness of eager's requests; 1 without a round."""
         eager_samples = self.by_name[self._names.eager] + self.by_name[self._names.control]
         if not eager_samples:
             return 1.0
-        _, largest = p10_and_p90([sample.lateness for sample in eager_samples])
-        return largest
+        _, p90 = p10_and_p90([sample.lateness for sample in eager_samples])
+        return p90
 
 
 def note_clock(grading: Grading, samples: RoundSamples, wait_count: int) -> None:

@@ -12,7 +12,7 @@ from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
-# A request has enough calls to last so many seconds: many times the spread of empty requests.
+# A request has enough calls to last this many seconds: many times the spread of empty requests.
 MIN_REQUEST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MAX_CALLS = 32  # of a request
 MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
@@ -54,7 +54,7 @@ class TimedRequest(NamedTuple):
 
 
 def plan_of(resources: Resources) -> Plan:
-    """Return the plan for the problem's setting, which follows from eager's times alone.
+    """Return the plan for the problem's setting, made from eager's times before any solution.
 
     The first call makes the plan and has to come before the first solution starts. Later calls
     return the same plan.
@@ -109,7 +109,7 @@ def _time_eager(
 
 
 def _calls_of_a_request(resources: Resources, seconds: float) -> int:
-    """Return how many calls a request has, if each takes so many seconds."""
+    """Return how many calls a request has, if each takes this many seconds."""
     problem = resources.problem
     device = problem.device.type
     call_count = min(MAX_CALLS, math.ceil(MIN_REQUEST_SECONDS[device] / seconds))

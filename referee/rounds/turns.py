@@ -4,8 +4,8 @@ In a round, all timed calls take turns: the solution's, eager's (twice), the yar
 empty call. The order is random so that nobody profits from who was timed before.
 
 The memory that the referee shares is written and filled in a round as follows. "Again" means that
-the round's values are written once more. The state is parameters and buffers. Outputs' gradients
-are there in training steps alone.
+the round's values are written once more. The state is parameters and buffers. Only training
+steps have gradients of outputs.
 
                                                                         state of
     when                           function              inputs  gradients  solution   eager
@@ -27,7 +27,7 @@ from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
 
 Round = TypeVar("Round")  # what a function that runs one round returns
-# Inputs of at most so many bytes are written before every request, so that all processes find the
+# Inputs of at most this many bytes are written before every request, so that all processes find the
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
 CACHED_BYTES = 1 << 26
@@ -73,7 +73,7 @@ def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) ->
 
 
 def only_compiled(yardsticks: list[str]) -> list[str]:
-    """Return the yardsticks that training steps have, too: torch.compile's program alone."""
+    """Return the yardsticks that training steps have, too: only torch.compile's program."""
     return [name for name in yardsticks if name == COMPILED]
 
 

@@ -126,7 +126,7 @@ class Overhead:
 
 
 def _seconds_by_referee(samples: list[Sample], overhead: float) -> list[float]:
-    """Return the seconds of one call by the referee's clock alone, for each request."""
+    """Return the seconds of one call by the referee's clock only, for each request."""
     return [(sample.request_seconds - overhead) / len(sample.call_seconds) for sample in samples]
 
 
