@@ -23,8 +23,8 @@ from referee.words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# This many results are held while later calls run, to see whether a call overwrites one of them. So a
-# module is found that returns up to this number of buffers in turn.
+# This many results are held while later calls run, to see whether a call overwrites one of them.
+# That finds a module which returns up to this number of buffers in turn.
 MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.

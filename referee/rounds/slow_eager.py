@@ -78,9 +78,9 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
 
 def _is_slower(seconds: list[float], other_seconds: list[float]) -> bool:
     """Return whether the 10th percentile of times is slow beside the 90th of other times."""
-    fast, _ = timing.p10_and_p90(seconds)
-    _, slow_other = timing.p10_and_p90(other_seconds)
-    return fast > SLOW * slow_other
+    p10, _ = timing.p10_and_p90(seconds)
+    _, other_p90 = timing.p10_and_p90(other_seconds)
+    return p10 > SLOW * other_p90
 
 
 def _fast_calls(grading: Grading, samples: RoundSamples) -> list[float]:

@@ -72,8 +72,8 @@ def compare_times(
     if is_noisy:
         noise = max(noise, farthest_control)
     if device == "cuda":
-        fast, slow = p10_and_p90(eager + control)
-        noise = max(noise, slow / fast, lateness)
+        p10, p90 = p10_and_p90(eager + control)
+        noise = max(noise, p90 / p10, lateness)
     gain = speed_up(eager, solution)
     may_be_equal = gain.low / noise <= 1 <= gain.high * noise
     if may_be_equal:
