@@ -28,7 +28,7 @@ def room_for_copies(
     Returns:
         None if results are read in place.
     """
-    memory = grading.bench.memory
+    memory = grading.resources.memory
     if not memory.are_results_copied:
         return None
     return memory.room_for([[_blank(required, grading.device) for required in requirements]])
@@ -51,7 +51,7 @@ def check_copies_stay(grading: Grading, case_name: str, call_count: int) -> None
         case_name: the case in messages.
         call_count: the number of calls of the request.
     """
-    memory = grading.bench.memory
+    memory = grading.resources.memory
     if not memory.are_results_copied:
         return
     regions = memory.outputs[:call_count]

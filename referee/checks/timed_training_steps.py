@@ -49,7 +49,7 @@ from referee.times.timing import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
+FORWARDS_OF_A_STEP = 3  # this many forwards take about as long as a training step
 
 
 class DrawnStep(NamedTuple):
@@ -91,11 +91,11 @@ def time_training_steps(grading: Grading) -> None:
 
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.findings.times.training_step`."""
-    bench = grading.bench
-    timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
+    resources = grading.resources
+    timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
-    # With so many steps, a request lasts about as long as one of forwards.
-    step_count = math.ceil(plan_of(bench).call_count / FORWARDS_OF_A_STEP)
+    # With this many steps, a request lasts about as long as one of forwards.
+    step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, step_count)
     rounds.prepare()
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
@@ -136,12 +136,12 @@ class _StepRounds:
         self._grading = grading
         self._step_count = step_count
         self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
-        self._nothing = empty_call(grading.bench)
+        self._nothing = empty_call(grading.resources)
         self._timed_calls = [*timed_calls, self._nothing]
         self.samples = StepSamples(grading.problem.names, timed_calls)
-        self._flush = make_flush(grading.bench)
+        self._flush = make_flush(grading.resources)
         self._memory = RoundMemory(
-            grading.bench, [timed_call.contestant for timed_call in timed_calls]
+            grading.resources, [timed_call.contestant for timed_call in timed_calls]
         )
 
     def prepare(self) -> None:
@@ -268,7 +268,7 @@ class _StepRounds:
 
 def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     """Draw inputs, outputs' gradients and parameters, and write them."""
-    problem, bench = grading.problem, grading.bench
+    problem, resources = grading.problem, grading.resources
     grading.forget_round()
     grading.reference.redraw_values()
     inputs_of_steps = [problem.draw() for _ in range(step_count)]
@@ -277,7 +277,7 @@ def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
-    bench.memory.write_output_gradients(gradients_of_steps)
+    resources.memory.write_output_gradients(gradients_of_steps)
     write_state_for_all(grading)
     return drawn_steps
 
