@@ -102,12 +102,12 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if isinstance(error, RaisedError):
         return outcome_of_exception(error, stage)
     if isinstance(error, ForgedError):
-        return ERROR, f"sends an invalid reply while {stage}: {error}; {HOW_REPLIES_STAY_VALID}"
+        return ERROR, f"sends an invalid reply ({error}) while {stage}; {HOW_REPLIES_STAY_VALID}"
     if isinstance(error, UnstoppableError):
         return ERROR, f"does not obey SIGSTOP while {stage}"
     if isinstance(error, WokenError):
         # It ran before the request that has found this out, and `stage` is that request's.
-        return ERROR, f"runs although it is stopped; a timer may wake it (found while {stage})"
+        return ERROR, f"runs although it is stopped, perhaps woken by a timer; found while {stage}"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""
@@ -119,7 +119,7 @@ def _describe_status(status: int) -> str:
     if status >= 0:
         return f"exits with status {status}"
     if status == -signal.SIGKILL:  # the kernel sends it, for example, if memory is short
-        return "is killed (SIGKILL, perhaps because memory was short)"
+        return "is killed by SIGKILL, perhaps because memory was short,"
     return f"crashes ({_signal_name(-status)})"
 
 

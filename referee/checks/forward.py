@@ -53,7 +53,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
         NotCorrectError: the solution is wrong.
         RaisedError: it refuses inputs that it has to take.
     """
-    grading.progress("checking", case.name)
+    grading.progress("checking the forward:", case.name)
     previous_inputs = _previous_inputs(grading)
     grading.latest_inputs = case.inputs
     reference_tensors = grading.reference.reference_tensors(case.inputs)

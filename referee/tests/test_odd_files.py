@@ -164,7 +164,7 @@ def test_crashes_are_named_by_signal_or_by_number():
     assert "SIGSEGV" in outcome(EndedError(-signal.SIGSEGV, ""), "importing")[1]
     assert outcome(EndedError(-signal.SIGKILL, ""), "importing") == (
         ERROR,
-        "is killed (SIGKILL, perhaps because memory was short) while importing",
+        "is killed by SIGKILL, perhaps because memory was short, while importing",
     )
 
 
