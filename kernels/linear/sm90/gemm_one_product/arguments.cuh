@@ -200,7 +200,7 @@ struct Arguments {
     } else {
       const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
       const Tile transposed = transposed_order.find(index);
-      return {transposed.weight, transposed.x};
+      return {transposed.weight_tile, transposed.x_tile};
     }
   }
 };
