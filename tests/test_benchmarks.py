@@ -323,20 +323,26 @@ def test_every_table_is_made_from_the_results_and_all_results_are_used():
 
 
 def test_sentences_repeat_figures_of_the_results():
-    """README's and BENCHMARKS' first sentences, and README's table of calls that gain."""
+    """README's first sentence and table of calls that gain, and BENCHMARKS' list of exceptions."""
     readme, benchmarks = (page.read_text() for page in pages.PAGES)
-    [linear] = [
-        record
-        for record in _read_results(pages.HEADLINE)["records"]
-        if (record["problem"], record["dtype"]) == ("linear_relu_divide", "float32")
-    ]
-    at_highest = next(run for run in linear["runs"] if run["setting"] == "highest")
+    at_highest = _headline_run("linear_relu_divide", "float32", "highest")
     speedup = by_role(at_highest["forward"]["summary"], "solution")["ratio"]
     assert f"is {speedup:.1f} times as fast as torch's" in readme
     median_ms = {row["name"]: row["median_ms"] for row in at_highest["forward"]["summary"]}
     times = median_ms["Triton tf32x3"] / median_ms["LinearReluDivideNew"]
     assert f"it took {times:.1f} times as long as" in readme
     assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
+
+    assert f"[{_range_of_speedups('highest')} times]" in readme
+    others = _range_of_speedups("high", "float16", "bfloat16")
+    assert f"| {others} times, for the same sizes" in readme
+
+    relu_step = _headline_run("relu", "bfloat16", "")["step"]["summary"]
+    forward = by_role(relu_step["forward"], "solution")["ratio"]
+    assert f"[{1 / forward - 1:.0%} longer](#relu-how-fast-is-a-training-step)" in benchmarks
+    at_high = [1 / ratio - 1 for ratio in _speedups("operands-high") if ratio < 0.99]
+    assert f"[{100 * min(at_high):.0f} to {max(at_high):.0%} longer]" in benchmarks
+    assert f"[{1 / min(_speedups('operands-highest')):.1f} times as long]" in benchmarks
 
     rows = _read_results("host.json")["rows"]
     cpu, gpu = (
@@ -351,6 +357,28 @@ def test_sentences_repeat_figures_of_the_results():
     )
     assert f"- {cold} of {products:,} products" in benchmarks
     assert f"- {warm} of these products" in benchmarks
+
+
+def _range_of_speedups(*names):
+    """Return the smallest and the largest speedup in these files of `linear`: "1.1 to 4.7"."""
+    ratios = [ratio for name in names for ratio in _speedups(f"linear-{name}")]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def _speedups(name):
+    """Return the speedup of each row of a file of `problems.benchmark`."""
+    return [row["ratio"] for row in _read_results(f"{name}.json")["rows"]]
+
+
+def _headline_run(problem, dtype, setting):
+    """Return a run of the headline's results."""
+    [found] = [
+        timed
+        for made in _read_results(pages.HEADLINE)["records"]
+        for timed in made["runs"]
+        if (made["problem"], made["dtype"], timed["setting"]) == (problem, dtype, setting)
+    ]
+    return found
 
 
 def _read_results(name):

@@ -65,7 +65,7 @@ struct LaneColumns {
 // Finishes and stores a warp's results, one subtile of 32 rows after the other. The sums pass
 // through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
 // row to store.
-__device__ __forceinline__ void store_results(
+__device__ __forceinline__ void store_warp_results(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
     const WarpOutput& output) {
   constexpr int kLanesOfRow = Config::kSubtileColumns / 4;

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float* const staged = reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats;
   const WarpOutput output{epilogue, x.exponent, weight.exponent, first_row + warp_row,
                           first_column + warp_column};
-  store_results(results.sums, staged, output);
+  store_warp_results(results.sums, staged, output);
 #endif
 }
 

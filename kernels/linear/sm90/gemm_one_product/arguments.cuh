@@ -205,7 +205,7 @@ struct Arguments {
   }
 };
 
-// ----- parts of a tile
+// ----- blocks and warpgroups of a tile
 
 // Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
 // multiplies.
@@ -213,8 +213,8 @@ __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
-// The part of a tile that a consumer warpgroup computes: kTileRows rows and kWarpgroupColumns
-// columns of out, from these on.
+// What a consumer warpgroup computes of a tile: kTileRows rows and kWarpgroupColumns columns of
+// out, from these on.
 struct WarpgroupTile {
   int first_row;
   int first_column;

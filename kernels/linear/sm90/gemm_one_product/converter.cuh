@@ -1,6 +1,7 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
-// global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
-// converts which part of the weight, and when. converter_patch.cuh converts one part.
+// global memory, just ahead of the TMA loads of the same kernel. The weight
+// consists of patches (converter_layouts.cuh). This file decides which warp converts which patch,
+// and when. converter_patch.cuh converts one patch.
 //
 // The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
 // before it loads a k-tile (mainloop.cuh).

@@ -65,7 +65,7 @@ struct OperandMaps {
   const CUtensorMap& weight;
 };
 
-// The part of the operands that this block loads to a stage.
+// What this block loads of the operands to a stage.
 struct LoadSource {
   int x_row;       // the first row of this block's half of the tile's rows of x
   int weight_row;  // the first row of its panel of the weight
@@ -226,8 +226,8 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
   }
 }
 
-// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
-// a tile it multiplies.
+// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
+// and columns of a tile it multiplies.
 template <typename Mode>
 struct ConsumerWarpgroup {
   const Arguments<Mode>& args;
@@ -251,8 +251,8 @@ struct ConsumerWarpgroup {
         shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
   }
 
-  // The part of a tile that the warpgroup computes.
-  __device__ WarpgroupTile part_of(const Tile& tile) const {
+  // The rows and columns of a tile that the warpgroup computes.
+  __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
     return {tile.x_tile * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
                                                  warpgroup * Config::kWarpgroupColumns};
   }
