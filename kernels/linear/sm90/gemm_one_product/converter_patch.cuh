@@ -56,27 +56,38 @@ struct Patch {
   int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
 };
 
-// Scales eight neighbours along K and rounds them to fp16.
-//
-// `least` tells whether an element was subnormal. It packs two unsigned 16-bit numbers, one for
-// even and one for odd elements. The caller starts with 0x03ff in both (kNoSubnormal). Each element
-// lowers its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
+// Notices whether elements of hi are subnormal. It holds two unsigned 16-bit numbers, one for
+// elements with even and one for elements with odd index. They begin as 0x03ff. Each element lowers
+// its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
 //
 //   element     magnitude bits    - 1               lowers the number
 //   zero        0x0000            0xffff (wraps)    no
 //   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
 //   normal      0x0400 - ...      0x03ff - ...      no
-__device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale, uint32_t* least) {
-  // Both constants are two 16-bit numbers.
-  constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
-  constexpr uint32_t kMinusOne = 0xffffffff;
+struct SubnormalProbe {
+  static constexpr uint32_t kNoneFound = 0x03ff03ff;
+  uint32_t numbers = kNoneFound;
+
+  // Looks at two elements, which are packed in one word.
+  __device__ void add(uint32_t pair) {
+    constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
+    constexpr uint32_t kMinusOne = 0xffffffff;  // in both numbers
+    // Adds kMinusOne to the bits, and takes the minimum of the sum and `numbers`.
+    numbers = __viaddmin_u16x2(pair & kMagnitudeBits, kMinusOne, numbers);
+  }
+
+  __device__ bool has_found() const { return numbers != kNoneFound; }
+};
+
+// Scales eight neighbours along K, rounds them to fp16, and shows them to the probe.
+__device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale,
+                                    SubnormalProbe* probe) {
   uint32_t hi[split::kOctet / 2];
 #pragma unroll
   for (int j = 0; j < split::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    // Adds kMinusOne to the bits, and takes the minimum of the sum and *least.
-    *least = __viaddmin_u16x2(hi[j] & kMagnitudeBits, kMinusOne, *least);
+    probe->add(hi[j]);
   }
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
@@ -193,7 +204,8 @@ __device__ __forceinline__ void wait_for_piece(int barrier) {
   ptx::barrier_sync(barrier, 32);
 }
 
-// Converts the lane's octets of a piece, and stores them to hi. Returns round_octet's `least`.
+// Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
+// subnormal.
 //
 //   buffer            the piece in shared memory
 //   piece_in_k_tile   0 to 3
@@ -203,11 +215,10 @@ __device__ __forceinline__ void wait_for_piece(int barrier) {
 // The distance from `target` to the lane's other octets is the same in all lanes, so it is computed
 // for lane 0, whose first octet is at row 0 and k 0.
 template <typename Layout>
-__device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int lane,
-                                                  int piece_in_k_tile,
-                                                  const float (&scale)[Layout::kRows],
-                                                  __half* target) {
-  uint32_t least = ConverterConfig::kNoSubnormal;
+__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane,
+                                              int piece_in_k_tile,
+                                              const float (&scale)[Layout::kRows], __half* target) {
+  SubnormalProbe probe;
 #pragma unroll
   for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
@@ -215,9 +226,9 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
     const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance =
         Layout::row(0, i) * split::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
-    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &probe);
   }
-  return least;
+  return probe.has_found();
 }
 
 // Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
@@ -276,9 +287,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
       const int later_piece = piece + kInFlight;
       if (later_piece < C::kPiecesPerPatch) load(later_piece);
       ptx::commit_copies();
-      const uint32_t least =
+      const bool has_subnormal =
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
-      const bool has_subnormal = least != C::kNoSubnormal;
       if (has_subnormal) {
         found_pieces |= Layout::pieces_to_count(first_piece, piece_in_k_tile);
       }
@@ -322,19 +332,18 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
     const int64_t own_row = lane_row + row_number * kRowsAtATime;
     const int own_k_tile = k_tile + k_tile_number;
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
-    uint32_t least = C::kNoSubnormal;
+    SubnormalProbe probe;
     uint4 octet = {};
     const bool exists = own_row < weight.rows && own_k < split::padded(k);
     if (exists) {
       float v[split::kOctet];
       load_edge_octet<Layout>(weight, own_row, own_k, k, v);
       const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
-      octet = round_octet(v, scale, &least);
+      octet = round_octet(v, scale, &probe);
       __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
       *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
     }
-    const bool has_subnormal = least != C::kNoSubnormal;
-    if (__any_sync(0xffffffff, has_subnormal)) {
+    if (__any_sync(0xffffffff, probe.has_found())) {
       count_subnormals(conversion, own_row, octet);
       any_counted = true;
     }
