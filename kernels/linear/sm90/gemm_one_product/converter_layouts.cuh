@@ -92,6 +92,13 @@ using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
 using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
 using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
+// From where a lane loads a patch.
+struct LaneSource {
+  const float* first;  // the lane's first four floats of the patch's first piece
+  int64_t row_stride;  // elements between two rows of the weight, or of its transpose
+  uint64_t policy;     // for L2
+};
+
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //
 //   load                                      convert
@@ -111,30 +118,32 @@ struct RowMajor {
   static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
   // Row i of these, as a row of the patch.
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // The i of an octet, 0 or 1 of a piece of the k-tile.
-  __host__ __device__ static constexpr int row_index(int piece, int octet) {
-    return C::kOctetsPerPiece * piece + octet;
+  // The i of the row of an octet: 0 or 1 of a piece, which is 0 to 3 of the k-tile.
+  __host__ __device__ static constexpr int row_index(int piece_in_k_tile, int octet) {
+    return C::kOctetsPerPiece * piece_in_k_tile + octet;
   }
   // The first k, in the k-tile, of the lane's octets in a piece.
-  __host__ __device__ static constexpr int first_k(int lane, int /*piece*/) { return lane % 8 * 8; }
-
-  // The lane's first four floats of the first piece of a patch that begins at (first_row, k).
-  __device__ static const float* first_source(const split::ScaledMatrix& weight, int64_t first_row,
-                                              int64_t k, int lane) {
-    const int64_t row = first_row + lane / 16;
-    return weight.source + row * weight.row_stride + k + lane % 16 * 4;
+  __host__ __device__ static constexpr int first_k(int lane, int /*piece_in_k_tile*/) {
+    return lane % 8 * 8;
   }
 
-  // Loads a piece of the patch. `source` is what first_source has returned.
-  __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,
-                              int piece, int lane, uint64_t policy) {
+  // Returns the lane's source for a patch that begins at this row and k of the weight.
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
+                                         int64_t k, int lane) {
+    const int64_t row = first_row + lane / 16;
+    const float* const first = weight.source + row * weight.row_stride + k + lane % 16 * 4;
+    return {first, weight.row_stride, ptx::evict_first_policy()};
+  }
+
+  // Loads the lane's share of a piece of the patch, p0 to p15.
+  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
     const int piece_k = piece / C::kPiecesPerKTile * C::kKTileDepth;
     const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;
-    const float* address = source + (piece_k + piece_row * row_stride);
+    const float* address = source.first + (piece_k + piece_row * source.row_stride);
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerPiece; ++i) {
-      ptx::copy_async_with_policy(&buffer[i][lane], address, policy);
-      address += 2 * row_stride;  // the warp has copied two rows of 64
+      ptx::copy_async_with_policy(&buffer[i][lane], address, source.policy);
+      address += 2 * source.row_stride;  // the warp has copied two rows of 64
     }
   }
 
@@ -158,8 +167,8 @@ struct RowMajor {
   // __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
-static_assert(RowMajor::row(27, RowMajor::row_index(/*piece=*/1, /*octet=*/1)) == 15 &&
-                  RowMajor::first_k(27, /*piece=*/1) == 24,
+static_assert(RowMajor::row(27, RowMajor::row_index(/*piece_in_k_tile=*/1, /*octet=*/1)) == 15 &&
+                  RowMajor::first_k(27, /*piece_in_k_tile=*/1) == 24,
               "octet 1 of lane 27 in piece 1 is row 15, k = 24 to 31");
 static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
 
@@ -185,26 +194,28 @@ struct Transposed {
   // These members mean what RowMajor's members of the same names mean.
   static constexpr int kRows = C::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
-  __host__ __device__ static constexpr int row_index(int /*piece*/, int octet) { return octet; }
-  __host__ __device__ static constexpr int first_k(int lane, int piece) {
-    return piece * C::kTransposedPieceDepth + lane / 16 * 8;
+  __host__ __device__ static constexpr int row_index(int /*piece_in_k_tile*/, int octet) {
+    return octet;
+  }
+  __host__ __device__ static constexpr int first_k(int lane, int piece_in_k_tile) {
+    return piece_in_k_tile * C::kTransposedPieceDepth + lane / 16 * 8;
   }
 
-  __device__ static const float* first_source(const split::ScaledMatrix& weight, int64_t first_row,
-                                              int64_t k, int lane) {
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
+                                         int64_t k, int lane) {
     const int64_t line = k + lane / 8;
-    return weight.source + line * weight.row_stride + first_row + lane % 8 * 4;
+    const float* const first = weight.source + line * weight.row_stride + first_row + lane % 8 * 4;
+    return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
-  __device__ static void load(PieceBuffer& buffer, const float* source, int64_t row_stride,
-                              int piece, int lane, uint64_t policy) {
-    const float* address = source + piece * C::kTransposedPieceDepth * row_stride;
+  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
+    const float* address = source.first + piece * C::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
     for (int i = 0; i < C::kCopiesPerPiece; ++i) {
       const bool is_swapped = i >= C::kCopiesPerPiece / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
-      ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, policy);
-      address += 4 * row_stride;  // the warp has copied 32 rows of 4 k
+      ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, source.policy);
+      address += 4 * source.row_stride;  // the warp has copied 32 rows of 4 k
     }
   }
 
@@ -233,8 +244,9 @@ struct Transposed {
   }
   static constexpr bool kCountsOwnOctets = false;
 };
-static_assert(Transposed::row(27, Transposed::row_index(/*piece=*/1, /*octet=*/1)) == 27 &&
-                  Transposed::first_k(27, /*piece=*/1) == 24,
+static_assert(Transposed::row(27, Transposed::row_index(/*piece_in_k_tile=*/1, /*octet=*/1)) ==
+                      27 &&
+                  Transposed::first_k(27, /*piece_in_k_tile=*/1) == 24,
               "octet 1 of lane 27 in piece 1 is row 27, k = 24 to 31");
 static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
               "p8 to p11, all of k-tile 2, for piece 1 of the k-tile");

@@ -255,17 +255,15 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   constexpr int kInFlight = C::kBuffers - 1;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
-  const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
   // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.k_tile * k_tile_elements +
                    (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
-  const uint64_t policy = ptx::evict_first_policy();
-  const float* const source = Layout::first_source(weight, patch.row, k, lane);
+  const LaneSource source = Layout::source_of(weight, patch.row, k, lane);
   const auto load = [&](int piece) {
-    Layout::load(ring[piece % C::kBuffers], source, row_stride, piece, lane, policy);
+    Layout::load(ring[piece % C::kBuffers], source, piece, lane);
   };
 
   float scale[Layout::kRows];
