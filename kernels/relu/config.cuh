@@ -22,8 +22,8 @@ namespace kernels::relu {
 //            `---- their vector 0 ---'  `---- their vector 1 ---'
 template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
 struct ReluConfig {
-  static constexpr int kThreads = kThreadsOfBlock;   // of a block
-  static constexpr int kVectors = kVectorsOfThread;  // of a thread
+  static constexpr int kThreads = kThreadsOfBlock;
+  static constexpr int kVectors = kVectorsOfThread;  // a thread's
   // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last (SizeLimits
   // says why).
   static constexpr bool kIsLarge = kIsLargeTensor;

@@ -69,7 +69,7 @@ namespace kernels::sm90::gemm_one_product {
 struct PatchOrder {
   const WeightConversion& conversion;
   int patches_along_k;
-  int patch_rows;  // of the whole weight; a patch row is 32 of its rows
+  int patch_rows;  // the whole weight's; a patch row is 32 of its rows
   int patch_rows_of_group;
   int clusters;
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
 struct ConverterWarp {
   PieceRing& ring;       // the warp's part of shared memory
   int barrier;           // a named barrier for its lanes
-  int* producer_k_tile;  // of its block
+  int* producer_k_tile;  // its block's counter
 };
 
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take

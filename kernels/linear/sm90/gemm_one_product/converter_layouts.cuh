@@ -61,12 +61,12 @@ struct ConverterConfig {
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
   // Pieces of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
   // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
-  static constexpr int kRowMajorPieceRows = 8;      // x 64 of K
-  static constexpr int kTransposedPieceDepth = 16;  // of K, x 32 rows
+  static constexpr int kRowMajorPieceRows = 8;      // a piece is 8 rows x 64 of K
+  static constexpr int kTransposedPieceDepth = 16;  // a piece is 32 rows x 16 of K
   static constexpr int kBuffers = 4;  // pieces of a warp in shared memory: 1 in use, 3 in flight
   // A lane copies 16 bytes at a time, so a warp copies a piece in 4 steps.
   static constexpr int kCopiesPerPiece = 4;
-  static constexpr int kOctetsPerPiece = 2;  // of a lane
+  static constexpr int kOctetsPerPiece = 2;  // a lane converts two octets of each piece
 
   // The number of k-tiles that a conversion may run ahead of the producer of its block. Further
   // ahead, L2 might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
@@ -96,7 +96,7 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 struct LaneSource {
   const float* first;  // the lane's first four floats of the patch's first piece
   int64_t row_stride;  // elements between two rows of the weight, or of its transpose
-  uint64_t policy;     // for L2
+  uint64_t policy;     // how long L2 keeps the lines
 };
 
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:

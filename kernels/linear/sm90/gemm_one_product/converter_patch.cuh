@@ -165,9 +165,9 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
-    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
+    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // a row of the patch
     const int64_t row = patch.row + piece_row + lane / 8;
-    const int k = lane % 8 * split::kOctet;  // of the k-tile
+    const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
     uint4 octets[C::kOctetsPerPiece];
@@ -325,7 +325,7 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
-    const int row_number = i % kRowsPerLane;  // among the lane's rows
+    const int row_number = i % kRowsPerLane;  // the row's number among those of the lane
     const int k_tile_number = i / kRowsPerLane;
     const int64_t own_row = lane_row + row_number * kRowsAtATime;
     const int own_k_tile = k_tile + k_tile_number;

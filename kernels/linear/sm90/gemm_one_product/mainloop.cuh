@@ -232,7 +232,7 @@ template <typename Mode>
 struct ConsumerWarpgroup {
   const Arguments<Mode>& args;
   int warpgroup;
-  int rank;  // of the block in its cluster
+  int rank;  // the block's rank in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
   uint32_t full_address;
   uint32_t empty_address;
