@@ -269,8 +269,8 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of a warpgroup's tile. Registers cannot be
-  // indexed at run time, so there is one copy of `store` for each box.
+  // Stores the next box of a warpgroup's tile. Registers cannot be indexed at run time, so there is
+  // one copy of `store` for each box.
   __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                              Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
