@@ -26,7 +26,7 @@ struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
   static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // in each operand
 
-  // What the thread copies of x or of the weight.
+  // The rows of x, or of the weight, that the thread copies.
   struct Operand {
     const __half* hi;  // hi of the vector that is copied next, in the thread's first row
     int64_t hi_to_lo;  // elements from a number's hi to its lo
@@ -77,7 +77,7 @@ struct Copies {
     stage = next_stage(stage);
   }
 
-  // Returns what the thread copies of a matrix. The tile begins at first_row, and the thread at
+  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the thread at
   // `row` and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {

@@ -213,8 +213,8 @@ __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight * BlockConfig::kClusterSize + rank;
 }
 
-// What a consumer warpgroup computes of a tile: kTileRows rows and kWarpgroupColumns columns of
-// out, from these on.
+// The rows and columns of a tile that a consumer warpgroup computes: kTileRows rows and
+// kWarpgroupColumns columns of out, from these on.
 struct WarpgroupTile {
   int first_row;
   int first_column;
