@@ -77,8 +77,8 @@ struct Copies {
     stage = next_stage(stage);
   }
 
-  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the thread at
-  // `row` and `vector` of the tile.
+  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the
+  // thread at `row` and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {
     Operand operand;
