@@ -140,9 +140,11 @@ class Exact:
             allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
 
         relative = error / magnitudes.clamp_min(torch.finfo(torch.float64).smallest_normal)
-        wrong_elements = int((error > allowed).sum())
         return Errors(
-            wrong_elements, *(e.item() for e in (error.max(), error.mean(), relative.max()))
+            wrong_elements=int((error > allowed).sum()),
+            largest=error.max().item(),
+            mean=error.mean().item(),
+            relative=relative.max().item(),
         )
 
     def relative_limit(self, dtype, setting):
