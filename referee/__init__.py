@@ -25,7 +25,7 @@ program/: the command line of `python -m referee`
     command              the command line: grades files on a reference, or folders on folders
     arguments            its arguments and options
     grade_files          grades files on one problem and prints a line on each
-    session              grades files on one problem after the other, for `grade_files` and project/
+    file_grader          grades files on one problem after the other, for `grade_files` and project/
     folders              grades folders of solutions on folders of references
     folder_workers       a worker for each device, which grades the files of a folder
     fork_server          the process from which workers are forked
@@ -61,7 +61,7 @@ rounds/: timed rounds
 
 grading: `Grading`, which has what the checks of a file share
 
-bench: `Bench`, which has what the gradings of one problem share
+resources: `Resources`, which the gradings of one problem share: memory, eager's processes, plans
 
 eager_processes: those in which eager runs, which all solutions of a problem use
 

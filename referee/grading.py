@@ -13,7 +13,6 @@ from time import monotonic
 
 import torch
 
-from referee.bench import Bench
 from referee.comparison.quantity import Quantity
 from referee.comparison.requirements import Requirements
 from referee.contestants.contestant import Contestant
@@ -21,6 +20,7 @@ from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
+from referee.resources import Resources
 from referee.times.gain import TimesOfSetting
 from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Verdict
@@ -96,10 +96,10 @@ class Findings:
 class Grading:
     """A file under grading.
 
-    The arguments, and the bench's problem, are attributes, too.
+    The arguments, and the resources' problem, are attributes, too.
 
     Args:
-        bench: the shared memory and eager's processes for the problem.
+        resources: the shared memory and eager's processes for the problem.
         file: the solution's file.
         options: how it is graded.
         verdict: takes in what the checks find.
@@ -118,31 +118,31 @@ class Grading:
 
     def __init__(
         self,
-        bench: Bench,
+        resources: Resources,
         file: GradedFile,
         options: Options,
         verdict: Verdict,
         progress: Callable[..., None],
     ) -> None:
-        self.bench = bench
-        self.problem = bench.problem
+        self.resources = resources
+        self.problem = resources.problem
         self.file = file
         self.options = options
         self.verdict = verdict
         self.progress = progress
-        self.device = bench.problem.device
+        self.device = resources.problem.device
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
-        bench.problem.float64_obstacle_in_steps = None
+        resources.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
-            bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
+            resources.server, resources.memory.pool, self.device, Role.SOLUTION, deadline
         )
         verdict.has_walls = self.solution.has_walls
-        bench.memory.are_results_copied = not self.solution.is_readable
-        if bench.memory.are_results_copied:
+        resources.memory.are_results_copied = not self.solution.is_readable
+        if resources.memory.are_results_copied:
             verdict.notes.append(RESULTS_ARE_COPIED)
-        self.state = State(self.solution, bench.memory.pool)
-        self.reference = ReferenceModule(bench.problem)
+        self.state = State(self.solution, resources.memory.pool)
+        self.reference = ReferenceModule(resources.problem)
         self.latest_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
         self.findings = Findings()
@@ -152,7 +152,7 @@ class Grading:
         self.solution.close()
         self.state.close()
         self.forget_round()
-        self.bench.memory.pool.free_stray_pages()
+        self.resources.memory.pool.free_stray_pages()
 
     def set_precision(self, setting: str) -> None:
         """Set the precision of float32 products, in this process and in the solution's."""
@@ -183,7 +183,7 @@ class Grading:
 
     def write_inputs(self, inputs_of_calls: list[list]) -> None:
         """Write the arguments of the next request's calls, a list for each call."""
-        self.bench.memory.write_inputs(inputs_of_calls)
+        self.resources.memory.write_inputs(inputs_of_calls)
 
     def draw_inputs(self) -> list:
         """Return new inputs; before large ones are drawn, the present ones are freed."""
@@ -194,4 +194,4 @@ class Grading:
     def forget_round(self) -> None:
         """Free what the referee keeps of a round so that the next round has the memory."""
         self.latest_inputs = []
-        self.bench.memory.forget()
+        self.resources.memory.forget()

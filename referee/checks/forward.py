@@ -70,11 +70,11 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     for result in _compare_results(grading, case, previous_inputs, reference_tensors, reply):
         if result.comparison.mistake:
             _note_another_function(grading, case, result)
-            grading.bench.free_results(grading.solution)
+            grading.resources.free_results(grading.solution)
             return EXCUSED  # the other results say nothing
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
-    grading.bench.free_results(grading.solution)
+    grading.resources.free_results(grading.solution)
     return CheckedCase(comparisons, [tensor.requirements for tensor in reference_tensors])
 
 
@@ -136,7 +136,7 @@ def _ask(
     """
     return grading.solution.ask(
         "run_checked_forward",
-        inputs=grading.bench.memory.input_locations(1),
+        inputs=grading.resources.memory.input_locations(1),
         fill_new_tensors=fill_new_tensors,
         result_bytes=_bytes_of(reference_tensors),
         outputs=room_for_copies(grading, [tensor.requirements for tensor in reference_tensors]),

@@ -87,12 +87,12 @@ def _note_errors_of_gradients(grading: Grading) -> None:
 
 def _make_room(grading: Grading) -> None:
     """Free the memory that forwards needed, for training steps."""
-    bench = grading.bench
+    resources = grading.resources
     grading.forget_round()
-    bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    eager_contestants = [process.contestant for process in bench.eager.processes]
+    resources.eager.prepare_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
+    eager_contestants = [process.contestant for process in resources.eager.processes]
     for contestant in (grading.solution, *eager_contestants):
-        bench.free_all_unused(contestant)
+        resources.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -157,7 +157,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         return []
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
-    grading.bench.free_results(grading.solution)
+    grading.resources.free_results(grading.solution)
     return quantities
 
 
@@ -204,16 +204,16 @@ def _compare_quantities(
 
 def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:
     """Ask the solution for a training step; if its backward raises, add a note and return None."""
-    bench = grading.bench
+    resources = grading.resources
     grading.write_inputs([step.inputs])
     grading.write_state()
-    bench.memory.write_output_gradients([step.output_gradients])
+    resources.memory.write_output_gradients([step.output_gradients])
     requirements = [quantity.requirements for quantity in quantities]
     try:
         return grading.solution.ask(
             "run_checked_step",
-            inputs=bench.memory.input_locations(1),
-            output_gradients=bench.memory.output_gradient_locations(1),
+            inputs=resources.memory.input_locations(1),
+            output_gradients=resources.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             result_bytes=_largest_bytes(quantities),
             outputs=room_for_copies(grading, requirements),

@@ -118,7 +118,7 @@ def check_elements_apart(
 def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
-        return grading.bench.memory.pool.allocation(description.get("handle")) is not None
+        return grading.resources.memory.pool.allocation(description.get("handle")) is not None
     start, end = grading.solution.addresses
     address = description.get("address")
     return isinstance(address, int) and start <= address < end
@@ -135,8 +135,8 @@ def read_result(
         case_name: the case in messages.
         index: the result's index in the reply.
     """
-    if grading.bench.memory.are_results_copied:
-        return grading.bench.memory.outputs[index.call_index].tensors[index.result_index]
+    if grading.resources.memory.are_results_copied:
+        return grading.resources.memory.outputs[index.call_index].tensors[index.result_index]
     try:
         return grading.solution.reader.read_whole(description)
     except (UnreadableError, BadDescriptionError) as error:
@@ -149,8 +149,9 @@ def check_complete(elements: dict, result_index: int, result: torch.Tensor, case
 
     The process then read some elements itself. They must be the same now. They differ if the call
     leaves work on another stream for which the current one does not wait.
-    A cheat may report false elements, so this check finds mistakes alone. `rounds.early_elements`
-    finds late results of cheats.
+
+    A cheat may report false elements, so this check finds only honest mistakes. Late results of
+    cheats are found by `rounds.early_elements`.
 
     Args:
         elements: what the process has read, see `kept_results.read_at_once`.

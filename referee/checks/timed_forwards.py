@@ -56,10 +56,10 @@ SECONDS_TO_SETTLE = 1.0
 
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; keep them as the run."""
-    bench, problem = grading.bench, grading.problem
-    plan = plan_of(bench)
+    resources, problem = grading.resources, grading.problem
+    plan = plan_of(resources)
     _prepare_eager(grading)
-    timed_calls = timed_calls_of(grading, bench.eager.yardsticks)
+    timed_calls = timed_calls_of(grading, resources.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
@@ -69,7 +69,7 @@ def time_forwards(grading: Grading) -> None:
         rounds.samples.add(samples)
         _set_times(timings, rounds.samples)
     for timed_call in timed_calls:
-        bench.free_results(timed_call.contestant)
+        resources.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
     note_clock(grading, rounds.samples, wait_count=1)
     check_eager_speed(grading, plan, rounds.samples)
@@ -77,9 +77,9 @@ def time_forwards(grading: Grading) -> None:
 
 def _prepare_eager(grading: Grading) -> None:
     """Start eager's processes and have them set up the yardsticks."""
-    grading.bench.eager.start()
+    grading.resources.eager.start()
     grading.write_inputs([grading.problem.draw()])
-    grading.bench.eager.prepare_yardsticks(_yardsticks_to_time(grading))
+    grading.resources.eager.prepare_yardsticks(_yardsticks_to_time(grading))
 
 
 def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
         problem.work,
         moved_bytes=problem.moved_bytes,
     )
-    timings.notes += grading.bench.eager.notes
+    timings.notes += grading.resources.eager.notes
     timings.start(timed_call.name for timed_call in timed_calls)
     times = TimesOfSetting(problem.setting, timings)
     grading.findings.times = times
@@ -137,17 +137,17 @@ class _ForwardRounds:
 
     def __init__(self, grading: Grading, timed_calls: list[TimedCall], call_count: int) -> None:
         self._grading = grading
-        self._nothing = empty_call(grading.bench)
+        self._nothing = empty_call(grading.resources)
         self._timed_calls = [*timed_calls, self._nothing]
         self._call_count = call_count
-        self._flush = make_flush(grading.bench)
+        self._flush = make_flush(grading.resources)
         self.samples = RoundSamples(grading.problem.names, timed_calls)
 
     def time_empty_requests(self) -> None:
         """Time some empty requests before the first round."""
         grading = self._grading
         grading.write_inputs([grading.problem.draw() for _ in range(self._call_count)])
-        self.samples.empty_samples += time_empty(grading.bench, self._call_count, self._flush)
+        self.samples.empty_samples += time_empty(grading.resources, self._call_count, self._flush)
 
     def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
@@ -163,8 +163,10 @@ class _ForwardRounds:
         grading = self._grading
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
-        templates = drawn.eager_results[0] if timed_call.call == MODULE else None
-        timed = time_request(grading.bench, timed_call, self._call_count, self._flush, templates)
+        templates_of_calls = drawn.eager_results if timed_call.call == MODULE else None
+        timed = time_request(
+            grading.resources, timed_call, self._call_count, self._flush, templates_of_calls
+        )
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)
         timed_call.contestant.ask("release")

@@ -49,7 +49,7 @@ from referee.times.timing import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.words import WRONG
 
-FORWARDS_OF_A_STEP = 3  # so many forwards take about as long as a training step
+FORWARDS_OF_A_STEP = 3  # this many forwards take about as long as a training step
 
 
 class DrawnStep(NamedTuple):
@@ -91,11 +91,11 @@ def time_training_steps(grading: Grading) -> None:
 
 def _time_rounds(grading: Grading) -> None:
     """Time training steps; set `grading.findings.times.training_step`."""
-    bench = grading.bench
-    timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
+    resources = grading.resources
+    timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
-    # With so many steps, a request lasts about as long as one of forwards.
-    step_count = math.ceil(plan_of(bench).call_count / FORWARDS_OF_A_STEP)
+    # With this many steps, a request lasts about as long as one of forwards.
+    step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
     rounds = _StepRounds(grading, timed_calls, step_count)
     rounds.prepare()
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
@@ -136,12 +136,12 @@ class _StepRounds:
         self._grading = grading
         self._step_count = step_count
         self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
-        self._nothing = empty_call(grading.bench)
+        self._nothing = empty_call(grading.resources)
         self._timed_calls = [*timed_calls, self._nothing]
         self.samples = StepSamples(grading.problem.names, timed_calls)
-        self._flush = make_flush(grading.bench)
+        self._flush = make_flush(grading.resources)
         self._memory = RoundMemory(
-            grading.bench, [timed_call.contestant for timed_call in timed_calls]
+            grading.resources, [timed_call.contestant for timed_call in timed_calls]
         )
 
     def prepare(self) -> None:
@@ -169,10 +169,10 @@ class _StepRounds:
         rewrite_small_memory(grading)
         self._flush()
         self._memory.begin_turn()
-        templates = None
+        templates_of_steps = None
         if timed_call.call == MODULE:  # nobody reads what others return
-            templates = _templates_of(drawn_steps[0])
-        timed = time_steps(grading, timed_call, self._step_count, templates)
+            templates_of_steps = [drawn.eager_results for drawn in drawn_steps]
+        timed = time_steps(grading, timed_call, self._step_count, templates_of_steps)
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
         self._memory.end_turn(timed_call.contestant)
@@ -268,7 +268,7 @@ class _StepRounds:
 
 def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     """Draw inputs, outputs' gradients and parameters, and write them."""
-    problem, bench = grading.problem, grading.bench
+    problem, resources = grading.problem, grading.resources
     grading.forget_round()
     grading.reference.redraw_values()
     inputs_of_steps = [problem.draw() for _ in range(step_count)]
@@ -277,7 +277,7 @@ def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
-    bench.memory.write_output_gradients(gradients_of_steps)
+    resources.memory.write_output_gradients(gradients_of_steps)
     write_state_for_all(grading)
     return drawn_steps
 
@@ -293,11 +293,6 @@ def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnSt
     output_gradients = draw_output_gradients(grading, inputs).gradients
     arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
     return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
-
-
-def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:
-    """Return tensors like the results and gradients of a step; an empty one where there is none."""
-    return [torch.empty(0) if x is None else x for x in drawn.eager_results]
 
 
 class _ErrorsOfOtherRoundings:

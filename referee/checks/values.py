@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
@@ -23,8 +22,8 @@ from referee.words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# So many results are held while later calls run, to see whether a call overwrites one of them. This
-# detects a module that returns up to so many buffers in turn.
+# This many results are held while later calls run, to see whether a call overwrites one of them.
+# That finds a module which returns up to this number of buffers in turn.
 MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.
@@ -119,7 +118,7 @@ def _inputs_of_forward(grading: Grading, index: int) -> list:
     """Return the inputs of a forward; the first has index 0.
 
     If there are parameters, the second forward has the inputs of the first one and other
-    parameters. A solution that keeps a result for its input alone is wrong there.
+    parameters. A solution that looks up a result by its input only is wrong there.
     """
     if index == 1 and grading.reference.parameter_names():
         return grading.latest_inputs
@@ -168,7 +167,7 @@ def _check_results_stay(grading: Grading) -> None:
     All calls have their inputs at the same address. A module that returns the same memory each
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
-    problem, bench = grading.problem, grading.bench
+    problem, resources = grading.problem, grading.resources
     if problem.may_share_memory:
         return
     held_count = _count_of_held_results(grading)
@@ -179,14 +178,14 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
-    _copy_held_results(grading, held_count)
+    _copy_held_results(grading, calls[:held_count])
     compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_calls = calls[:1]
     for index, call in enumerate(compared_calls):
         _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
-    bench.free_results(grading.solution)
+    resources.free_results(grading.solution)
 
 
 def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
@@ -217,10 +216,11 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
-def _copy_held_results(grading: Grading, held_count: int) -> None:
+def _copy_held_results(grading: Grading, calls: list[HeldCall]) -> None:
     """Have the held results copied after all calls, if the referee cannot read them in place."""
-    room = room_for_copies(grading, grading.findings.requirements, held_count)
-    if room is not None:
+    memory = grading.resources.memory
+    if memory.are_results_copied:
+        room = memory.room_for([grading.reference.eager_results(call.inputs) for call in calls])
         grading.solution.ask("copy_results", outputs=room)
 
 
@@ -276,7 +276,7 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    locations = grading.bench.memory.input_locations(1)
+    locations = grading.resources.memory.input_locations(1)
     reply = grading.solution.ask("run_forwards", call_name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["returned"][0]

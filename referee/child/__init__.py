@@ -4,6 +4,8 @@ From top to bottom; a module imports only modules below it:
 
     main               forks contestants' processes; receives requests and sends replies
     request_handler    answers requests: a method for each
+    held_module        the module: its import, its construction, its parameters
+    probes             what a call tells about the module
     call_timer         runs and times the calls of a request
     clock              the clock with which it times them
     kept_results       keeps results while the referee reads them, and describes them

@@ -25,7 +25,7 @@ DEVIATIONS_OF_MEAN = 4
 # one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
 # limit with a probability below 1e-8, even in 1,600 draws, if the flips are independent.
 SPARSE_FACTOR = 64
-# So many elements may be off by their atol in another draw, however small eager's mean error was.
+# This many elements may be off by their atol in another draw, however small eager's mean error was.
 FREE_ELEMENTS = 4
 # Relative and absolute tolerances where there is no result in float64. That of float32 is
 # KernelBench's.
@@ -90,8 +90,8 @@ class _Leniency:
     Attributes:
         eps: the distance from 1 to the next number; a rounding is half of it.
         factor: the multiple of eager's own error that is allowed.
-        roundings: how many eps of its own magnitude an element may be off, and the mean likewise,
-            even where eager's result is exact.
+        roundings: how many eps of its own magnitude an element may be off, even where eager's
+            result is exact; the same number holds for the mean.
         sum_deviation: the standard deviation of a plain sum, relative to the result; 0 where the
             budget need not allow a plain sum.
     """
@@ -159,7 +159,7 @@ def typical_limit(typical: float, reference: Errors, dtype: torch.dtype, terms: 
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:
-    """Return the error budget of a result that is compared with eager's alone."""
+    """Return the error budget of a result that is compared only with eager's."""
     tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
     return Budget(atol=tolerance, rtol=tolerance)
 

@@ -53,8 +53,8 @@ def describe_values(got: torch.Tensor, expected: torch.Tensor) -> str:
     """Return two values in words, with enough digits to tell neighbours in got's dtype apart.
 
     Args:
-        got: a tensor of one element.
-        expected: likewise.
+        got: a tensor of one element, the solution's.
+        expected: the right value, in a tensor of one element.
     """
     if got.is_floating_point() and got.dtype != torch.float64:
         return f"got {got.item():.9g}, expected {expected.item():.9g}"

@@ -7,9 +7,9 @@ differ by much. A single wrong element is therefore a mistake only in these case
 - Only eager's values are right, as for integers.
 - It is in a result of a timed step, and a second look does not excuse it.
 
-In all other cases several steps decide, whose inputs have these places elsewhere. In timed steps
-the four rules of `gradient_rules` judge a gradient. In steps that are not timed, only "wrong in
-every step" holds; it then judges results, too.
+In all other cases several steps decide. Each has other inputs, so other sums are near zero. In
+timed steps the four rules of `gradient_rules` judge a gradient. In steps that are not timed, only
+"wrong in every step" holds; it then judges results, too.
 """
 
 from collections.abc import Callable

@@ -193,7 +193,7 @@ class ReferenceTensor:
         return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
 
     def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
-        """Return whether a result's errors are as small as eager's, but for chance."""
+        """Return whether a result's errors are as small as eager's, except for chance."""
         eager_errors = self._limits.reference_errors
         is_max_small = errors.largest <= CHANCE_OF_MAX * eager_errors.largest
         is_mean_small = errors.mean <= CHANCE_OF_MEAN * eager_errors.mean

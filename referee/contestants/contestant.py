@@ -127,10 +127,11 @@ class Contestant:
         """
         token = secrets.token_hex(8)
         request = {"method": method, "arguments": arguments, "token": token}
-        # The process is stopped and reads nothing yet, and a long request does not fit into the
-        # pipe. The rest is written below, while the process reads it.
+        # The process is stopped and reads nothing yet. If a long request does not fit into the
+        # pipe, the rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
         self._finish_referees_gpu_work()
+        # Only now: a process that something wakes could have read the request, and the inputs.
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()

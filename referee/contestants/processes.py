@@ -143,6 +143,13 @@ def _live_threads(pid: int) -> list[Path]:
 class Tree:
     """A contestant's process and everything below it, which stop and go on together.
 
+    For each request, the caller uses the methods in this order:
+
+        stop        the request before is answered: all processes stop
+        note_runs   after the clock has stopped: how often each thread has run
+        has_run     just before `go_on`: whether a thread has run since `stop`
+        go_on       all processes go on
+
     Args:
         pid: the contestant's process, a child of the referee.
         is_solution: whether it is a solution; the referee's other children, except for those in
@@ -156,7 +163,7 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
-        # How often each thread has run, by its process and itself. None before `note_runs`.
+        # How often each thread has run, by its process and itself. None from `stop` to `note_runs`.
         self._noted_counts: dict[tuple[int, str], str] | None = None
         self._was_woken = False  # a process has run between `stop` and `note_runs`
 
@@ -191,9 +198,9 @@ class Tree:
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `has_run` compares.
 
-        `stop` does not do this, because the clock runs meanwhile, and it takes longer. So another
-        search follows here, for a process that something has woken since `stop`: it still runs, or
-        it has started another process.
+        It takes too long for `stop`, during which the clock runs. So another search follows here,
+        for a process that something has woken since `stop`: it still runs, or it has started
+        another process.
 
         The search looks at each thread. A process that another one traces (see ptrace(2)) has
         stopped for `stop`, but its tracer can have let one of its threads go on.

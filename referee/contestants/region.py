@@ -24,7 +24,7 @@ from referee.contestants.forms import (
 )
 from referee.contestants.pool import Block, Pool, aligned
 
-# A block has at least so many bytes, so that a region of small values seldom needs a larger one.
+# A block has at least this many bytes, so that a region of small values seldom needs a larger one.
 MIN_BLOCK_BYTES = 1 << 20
 COMPARED_AT_ONCE = 1 << 28  # bytes that one torch.equal compares
 
@@ -68,7 +68,7 @@ class Region:
 
         Args:
             sizes: the size of each storage in bytes, as `forms_of` returns them.
-            forms: the forms of the values, likewise.
+            forms: the form of each value, as `forms_of` returns them.
         """
         starts_and_sizes = []
         end = 0

@@ -196,7 +196,7 @@ class State:
         )
 
     def _has_value(self, description: dict, value: torch.Tensor) -> bool:
-        """Return whether a tensor of the contestant has this value, but for roundings.
+        """Return whether a tensor of the contestant has this value, except for roundings.
 
         If the system lets the referee read no such memory, the tensor is taken to have the value.
         """

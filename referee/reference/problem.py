@@ -51,7 +51,7 @@ class Problem:
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
         nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
-        float64_obstacle: why results are compared with eager's alone, in words; None if they are
+        float64_obstacle: why results are compared only with eager's, in words; None if they are
             compared with float64's.
         float64_obstacle_in_steps: the same for training steps; the first comparison of gradients
             sets it.

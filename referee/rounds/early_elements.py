@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench
 from referee.contestants.contestant import Contestant
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.reading import (
@@ -18,6 +17,7 @@ from referee.contestants.reading import (
     memory_offset,
     validated,
 )
+from referee.resources import Resources
 
 READ_ELEMENTS = 32  # of a request's results, in all
 # The reason of a verdict if an element differs.
@@ -50,13 +50,13 @@ class EarlyElements:
     On a CPU nothing is read in place, because a stopped process computes nothing.
 
     Args:
-        bench: the bench of the problem that is timed.
+        resources: of the problem that is timed.
         contestant: the process whose results are read.
     """
 
-    def __init__(self, bench: Bench, contestant: Contestant) -> None:
-        self._bench = bench
-        self._is_on_gpu = bench.problem.device.type == "cuda"
+    def __init__(self, resources: Resources, contestant: Contestant) -> None:
+        self._resources = resources
+        self._is_on_gpu = resources.problem.device.type == "cuda"
         self._reader = contestant.reader
         self._elements: dict[ResultIndex, _Elements] = {}
 
@@ -64,9 +64,9 @@ class EarlyElements:
         """Read some elements of one result of each call, chosen at random."""
         returned = reply["returned"]
         count = max(1, READ_ELEMENTS // max(len(returned), 1))
-        if self._bench.memory.are_results_copied:
+        if self._resources.memory.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
-            for call_index, region in enumerate(self._bench.memory.outputs[: len(returned)]):
+            for call_index, region in enumerate(self._resources.memory.outputs[: len(returned)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
             for call_index, returned_by_call in enumerate(returned):

@@ -8,10 +8,10 @@ have slowed, is timed beside a new one.
 from collections.abc import Callable
 from statistics import median
 
-from referee.bench import Bench, Plan
 from referee.eager_processes import EagerProcess
 from referee.grading import Grading
 from referee.names import MODULE
+from referee.resources import Plan, Resources
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
@@ -43,7 +43,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     alone = median(plan.seconds_alone) * 1e3
     times = f"{median(seconds_beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
     has_slowed_eager = f"it has slowed eager: {times}"
-    if _is_new_process_faster(grading.bench, plan.call_count):
+    if _is_new_process_faster(grading.resources, plan.call_count):
         raise NotCorrectError(ERROR, has_slowed_eager)
     # If a GPU waits for launches, the host is slow, and not the GPU.
     is_host_slow = grading.device.type == "cpu" or samples.lateness() >= LATENESS_OF_IDLE_GPU
@@ -78,9 +78,9 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
 
 def _is_slower(seconds: list[float], other_seconds: list[float]) -> bool:
     """Return whether the 10th percentile of times is slow beside the 90th of other times."""
-    fast, _ = timing.p10_and_p90(seconds)
-    _, slow_other = timing.p10_and_p90(other_seconds)
-    return fast > SLOW * slow_other
+    p10, _ = timing.p10_and_p90(seconds)
+    _, other_p90 = timing.p10_and_p90(other_seconds)
+    return p10 > SLOW * other_p90
 
 
 def _fast_calls(grading: Grading, samples: RoundSamples) -> list[float]:
@@ -90,24 +90,26 @@ def _fast_calls(grading: Grading, samples: RoundSamples) -> list[float]:
     return [sample.fast_call for sample in eager_samples]
 
 
-def _is_new_process_faster(bench: Bench, call_count: int) -> bool:
+def _is_new_process_faster(resources: Resources, call_count: int) -> bool:
     """Return whether a new process of eager is faster than the old one in every turn.
 
     If the solution has changed the old process's priority, CPUs or limits, that process stays slow,
     and the new one is not. Other programs slow both in turn.
 
     Args:
-        bench: the bench of the problem; its old processes for eager are replaced by new ones.
+        resources: of the problem; its old processes for eager are replaced by new ones.
         call_count: the number of calls of a request.
     """
-    old_processes = bench.eager.take()
+    old_processes = resources.eager.take()
     try:
-        bench.eager.start()
-        flush = make_flush(bench)
+        resources.eager.start()
+        flush = make_flush(resources)
         is_old_slower = []
         for _ in range(TURNS):
-            old_seconds = _seconds_of_call(bench, old_processes[0], call_count, flush)
-            new_seconds = _seconds_of_call(bench, bench.eager.processes[0], call_count, flush)
+            old_seconds = _seconds_of_call(resources, old_processes[0], call_count, flush)
+            new_seconds = _seconds_of_call(
+                resources, resources.eager.processes[0], call_count, flush
+            )
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for process in old_processes:
@@ -125,18 +127,21 @@ def _is_faster_alone(grading: Grading, seconds_beside: list[float], call_count: 
         seconds_beside: eager's seconds beside the solution.
         call_count: the number of calls of a request.
     """
-    bench = grading.bench
+    resources = grading.resources
     grading.solution.close()
-    flush = make_flush(bench)
+    flush = make_flush(resources)
     seconds_after = [
-        _seconds_of_call(bench, bench.eager.processes[0], call_count, flush) for _ in range(TURNS)
+        _seconds_of_call(resources, resources.eager.processes[0], call_count, flush)
+        for _ in range(TURNS)
     ]
     return _is_slower(seconds_beside, seconds_after)
 
 
 def _seconds_of_call(
-    bench: Bench, process: EagerProcess, call_count: int, flush: Callable[[], None]
+    resources: Resources, process: EagerProcess, call_count: int, flush: Callable[[], None]
 ) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
-    sample = time_and_free(bench, TimedCall("eager", process.contestant, MODULE), call_count, flush)
+    sample = time_and_free(
+        resources, TimedCall("eager", process.contestant, MODULE), call_count, flush
+    )
     return sample.mean_call

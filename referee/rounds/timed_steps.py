@@ -3,11 +3,10 @@
 from contextlib import suppress
 from typing import NamedTuple
 
-import torch
-
 from referee.contestants.errors import RaisedError
 from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
+from referee.request_memory import Templates
 from referee.rounds.early_elements import EarlyElements
 from referee.rounds.step_samples import StepSample, make_step_sample
 from referee.rounds.timed_requests import TimedCall
@@ -31,7 +30,7 @@ def time_steps(
     grading: Grading,
     timed_call: TimedCall,
     step_count: int,
-    templates: list[torch.Tensor] | None = None,
+    templates_of_steps: list[Templates] | None = None,
 ) -> TimedSteps:
     """Time the training steps of one request of a timed call.
 
@@ -39,23 +38,23 @@ def time_steps(
         grading: the file under grading.
         timed_call: the call, with the contestant that is asked for it.
         step_count: the number of training steps of the request.
-        templates: as for `timed_requests.time_request`.
+        templates_of_steps: as `templates_of_calls` for `timed_requests.time_request`.
     """
-    bench = grading.bench
+    resources = grading.resources
     contestant = timed_call.contestant
     parameters = grading.reference.parameter_names()
     if contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
-    early_elements = EarlyElements(bench, contestant)
+    early_elements = EarlyElements(resources, contestant)
     outputs = None
-    if templates is not None:
-        outputs = bench.memory.room_for(templates, step_count)
+    if templates_of_steps is not None:
+        outputs = resources.memory.room_for(templates_of_steps)
     reply = contestant.ask(
         "run_steps",
         early_elements.read,
         call_name=timed_call.call,
-        inputs=bench.memory.input_locations(step_count),
-        output_gradients=bench.memory.output_gradient_locations(step_count),
+        inputs=resources.memory.input_locations(step_count),
+        output_gradients=resources.memory.output_gradient_locations(step_count),
         parameters=parameters,
         outputs=outputs,
     )
@@ -68,14 +67,14 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
 
     Hooks count the bytes. A program that raises because of the hooks is left out.
     """
-    names, bench = grading.problem.names, grading.bench
+    names, resources = grading.problem.names, grading.resources
     kept_bytes = {}
     for name, process in (
         (names.solution, grading.solution),
-        (names.eager, bench.eager.processes[0].contestant),
+        (names.eager, resources.eager.processes[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
+            reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))
             is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
             if is_number and 0 <= reply["bytes"] < MAX_NUMBER:
                 kept_bytes[name] = reply["bytes"]

@@ -133,13 +133,13 @@ LATE_COPIES += module("return torch.relu(x)")
 class LateCopies(EarlyElements):
     """Plays a GPU: it does the copies as soon as some elements have been read."""
 
-    def __init__(self, bench, contestant):
-        super().__init__(bench, contestant)
-        self.bench, self.reader = bench, contestant.reader
+    def __init__(self, resources, contestant):
+        super().__init__(resources, contestant)
+        self.resources, self.reader = resources, contestant.reader
 
     def read(self, reply):
         super().read(reply)
-        for call, region in zip(reply["returned"], self.bench.memory.outputs, strict=False):
+        for call, region in zip(reply["returned"], self.resources.memory.outputs, strict=False):
             for copy, description in zip(region.tensors, call["results"], strict=False):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue

@@ -216,9 +216,11 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     time_request = timed_forwards.time_request
     are_whole = []
 
-    def time_and_look(bench, timed_call, call_count, *args):
-        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:call_count]))
-        return time_request(bench, timed_call, call_count, *args)
+    def time_and_look(resources, timed_call, call_count, *args):
+        are_whole.append(
+            all(region.is_unchanged() for region in resources.memory.inputs[:call_count])
+        )
+        return time_request(resources, timed_call, call_count, *args)
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)
@@ -275,10 +277,10 @@ def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_p
         changed_before_rewrite.append(changed([grading.state]))
         rewrite(grading)
 
-    def look_and_time(bench, *arguments):
-        states = [gradings[-1].state, *(eager.state for eager in bench.eager.processes)]
+    def look_and_time(resources, *arguments):
+        states = [gradings[-1].state, *(eager.state for eager in resources.eager.processes)]
         changed_before_turn.append(changed(states))
-        return time_request(bench, *arguments)
+        return time_request(resources, *arguments)
 
     monkeypatch.setattr(timed_forwards, "rewrite_small_memory", look_and_rewrite)
     monkeypatch.setattr(timed_forwards, "time_request", look_and_time)

@@ -4,7 +4,7 @@ import pytest
 
 from referee import console
 from referee.messages import first_error_line, printable
-from referee.program.session import Session
+from referee.program.file_grader import FileGrader
 from referee.records import Subject
 from referee.report import graded_files, markdown, tables
 
@@ -63,11 +63,11 @@ def test_a_files_name_forges_no_line_of_progress(erase, monkeypatch, capsys):
 
 
 def test_a_problems_name_forges_no_headline():
-    session = Session([], [], None, None, None, "cpu: CPU", {}, None, is_verbose=False)
+    grader = FileGrader([], [], None, None, None, "cpu: CPU", {}, None, is_verbose=False)
     subject = Subject(FORGING_NAME, "float32", (8, 64), note="a note")
     headline = r"a\nb.py: correct: cpu: CPU; [8, 64] float32; no walls"
     walls = tables.walls_in_words(has_walls=False)
-    assert session.headline_of(subject, walls).splitlines() == [headline, "a note"]
+    assert grader.headline_of(subject, walls).splitlines() == [headline, "a note"]
 
 
 def test_what_a_file_prints_does_not_move_the_cursor():

@@ -18,7 +18,7 @@ from referee.program import command
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
-from referee.tests.graded import check, remember_benches
+from referee.tests.graded import check, remember_resources
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
 
@@ -260,15 +260,15 @@ ACTS = {
 def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, monkeypatch):
     (tmp_path / "reference.py").write_text(IMPORTS + PROBLEM)
     problem = Problem("problem", load(tmp_path / "reference.py"), CPU)
-    benches = remember_benches(monkeypatch)
+    all_resources = remember_resources(monkeypatch)
     subject = records.Subject("problem", "float32", problem.shape)
     table, record_of = {}, {}
     with referee_at_work(separate_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            [bench] = benches
-            eager_pids = [eager.contestant.pid for eager in bench.eager.processes]
+            [resources] = all_resources
+            eager_pids = [eager.contestant.pid for eager in resources.eager.processes]
             outside = str([*processes.referees_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -281,7 +281,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.has_walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in bench.eager.processes] == eager_pids
+            assert [eager.contestant.pid for eager in resources.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

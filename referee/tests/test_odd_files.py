@@ -45,10 +45,10 @@ kept_results.describe = describe
 """
 # Says that all parameters are at the same address.
 SAME_ADDRESS = """
-from referee.child import request_handler
+from referee.child import held_module
 
-tell = request_handler._describe_state
-request_handler._describe_state = lambda x: tell(x) | {"storage": 8}
+tell = held_module._describe_state
+held_module._describe_state = lambda x: tell(x) | {"storage": 8}
 """
 # Describes an exception by a text, where the referee expects a dictionary.
 RAISED = """

@@ -133,8 +133,8 @@ def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, va
     reader = Reader(stopped(), CPU, Pool(CPU))
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     memory = SimpleNamespace(are_results_copied=False, outputs=[])
-    bench = SimpleNamespace(problem=on_gpu, memory=memory)
-    early = EarlyElements(bench, SimpleNamespace(reader=reader))
+    resources = SimpleNamespace(problem=on_gpu, memory=memory)
+    early = EarlyElements(resources, SimpleNamespace(reader=reader))
     returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
     early.read({"returned": returned})
     assert not early.differs(ResultIndex(0, 0), values)
@@ -151,12 +151,12 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     region.make_room(results)
     problem = SimpleNamespace(device=torch.device(device))
     memory = SimpleNamespace(are_results_copied=True, outputs=[region])
-    bench = SimpleNamespace(problem=problem, memory=memory)
+    resources = SimpleNamespace(problem=problem, memory=memory)
     forged = {"returned": [{"results": []}]}
     is_late = {0: False, 2: False}
     for _ in range(100):  # each time, the elements of one result are read, chosen at random
         region.fill_with_nan()
-        early = EarlyElements(bench, SimpleNamespace(reader=None))
+        early = EarlyElements(resources, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):
             assert not early.differs(ResultIndex(0, result_index), region.tensors[result_index])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from referee import engine
-from referee.bench import Plan
 from referee.names import COPY
+from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
 from referee.rounds.slow_eager import TURNS, check_eager_speed
@@ -305,7 +305,7 @@ def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -
     return SimpleNamespace(
         problem=problem,
         device=problem.device,
-        bench=SimpleNamespace(problem=problem, eager=eager),
+        resources=SimpleNamespace(problem=problem, eager=eager),
         findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
@@ -325,7 +325,7 @@ def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
 ):
     """Eager took 1 s before the solution started, and 3 s beside it: more than 1.5 times 1.9."""
 
-    def time_and_free(_bench, timed_call, *_):
+    def time_and_free(_resources, timed_call, *_):
         return Sample([next(timed_call.contestant.seconds_of_turns)], 30.0)
 
     monkeypatch.setattr(slow_eager, "time_and_free", time_and_free)

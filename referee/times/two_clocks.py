@@ -126,7 +126,7 @@ class Overhead:
 
 
 def _seconds_by_referee(samples: list[Sample], overhead: float) -> list[float]:
-    """Return the seconds of one call by the referee's clock alone, for each request."""
+    """Return the seconds of one call by the referee's clock only, for each request."""
     return [(sample.request_seconds - overhead) / len(sample.call_seconds) for sample in samples]
 
 
@@ -144,11 +144,11 @@ def measure_overhead(empty_samples: list[Sample], eager_samples: list[Sample]) -
     ]
     if not eager_samples:
         eager_overheads = empty_overheads
-    _, slow_empty = p10_and_p90(empty_overheads)
-    fast_eager, slow_eager = p10_and_p90(eager_overheads)
+    _, empty_p90 = p10_and_p90(empty_overheads)
+    eager_p10, eager_p90 = p10_and_p90(eager_overheads)
     return Overhead(
-        subtracted=max(slow_empty, slow_eager),
-        eager_p10=fast_eager,
+        subtracted=max(empty_p90, eager_p90),
+        eager_p10=eager_p10,
         fastest_empty_request=min(empty_overheads),
         fastest_empty_call=min(min(sample.call_seconds) for sample in empty_samples),
     )

@@ -1,4 +1,4 @@
-"""The bench: gradings of one problem share memory, eager's processes, and the plan for timing."""
+"""The resources of a problem: shared memory, eager's processes, and the plan for timing."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from referee.eager_processes import EagerProcesses, Reserve
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
-# After a request with at most so many bytes of inputs, a process keeps its unused memory even if
+# After a request with at most this many bytes of inputs, a process keeps its unused memory even if
 # the problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 
@@ -26,8 +26,8 @@ class Plan(NamedTuple):
     seconds_alone: list[float]
 
 
-class Bench:
-    """All that the gradings of one problem share.
+class Resources:
+    """The resources that all gradings of one problem share.
 
     The problem and the server are attributes, too.
 

@@ -1,6 +1,6 @@
 """Grades files on one problem after the other.
 
-Three modules use a session. Each does one kind of work, and prints the verdicts in its own way:
+Three modules use a `FileGrader`. Each does one kind of work, and prints verdicts in its own way:
 
     program/grade_files           solutions that the user names, on one problem
     project/compare_with_eager    a project's own solution, on the project's problems
@@ -28,8 +28,8 @@ Report = Callable[[Verdict], None]
 
 
 @dataclass(frozen=True)
-class Session:
-    """The files and problems of a command, and where its results go.
+class FileGrader:
+    """Grades the files of a command on its problems.
 
     Attributes:
         files: the files to grade.
