@@ -177,7 +177,7 @@ def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity
     Raises:
         ForwardOnlyError: the reference has no gradients that can be compared.
     """
-    reference_step = grading.reference.reference_step(step)
+    reference_step = grading.reference.step_with_budgets(step)
     if reference_step is None:
         raise ForwardOnlyError
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
