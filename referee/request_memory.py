@@ -1,9 +1,14 @@
 """The shared memory of requests: inputs, gradients of outputs, and copies of results."""
 
+from collections.abc import Sequence
+
 import torch
 
 from referee.contestants.pool import Pool
 from referee.contestants.region import Region
+
+# Tensors with the shapes and dtypes of a call's results; None where the reference has no result.
+Templates = Sequence[torch.Tensor | None]
 
 
 class RequestMemory:
@@ -46,23 +51,23 @@ class RequestMemory:
         """Return the locations of the gradients of outputs of a request's first training steps."""
         return [region.location for region in self.output_gradients[:call_count]]
 
-    def room_for(self, templates: list[torch.Tensor], call_count: int) -> list[dict] | None:
+    def room_for(self, templates_of_calls: list[Templates]) -> list[dict] | None:
         """Make room for copies of a request's results; return where they go.
 
         Args:
-            templates: tensors with the shapes and dtypes of one call's results.
-            call_count: the number of calls.
+            templates_of_calls: for each call, tensors with the shapes and dtypes of its results.
 
         Returns:
             A location for each call; None if results are read in place.
         """
         if not self.are_results_copied:
             return None
-        self._add_regions(self.outputs, call_count)
-        for region in self.outputs[:call_count]:
-            region.make_room(templates)
+        self._add_regions(self.outputs, len(templates_of_calls))
+        regions = self.outputs[: len(templates_of_calls)]
+        for region, templates in zip(regions, templates_of_calls, strict=True):
+            region.make_room([torch.empty(0) if x is None else x for x in templates])
             region.fill_with_nan()  # so that no contestant finds another's results there
-        return [region.location for region in self.outputs[:call_count]]
+        return [region.location for region in regions]
 
     def forget(self) -> None:
         """Drop the values that were written, so that their memory is freed; see `Region.forget`."""

@@ -17,14 +17,13 @@ from referee.words import WRONG
 
 
 def room_for_copies(
-    grading: Grading, requirements: Sequence[Requirements | None], call_count: int = 1
+    grading: Grading, requirements: Sequence[Requirements | None]
 ) -> list[dict] | None:
-    """Make room for copies of the results of a request; return a location for each call.
+    """Make room for copies of the results of one call; return a list of their location.
 
     Args:
         grading: the file under grading.
-        requirements: those of each result of a call; None where the reference has no result.
-        call_count: the number of calls of the request.
+        requirements: those of each result; None where the reference has no result.
 
     Returns:
         None if results are read in place.
@@ -32,14 +31,13 @@ def room_for_copies(
     memory = grading.resources.memory
     if not memory.are_results_copied:
         return None
-    templates = [_blank(required, grading.device) for required in requirements]
-    return memory.room_for(templates, call_count)
+    return memory.room_for([[_blank(required, grading.device) for required in requirements]])
 
 
-def _blank(required: Requirements | None, device: torch.device) -> torch.Tensor:
-    """Return a tensor of a result's shape and dtype, with any values; an empty one for None."""
+def _blank(required: Requirements | None, device: torch.device) -> torch.Tensor | None:
+    """Return a tensor of a result's shape and dtype, with any values; None if there is none."""
     if required is None:
-        return torch.empty(0, device=device)
+        return None
     return torch.empty(required.shape, dtype=required.dtype, device=device)
 
 

@@ -163,9 +163,9 @@ class _ForwardRounds:
         grading = self._grading
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
-        templates = drawn.eager_results[0] if timed_call.call == MODULE else None
+        templates_of_calls = drawn.eager_results if timed_call.call == MODULE else None
         timed = time_request(
-            grading.resources, timed_call, self._call_count, self._flush, templates
+            grading.resources, timed_call, self._call_count, self._flush, templates_of_calls
         )
         if timed_call.contestant is grading.solution:
             _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)

@@ -169,10 +169,10 @@ class _StepRounds:
         rewrite_small_memory(grading)
         self._flush()
         self._memory.begin_turn()
-        templates = None
+        templates_of_steps = None
         if timed_call.call == MODULE:  # nobody reads what others return
-            templates = _templates_of(drawn_steps[0])
-        timed = time_steps(grading, timed_call, self._step_count, templates)
+            templates_of_steps = [drawn.eager_results for drawn in drawn_steps]
+        timed = time_steps(grading, timed_call, self._step_count, templates_of_steps)
         if timed_call.contestant is grading.solution:
             self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
         self._memory.end_turn(timed_call.contestant)
@@ -293,11 +293,6 @@ def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnSt
     output_gradients = draw_output_gradients(grading, inputs).gradients
     arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
     return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
-
-
-def _templates_of(drawn: DrawnStep) -> list[torch.Tensor]:
-    """Return tensors like the results and gradients of a step; an empty one where there is none."""
-    return [torch.empty(0) if x is None else x for x in drawn.eager_results]
 
 
 class _ErrorsOfOtherRoundings:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
@@ -179,7 +178,7 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
-    _copy_held_results(grading, held_count)
+    _copy_held_results(grading, calls[:held_count])
     compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
@@ -217,10 +216,11 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
-def _copy_held_results(grading: Grading, held_count: int) -> None:
+def _copy_held_results(grading: Grading, calls: list[HeldCall]) -> None:
     """Have the held results copied after all calls, if the referee cannot read them in place."""
-    room = room_for_copies(grading, grading.findings.requirements, held_count)
-    if room is not None:
+    memory = grading.resources.memory
+    if memory.are_results_copied:
+        room = memory.room_for([grading.reference.eager_results(call.inputs) for call in calls])
         grading.solution.ask("copy_results", outputs=room)
 
 

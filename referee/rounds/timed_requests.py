@@ -8,6 +8,7 @@ import torch
 
 from referee.contestants.contestant import Contestant
 from referee.names import MODULE, NOTHING
+from referee.request_memory import Templates
 from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
@@ -164,7 +165,7 @@ def time_request(
     timed_call: TimedCall,
     call_count: int,
     flush: Callable[[], None],
-    templates: list | None = None,
+    templates_of_calls: list[Templates] | None = None,
 ) -> TimedRequest:
     """Time one request of a timed call.
 
@@ -173,13 +174,12 @@ def time_request(
         timed_call: the call, with the contestant that is asked for it.
         call_count: the number of calls of the request.
         flush: empties the caches before it.
-        templates: tensors with the shapes and dtypes of one call's results. Where results are
-            copied within the clock, room for the copies is made from them. None if nobody reads the
-            results, as those of yardsticks.
+        templates_of_calls: as for `RequestMemory.room_for`; None if nobody reads the results, as
+            those of yardsticks.
     """
     room = None
-    if templates is not None:
-        room = resources.memory.room_for(templates, call_count)
+    if templates_of_calls is not None:
+        room = resources.memory.room_for(templates_of_calls)
     flush()
     contestant = timed_call.contestant
     early_elements = EarlyElements(resources, contestant)

@@ -3,11 +3,10 @@
 from contextlib import suppress
 from typing import NamedTuple
 
-import torch
-
 from referee.contestants.errors import RaisedError
 from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
+from referee.request_memory import Templates
 from referee.rounds.early_elements import EarlyElements
 from referee.rounds.step_samples import StepSample, make_step_sample
 from referee.rounds.timed_requests import TimedCall
@@ -31,7 +30,7 @@ def time_steps(
     grading: Grading,
     timed_call: TimedCall,
     step_count: int,
-    templates: list[torch.Tensor] | None = None,
+    templates_of_steps: list[Templates] | None = None,
 ) -> TimedSteps:
     """Time the training steps of one request of a timed call.
 
@@ -39,7 +38,7 @@ def time_steps(
         grading: the file under grading.
         timed_call: the call, with the contestant that is asked for it.
         step_count: the number of training steps of the request.
-        templates: as for `timed_requests.time_request`.
+        templates_of_steps: as `templates_of_calls` for `timed_requests.time_request`.
     """
     resources = grading.resources
     contestant = timed_call.contestant
@@ -48,8 +47,8 @@ def time_steps(
         parameters = [grading.state.names[name] for name in parameters]
     early_elements = EarlyElements(resources, contestant)
     outputs = None
-    if templates is not None:
-        outputs = resources.memory.room_for(templates, step_count)
+    if templates_of_steps is not None:
+        outputs = resources.memory.room_for(templates_of_steps)
     reply = contestant.ask(
         "run_steps",
         early_elements.read,

@@ -103,10 +103,19 @@ memory = x.mean().repeat(x.shape[0] + x.shape[1])
 return memory.as_strided(x.shape, (1, 1))
 """
 EXPANDS = "return x.mean(1, keepdim=True).expand(x.shape)"
+# Describes its result as contiguous, so that only those who read it can see that it is not. Says
+# that CUDA IPC cannot share it, so that the referee would have to believe a copy.
+WANTS_A_COPY = """
+from referee.child import kept_results
+
+tell = kept_results.describe
+kept_results.describe = lambda x: tell(x) | {"strides": [256, 1], "handle": None}
+"""
 SHARED = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
 AT_MEANS = {
     "expands": wrong(module(EXPANDS), SHARED),
     "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
+    "wants_a_copy": wrong(WANTS_A_COPY + module(EXPANDS), "elements beyond|cannot be read"),
     "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
     "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
 }
@@ -118,7 +127,7 @@ AT_EXPANDED = {
 }
 
 
-@pytest.mark.parametrize("table", quick_and_slow(AT_MEANS, "overlaps"))
+@pytest.mark.parametrize("table", quick_and_slow(AT_MEANS, "overlaps", "wants_a_copy"))
 def test_elements_that_share_memory_are_wrong(table, device, tmp_path):
     grade(MEANS, table, tmp_path, device=device)
 

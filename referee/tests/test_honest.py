@@ -154,6 +154,14 @@ def test_results_that_cannot_be_read_in_place_are_copied(tmp_path):
     grade(DIVIDE, table, tmp_path)
 
 
+@pytest.mark.usefixtures("unreadable_processes")
+@pytest.mark.usefixtures("unreadable_processes")
+def test_copied_results_may_have_another_shape_in_each_call(tmp_path):
+    problem = reference("return x[x > 0.5]", "[torch.rand(64, 64)]")
+    table = {"same": correct(module("return torch.masked_select(x, x > 0.5)"), "exact")}
+    grade(problem, table, tmp_path, trials=1)
+
+
 FOURIER = reference("return torch.fft.fft(x)", "[torch.randn(64, 1000)]")
 IN_HALF = "return torch.fft.fft(x.bfloat16().float())"
 
