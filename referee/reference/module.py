@@ -20,8 +20,8 @@ from referee.reference.random_values import changing_names, new_seed, vary
 from referee.reference.reference_step import (
     ReferenceStep,
     StepArguments,
-    reference_step,
     step_or_none,
+    step_with_budgets,
 )
 
 # Bytes of parameters. The module with the parameters of the call before is kept only if it has no
@@ -119,14 +119,14 @@ class ReferenceModule:
         with self._restored_buffers():
             return self._problem.run_step(*step)
 
-    def reference_step(self, step: StepArguments) -> ReferenceStep | None:
+    def step_with_budgets(self, step: StepArguments) -> ReferenceStep | None:
         """Return eager's results and gradients of a training step, with their error budgets.
 
         Returns:
             None if the reference has no gradients to compare.
         """
         with self._restored_buffers():
-            return reference_step(self._problem, step)
+            return step_with_budgets(self._problem, step)
 
     def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
         """Return a function that computes one of a forward's results with other roundings.
