@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from torch import nn
+
 from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, RaisedError
@@ -68,7 +70,7 @@ class EagerProcess:
     """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
 
     Args:
-        problem: the problem, whose module the process constructs.
+        problem: the problem.
         contestant: the process.
         pool: the shared memory.
         close_all: ends all of eager's processes; is called if this one fails.
@@ -96,10 +98,20 @@ class EagerProcess:
             folders=file.folders,
         )
         self.ask("set_precision", setting=problem.precision)
-        seed = new_seed()
-        module = problem.construct(seed)
+
+    def construct(self, problem: Problem, seed: int, module: nn.Module) -> None:
+        """Have the process construct its module and move the parameters into shared memory.
+
+        Args:
+            problem: the problem.
+            seed: the seed of the constructor.
+            module: the referee's own module, which was constructed under this seed.
+
+        Raises:
+            NotCorrectError: eager fails.
+        """
         try:
-            self.state.construct(file.dtype, seed, module, problem.arguments)
+            self.state.construct(problem.file.dtype, seed, module, problem.arguments)
         except (EndedError, ForgedError, RaisedError) as error:
             self._fail(error)
         except StateError as error:
@@ -172,10 +184,16 @@ class EagerProcesses:
         if any(processes.has_ended(process.contestant.pid) for process in self.processes):
             self.close()
         count = 2 if self._problem.device.type == "cpu" else 1
+        if len(self.processes) == count:
+            return
+        seed = new_seed()
+        module = self._problem.construct(seed)
         pool = self._memory.pool
         while len(self.processes) < count:
             contestant = self._kept_or_new_contestant()
-            self.processes.append(EagerProcess(self._problem, contestant, pool, self.close))
+            process = EagerProcess(self._problem, contestant, pool, self.close)
+            self.processes.append(process)
+            process.construct(self._problem, seed, module)
 
     def take(self) -> list[EagerProcess]:
         """Return the processes, which the caller closes; `start` then starts new ones."""

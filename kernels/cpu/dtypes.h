@@ -89,14 +89,13 @@ struct Float16 {
   using Compute = float;
 
   static constexpr int32_t kBiasDifference = 112 << 23;  // in the exponent field of a float32
-  static constexpr int32_t kHalf = 0x3f000000;           // 0.5f
+  static constexpr int32_t kOneHalf = 0x3f000000;        // 0.5f
 
   static constexpr float widen(uint16_t x) {
     constexpr int32_t kLeastNormal = 0x0400;
     constexpr int32_t kInfinity = 0x7c00;
     const int32_t magnitude = x & 0x7fff;
-    const int32_t subnormal =
-        Float32::narrow(Float32::widen(kHalf + magnitude) - Float32::widen(kHalf));
+    const int32_t subnormal = Float32::narrow(Float32::widen(kOneHalf + magnitude) - 0.5f);
     // Infinity and NaN have the exponent field 31, which becomes 255 = 31 + 2 * 112.
     const bool is_finite = magnitude < kInfinity;
     const int32_t added = select_if(is_finite, kBiasDifference, 2 * kBiasDifference);
@@ -113,8 +112,7 @@ struct Float16 {
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;
     // The sum of two floats is rounded to nearest, so its last bits are the rounded mantissa.
-    const int32_t subnormal =
-        Float32::narrow(Float32::widen(magnitude) + Float32::widen(kHalf)) - kHalf;
+    const int32_t subnormal = Float32::narrow(Float32::widen(magnitude) + 0.5f) - kOneHalf;
     // Rounded as in BFloat16::narrow, with 13 dropped bits.
     const int32_t last_bit = magnitude >> 13 & 1;
     const int32_t normal = (magnitude - kBiasDifference + 0xfff + last_bit) >> 13;
@@ -131,7 +129,7 @@ struct Float16 {
 // The examples above.
 static_assert(Float16::widen(0x3e00) == 1.5f && Float16::narrow(1.5f) == 0x3e00);
 static_assert(Float16::widen(3) == 3 * 0x1p-24f && Float16::narrow(3 * 0x1p-24f) == 3);
-static_assert(Float32::narrow(0.5f) == 0x3f000000 &&
+static_assert(Float32::narrow(0.5f) == Float16::kOneHalf &&
               Float32::narrow(0.5f + 3 * 0x1p-24f) == 0x3f000003);
 // Ties are rounded to an even mantissa.
 static_assert(Float16::narrow(0x1.8p-24f) == 2);

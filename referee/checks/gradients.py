@@ -32,6 +32,10 @@ LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and time
 NO_ROOM = "no memory to compare gradients"
 
 
+class ForwardOnlyError(Exception):
+    """Only the forward can be compared; the message is a note for the verdict, "" for none."""
+
+
 def check_own_gradients(grading: Grading) -> None:
     """Compare gradients for the problem's own small inputs, under each precision setting."""
     problem = grading.problem
@@ -108,22 +112,31 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     """
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
-    for inputs in inputs_of_steps:
-        grading.reference.redraw_values()
-        quantities = _compare_step(grading, inputs, quantities)
-        if not quantities:
-            return []
-        grading.verdict.case_count += 1
-        del inputs  # the next ones may need the memory
+    try:
+        for inputs in inputs_of_steps:
+            grading.reference.redraw_values()
+            quantities = _compare_step(grading, inputs, quantities)
+            grading.verdict.case_count += 1
+            del inputs  # the next ones may need the memory
+        _check_quantities(grading, quantities)
+    except ForwardOnlyError as error:
+        note = str(error)
+        if note:
+            grading.verdict.notes.append(note)
+        return []
+    return quantities
+
+
+def _check_quantities(grading: Grading, quantities: list[Quantity]) -> None:
+    """Raise NotCorrectError, or ForwardOnlyError, if a quantity has a mistake."""
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
-        return quantities
+        return
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.relies_on_inputs and are_all_of_inputs:
         names = ", wrong ".join(quantity.name for quantity in wrong)
-        grading.verdict.notes.append(f"forward only: wrong {names}")
-        return []
+        raise ForwardOnlyError(f"forward only: wrong {names}")
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
     raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
@@ -137,8 +150,10 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         quantities: results and gradients of the steps before; empty before the first step.
 
     Returns:
-        The quantities, which have recorded how far off the solution's are; an empty list if the
-        reference or the solution has no gradients.
+        The quantities, which have recorded how far off the solution's are.
+
+    Raises:
+        ForwardOnlyError: the reference or the solution has no gradients.
     """
     grading.latest_inputs = inputs
     drawn = draw_output_gradients(grading, inputs)
@@ -146,37 +161,31 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    if not _begin_step(grading, step, quantities):
-        return []
+    _begin_step(grading, step, quantities)
     reply = _ask(grading, step, quantities)
-    if reply is None:
-        return []
     check_intact(grading, "the backward", with_gradients=True)
-    descriptions = reply["returned"][0]["results"]
-    if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
-        return []
+    _check_all_gradients_exist(reply["returned"][0]["results"], quantities, drawn.output_count)
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
     grading.resources.free_results(grading.solution)
     return quantities
 
 
-def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
     """Run the reference's step; begin the step of each quantity with its reference tensor.
 
-    Returns:
-        Whether the reference has gradients that can be compared.
+    Raises:
+        ForwardOnlyError: the reference has no gradients that can be compared.
     """
-    reference_step = grading.reference.reference_step(step)
+    reference_step = grading.reference.step_with_budgets(step)
     if reference_step is None:
-        return False
+        raise ForwardOnlyError
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
         before = quantity.requirements
         if before and tensor and before.shape != tensor.requirements.shape:
-            return False  # its shape depends on the inputs' values
+            raise ForwardOnlyError  # its shape depends on the inputs' values
         quantity.begin_step(tensor)
-    return True
 
 
 def _compare_quantities(
@@ -202,8 +211,8 @@ def _compare_quantities(
             quantity.compare(got, is_strict)
 
 
-def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:
-    """Ask the solution for a training step; if its backward raises, add a note and return None."""
+def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
+    """Ask the solution for a training step; raise ForwardOnlyError if its backward raises."""
     resources = grading.resources
     grading.write_inputs([step.inputs])
     grading.write_state()
@@ -222,11 +231,9 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
         if raised.is_lack_of_memory:
-            grading.verdict.notes.append(NO_ROOM)
-            return None
+            raise ForwardOnlyError(NO_ROOM) from None
         _, line = outcome_of_exception(raised, "checking the backward")
-        grading.verdict.notes.append(f"forward only: its backward raises {line}")
-        return None
+        raise ForwardOnlyError(f"forward only: its backward raises {line}") from None
 
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
@@ -235,13 +242,12 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
     return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
 
 
-def _has_all_gradients(
-    grading: Grading, descriptions: list, quantities: list[Quantity], output_count: int
-) -> bool:
-    """Return whether the solution gave all gradients; note which are missing.
+def _check_all_gradients_exist(
+    descriptions: list, quantities: list[Quantity], output_count: int
+) -> None:
+    """Raise ForwardOnlyError, with the names of missing gradients, unless the solution gave all.
 
     Args:
-        grading: the file under grading.
         descriptions: the reply's descriptions, one for each quantity.
         quantities: results first, then gradients.
         output_count: how many of the quantities are results.
@@ -255,8 +261,7 @@ def _has_all_gradients(
         if quantity.requirements and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
-        return True
+        return
     gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
-    return False
+    raise ForwardOnlyError(f"forward only{which}"[:MAX_LINE_LENGTH])

@@ -49,10 +49,11 @@ class Comparison:
 class ReferenceTensor:
     """A result or a gradient of the reference for one draw of inputs, with its values.
 
-    These values set the error budget. `compare` judges a solution's result for that draw. Who needs
-    only `requirements`, for other draws, drops the tensor, which frees the values.
+    These values set the error budget. `compare` judges a solution's result for that draw.
+    `requirements` judge results for other draws; they need none of the values, so a caller keeps
+    them and drops the tensor.
 
-    The real and the imaginary parts of complex numbers are compared as twice as many real numbers.
+    A complex number is compared as two real ones.
 
     Args:
         eager: the result as the reference computes it.

@@ -131,7 +131,8 @@ class Contestant:
         # pipe, the rest is written below, while the process reads it.
         rest = self._pipes.write(json.dumps(request).encode() + b"\n")
         self._finish_referees_gpu_work()
-        # Only now: a process that something wakes could have read the request, and the inputs.
+        # The request is written before this check: a process that something wakes later than the
+        # check has no time to read it and to compute ahead.
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
         start = perf_counter()

@@ -21,7 +21,6 @@ import signal
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import monotonic, sleep
 
 from referee.contestants import prctl
@@ -84,7 +83,7 @@ def _children_of_thread(pid: int, thread: int | str) -> list[int]:
 
 def scheduler_state(pid: int) -> str:
     """Return the letter that /proc has for a process's state; GONE if the process is not there."""
-    return _scheduler_state_in(Path(f"/proc/{pid}"))
+    return _scheduler_state_in(f"/proc/{pid}")
 
 
 def has_ended(pid: int) -> bool:
@@ -106,37 +105,52 @@ def is_dead_child(pid: int) -> bool:
 
 def scheduler_states_of_threads(pid: int) -> list[str]:
     """Return the letters for all threads of a process; none if the process is not there."""
-    try:
-        return [_scheduler_state_in(thread) for thread in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return []
+    return [_scheduler_state_in(thread) for thread in _folders_of_threads(pid)]
 
 
-def _scheduler_state_in(folder: Path) -> str:
+def _folders_of_threads(pid: int) -> list[str]:
+    """Return the folders in /proc of all threads of a process; none if the process is not there."""
+    folder = f"/proc/{pid}/task"
+    with suppress(OSError):
+        return [f"{folder}/{thread}" for thread in os.listdir(folder)]  # noqa: PTH208
+    return []
+
+
+def _scheduler_state_in(folder: str) -> str:
     """Return the letter for a process or a thread, which has a folder in /proc."""
     try:
-        text = (folder / "stat").read_text(errors="replace")
+        return _fields_of_stat(folder)[0]
     except OSError:
         return GONE
-    # "4711 (a name) S 1 ...": the name may contain anything, ")" too.
-    return text.rpartition(")")[2].split()[0]
 
 
-def _live_threads(pid: int) -> list[Path]:
-    """Return the folders of a process's threads, except for those that are ending or have ended.
+def _fields_of_stat(folder: str) -> list[str]:
+    """Return the fields of a process's or a thread's `stat` that follow the name.
+
+    The name is the second field, and may contain anything, ")" too:
+
+        4712 (a name) S 1 4712 4712 0 -1 4194368 ...
+    """
+    with open(f"{folder}/stat", errors="replace") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()
+
+
+def _live_threads(pid: int) -> dict[str, str]:
+    """Return the state's letter of each thread of a process that is not ending and has not ended.
 
     A thread may be ending when its process stops. It does not stop then, but goes on until it is
     gone. The zombie of a first thread has ended, too, and can vanish at any time.
+
+    Returns:
+        The letters by the threads' folders.
     """
-    live = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # this thread is gone
-                # "4712 (a name) S 1 4712 4712 0 -1 4194368 ...": the flags are the ninth field
-                text = (thread / "stat").read_text(errors="replace")
-                flags = int(text.rpartition(")")[2].split()[6])
-                if not flags & PF_EXITING:
-                    live.append(thread)
+    live = {}
+    for thread in _folders_of_threads(pid):
+        with suppress(OSError):  # this thread is gone
+            fields = _fields_of_stat(thread)
+            flags = int(fields[6])
+            if not flags & PF_EXITING:
+                live[thread] = fields[0]
     return live
 
 
@@ -163,8 +177,8 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
-        # How often each thread has run, by its process and itself. None from `stop` to `note_runs`.
-        self._noted_counts: dict[tuple[int, str], str] | None = None
+        # How often each thread has run, by its folder in /proc. None from `stop` to `note_runs`.
+        self._noted_counts: dict[str, str] | None = None
         self._was_woken = False  # a process has run between `stop` and `note_runs`
 
     def stop(self) -> bool:
@@ -210,7 +224,7 @@ class Tree:
         self._noted_counts = _schedule_counts(self._stopped)
         pids = self._pids()
         is_new = not set(pids).issubset(self._stopped)
-        states = [_scheduler_state_in(thread) for pid in pids for thread in _live_threads(pid)]
+        states = [state for pid in pids for state in _live_threads(pid).values()]
         self._was_woken = is_new or not AT_REST.issuperset(states)
 
     def has_run(self) -> bool:
@@ -274,7 +288,7 @@ def _wake_children(pid: int) -> None:
     _comes_to_rest(pid)
 
 
-def _schedule_counts(pids: list[int]) -> dict[tuple[int, str], str]:
+def _schedule_counts(pids: list[int]) -> dict[str, str]:
     """Return how often each thread of some processes has run, as /proc writes this number.
 
     The kernel counts a run when it puts the thread on a core. Threads that are ending are left out:
@@ -283,9 +297,9 @@ def _schedule_counts(pids: list[int]) -> dict[tuple[int, str], str]:
     counts = {}
     for pid in pids:
         for thread in _live_threads(pid):
-            with suppress(OSError):  # it is gone
+            with suppress(OSError), open(f"{thread}/schedstat") as file:  # noqa: PTH123
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
-                counts[pid, thread.name] = (thread / "schedstat").read_text().split()[2]
+                counts[thread] = file.read().split()[2]
     return counts
 
 

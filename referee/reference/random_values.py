@@ -7,6 +7,7 @@ change earlier values, because the sizes and signs of parameters matter.
 import random
 import secrets
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ MAX_WITH_NEW_SIGN = 1e4
 # `vary` draws at most this many factors, because drawing takes most of its time. The number is
 # prime, so that rows of a matrix get different factors.
 FACTORS = 1_048_583
+# On a CPU, torch draws with one thread. `draw_into` has several threads draw parts of this length.
+PART_LENGTH = 1 << 21
 
 
 def new_seed() -> int:
@@ -43,6 +46,9 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
     identity. Integers are uniform over their whole range.
     """
     if x.is_floating_point():
+        if generator is None and x.device.type == "cpu" and x.is_contiguous():
+            _draw_parts(x.view(-1).split(PART_LENGTH))
+            return x
         return x.uniform_(-1, 1, generator=generator)
     bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
     limits = torch.iinfo(bits.dtype)
@@ -53,12 +59,26 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
     return x
 
 
+def _draw_parts(parts: tuple[torch.Tensor, ...]) -> None:
+    """Overwrite tensors of floats with random values, each under a seed of the global generator."""
+    if len(parts) == 1:
+        parts[0].uniform_(-1, 1)
+        return
+    seeds = torch.randint(SEEDS, (len(parts),)).tolist()
+
+    def draw(part: torch.Tensor, seed: int) -> None:
+        part.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(draw, parts, seeds))
+
+
 def random_tensor(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
     """Return a dense tensor of random values, as `draw_into` draws them."""
-    # `zeros` touches the pages of new memory with all threads. Values are drawn by a single thread,
-    # which takes much longer if it also has to touch the pages.
+    # `zeros` touches the pages of new memory with all threads. A single thread draws the values,
+    # and would take much longer if it also had to touch the pages.
     return draw_into(torch.zeros(shape, dtype=dtype, device=device), generator)
 
 
@@ -69,13 +89,13 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
     values repeat.
     """
     generator = torch.Generator(device=values.device).manual_seed(seed)
-    if not values.any():
-        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
     old_parts = values.reshape(-1).split(FACTORS)
+    if not any(part.any() for part in old_parts):
+        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
     factors = _draw_factors(old_parts[0], generator)
     if not _have_both_signs(old_parts):
         factors.abs_()  # no value gets a new sign
-    varied = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    varied = torch.empty_like(values, memory_format=torch.contiguous_format)
     for old, new in zip(old_parts, varied.view(-1).split(FACTORS), strict=True):
         _multiply(old, factors[: len(old)], out=new)
     return varied
@@ -85,7 +105,8 @@ def _multiply(values: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) ->
     """Multiply flat values by factors; those beyond MAX_WITH_NEW_SIGN keep their signs."""
     torch.mul(values, factors, out=out)
     keeps_sign = values.abs() >= MAX_WITH_NEW_SIGN
-    torch.where(keeps_sign, torch.copysign(out, values), out, out=out)
+    if keeps_sign.any():
+        torch.where(keeps_sign, torch.copysign(out, values), out, out=out)
 
 
 def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -75,7 +75,7 @@ def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [draw_into(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
 
 
-def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | None:
+def step_with_budgets(problem: Problem, step: StepArguments) -> ReferenceStep | None:
     """Return the reference's results of a training step; None if it has no gradients to compare."""
     eager = step_or_none(lambda: problem.run_step(*step))
     if eager is None:

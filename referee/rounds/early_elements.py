@@ -106,9 +106,9 @@ class EarlyElements:
             index: the result's index in the reply.
             late_result: the result as it was read after the clock had stopped.
         """
-        early = self._elements.get(index)
-        if early is None:
+        elements = self._elements.get(index)
+        if elements is None:
             return False
         flat = as_indexable(late_result).reshape(-1)
-        late_values = flat[early.indices.to(flat.device)].cpu()
-        return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))
+        late_values = flat[elements.indices.to(flat.device)].cpu()
+        return not torch.equal(late_values.view(torch.uint8), elements.values.view(torch.uint8))

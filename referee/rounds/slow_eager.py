@@ -40,11 +40,11 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
     seconds_beside = _seconds_beside(grading)
     if not _was_eager_slower(grading, plan, samples):
         return
-    alone = median(plan.seconds_alone) * 1e3
-    times = f"{median(seconds_beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
-    has_slowed_eager = f"it has slowed eager: {times}"
+    ms_beside, ms_alone = median(seconds_beside) * 1e3, median(plan.seconds_alone) * 1e3
+    times = f"{ms_beside:.3f} ms beside it, {ms_alone:.3f} ms before it started"
+    reason = f"it has slowed eager: {times}"
     if _is_new_process_faster(grading.resources, plan.call_count):
-        raise NotCorrectError(ERROR, has_slowed_eager)
+        raise NotCorrectError(ERROR, reason)
     # If a GPU waits for launches, the host is slow, and not the GPU.
     is_host_slow = grading.device.type == "cpu" or samples.lateness() >= LATENESS_OF_IDLE_GPU
     if is_host_slow:
@@ -52,7 +52,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
             grading.verdict.notes.append(HOST_IS_SLOW)
         return
     if _is_faster_alone(grading, seconds_beside, plan.call_count):
-        raise NotCorrectError(ERROR, has_slowed_eager)
+        raise NotCorrectError(ERROR, reason)
     raise NotCorrectError(ERROR, GPU_IS_SLOW)
 
 

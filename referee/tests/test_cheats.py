@@ -29,7 +29,7 @@ from referee.tests.texts import (
 # itself, but the referee reads the memory that the reply describes, and this is stopped then.
 
 # One random element of 524,288 is wrong.
-ONE_IN_A_MILLION = "import random\n" + module("""
+ONE_WRONG_ELEMENT = "import random\n" + module("""
 out = torch.relu(x)
 out.view(-1)[random.randrange(out.numel())] += 1
 return out
@@ -62,7 +62,7 @@ return torch.relu(x)
 # The first row is right, and all others are copies of it.
 FIRST_ROW = module("return torch.relu(x[:1].expand(x.shape).clone())")
 AT_RELU = {
-    "one_in_a_million": wrong(ONE_IN_A_MILLION, ": 1 of 524,288 elements"),
+    "one_wrong_element": wrong(ONE_WRONG_ELEMENT, ": 1 of 524,288 elements"),
     "tail": wrong(TAIL, r": 1 of 524,288 elements .* the first at \[31, 16383\]"),
     "first_row": wrong(FIRST_ROW, r"the first at \[1, "),
     "zeros": wrong(module("return torch.zeros_like(x)"), "returns zeros"),

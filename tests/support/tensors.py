@@ -60,7 +60,7 @@ def draw(shape, dtype, device="cpu"):
     return torch.randint(info.min, info.max, shape, dtype=dtype, device=device)
 
 
-def views(dtype, device="cpu"):
+def draw_views(dtype, device="cpu"):
     """Yield a name and a tensor for each of many layouts: aligned or not, with gaps or overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
     flat = draw((4099,), dtype, device)
@@ -87,6 +87,14 @@ def views(dtype, device="cpu"):
     for offset in (1, 2, 3, 5, 8):
         yield f"offset {offset}", flat[offset:]
         yield f"offset {offset}, ends early", flat[offset : -offset - 1]
+
+
+VIEWS = [name for name, _ in draw_views(torch.float32)]
+
+
+def draw_view(name, dtype, device):
+    """Return the tensor of `draw_views` with this name, one of VIEWS."""
+    return dict(draw_views(dtype, device))[name]
 
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):

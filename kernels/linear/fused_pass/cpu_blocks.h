@@ -31,8 +31,7 @@ void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __
 
 #ifdef __F16C__
 // divide_block and widen_block for float16, by the machine's instructions that convert eight
-// numbers. These take a fifth of the time (EPYC) of the loops above, for which GCC 12 makes no
-// vector instructions.
+// numbers. They take less than a fifth of the time of the loops above.
 typedef float EightFloats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef short EightHalves __attribute__((vector_size(16), aligned(2), may_alias));
 

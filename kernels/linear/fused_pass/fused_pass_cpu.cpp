@@ -160,7 +160,7 @@ struct Unit {
   int64_t rows;
   int64_t first_column;
   int64_t columns;
-  int64_t rows_of_span;  // of each span; the last span of a unit may have fewer
+  int64_t rows_of_span;  // the last span of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
     row_group = index / units_of_row_group(n);

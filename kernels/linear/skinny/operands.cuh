@@ -64,7 +64,7 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 template <int kTileRows>
 __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int block_first_k,
                        int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // of one row in one step
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int steps = k_range / Config::kStepK;
@@ -151,7 +151,7 @@ class PrefetchedWeights {
   const int lane_first_k_;  // this lane's K in the block's first step
   // load_next loads this k-tile of this tile of the weight.
   int tile_;
-  int k_tile_ = 0;       // of the block's range of K
+  int k_tile_ = 0;       // counted from the beginning of the block's range of K
   const float* source_;  // the weight of the warp's first column, at lane_first_k_
   int columns_after_;    // how many columns exist after the warp's first
 };

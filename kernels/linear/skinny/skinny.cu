@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     skinny_kernel(const __grid_constant__ Arguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  constexpr int kSums = kTileRows * Config::kTileColumns;  // of a buffer
+  constexpr int kSums = kTileRows * Config::kTileColumns;  // a buffer's
   double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
   SumBuffers buffers{all_sums, all_sums + kSums};
   uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
@@ -151,9 +151,9 @@ int known_active_clusters(int log_size) {
 
 // How the work is divided among clusters.
 struct Clusters {
-  int cluster_size = 0;  // blocks of a cluster
-  int blocks = 0;        // of all clusters; 0 if x fits into no cluster
-  int k_tiles = 0;       // of each block
+  int cluster_size = 0;  // in blocks
+  int blocks = 0;        // in all clusters; 0 if x fits into no cluster
+  int k_tiles = 0;       // each block multiplies so many
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but

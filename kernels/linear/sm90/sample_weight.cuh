@@ -84,42 +84,13 @@ __device__ inline int64_t first_k_of_lane(int64_t k) {
 }
 
 // The elements that a lane loads, as they are in memory: four neighbours of each of four lines. A
-// line is a row of the weight [n, k] or, if it is stored as its transpose, of that [k, n].
+// line is a row of the stored matrix, which is the weight [n, k] or its transpose [k, n].
 struct SampledLines {
   int64_t first;            // the number of the first line
   int64_t first_neighbour;  // where the four neighbours begin in each line
   int64_t count;            // lines of the whole matrix
   int64_t size;             // elements of a line
 };
-
-// Loads the lane's sample: four elements along K of each of the warp's rows, of which the first is
-// first_row. Raises largest_of_lane[i] to the largest magnitude of the elements of row
-// first_row + i. Rows past the last one are left out, and so are the four elements if one of them
-// is past K.
-__device__ inline void load_sample(const split::ScaledMatrix& weight, bool is_transposed,
-                                   int64_t first_row, int64_t k,
-                                   float (&largest_of_lane)[SampleConfig::kRows]) {
-  using Config = SampleConfig;
-  const int64_t first_k = first_k_of_lane(k);
-  if (first_k + Config::kLaneElements > k) return;
-  const SampledLines lines = is_transposed ? SampledLines{first_k, first_row, k, weight.rows}
-                                           : SampledLines{first_row, first_k, weight.rows, k};
-  float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
-#pragma unroll
-  for (int i = 0; i < Config::kRows; ++i) {
-    if (lines.first + i >= lines.count) break;
-    const float* const line = weight.source + (lines.first + i) * weight.row_stride;
-    load_floats(v[i], line, lines.first_neighbour, lines.size, /*is_aligned=*/true);
-  }
-#pragma unroll
-  for (int row = 0; row < Config::kRows; ++row) {
-#pragma unroll
-    for (int i = 0; i < Config::kLaneElements; ++i) {
-      const float element = is_transposed ? v[i][row] : v[row][i];
-      largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
-    }
-  }
-}
 
 // The kRows rows of the weight from first_row on, whose exponents one warp makes, and what the lane
 // has found in its sample of them. The weight [n, k] may be stored as its transpose [k, n].
@@ -130,10 +101,31 @@ struct SampledRows {
   int64_t k;
   float largest_of_lane[SampleConfig::kRows] = {};  // the largest magnitude in each row
 
+  // Loads the lane's four elements along K of each row. Rows past the last one are left out, and so
+  // are the four elements if one of them is past K.
   __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
-    load_sample(weight, is_transposed, first_row, k, largest_of_lane);
+    using Config = SampleConfig;
+    const int64_t first_k = first_k_of_lane(k);
+    if (first_k + Config::kLaneElements > k) return;
+    const SampledLines lines = is_transposed ? SampledLines{first_k, first_row, k, weight.rows}
+                                             : SampledLines{first_row, first_k, weight.rows, k};
+    float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
+#pragma unroll
+    for (int i = 0; i < Config::kRows; ++i) {
+      if (lines.first + i >= lines.count) break;
+      const float* const line = weight.source + (lines.first + i) * weight.row_stride;
+      load_floats(v[i], line, lines.first_neighbour, lines.size, /*is_aligned=*/true);
+    }
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < Config::kLaneElements; ++i) {
+        const float element = is_transposed ? v[i][row] : v[row][i];
+        largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
+      }
+    }
   }
 
   // Returns the largest magnitude in row first_row + i, all of which is read.

@@ -29,7 +29,7 @@
 namespace kernels::nonfinite {
 
 struct NonfiniteConfig {
-  static constexpr int kThreads = 256;          // of a block
+  static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;  // they divide the K of a tile among them
   static constexpr int kBlocksPerMultiprocessor = 4;
   // A tile is 4 rows of out, from 4 rows of x, and 8 columns, from 8 rows of the weight: 32
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
           has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
-      const int64_t found_element = first + __ffs(found) - 1;  // of the lowest bit
+      const int64_t found_element = first + __ffs(found) - 1;  // the lowest bit's
       found &= found - 1;                                      // clears this bit
       sum = fma(double{x_row[found_element]}, double{weight_row[found_element]}, sum);
     }

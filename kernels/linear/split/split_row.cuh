@@ -181,7 +181,7 @@ struct RowScale {
 struct RowOfThread {
   const ScaledMatrix& matrix;
   Form form;
-  int64_t index;  // of the row, in the matrix
+  int64_t index;  // the row's number in the matrix
   int64_t k;
   int64_t padded_k;
   const float* source;  // the row's first element

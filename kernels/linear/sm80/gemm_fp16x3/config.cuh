@@ -21,8 +21,8 @@ struct Config {
   static constexpr int kWarpRows = 64;
   static constexpr int kWarpColumns = 32;
   static constexpr int kKTileDepth = 32;
-  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // of a k-tile
-  static constexpr int kHalfBytes = kTileRows * kRowBytes;  // of a k-tile: hi or lo of one operand
+  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // a row of a k-tile: hi or lo
+  static constexpr int kHalfBytes = kTileRows * kRowBytes;  // a k-tile of one operand: hi or lo
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
   static constexpr int kVectorElements = kVectorBytes / sizeof(__half);
@@ -49,7 +49,7 @@ struct Config {
   static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
   static constexpr int kSubtileColumns = kWarpColumns;
   static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
-  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // of a warp
+  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // a warp's
 };
 static_assert(Config::kTileRows / Config::kWarpRows *
                       (Config::kTileColumns / Config::kWarpColumns) ==

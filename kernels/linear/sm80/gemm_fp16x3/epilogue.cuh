@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_warp_results(
   constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
-  const int first_column = output.first_column + staged_column;  // of the lane
+  const int first_column = output.first_column + staged_column;  // the lane's
   const LaneColumns columns(output, first_column);
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kXFragments;

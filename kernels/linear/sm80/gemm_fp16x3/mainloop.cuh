@@ -24,9 +24,9 @@ namespace kernels::sm80::gemm_fp16x3 {
 // end become zeros.
 struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
-  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
+  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // in each operand
 
-  // What the thread copies of x or of the weight.
+  // The rows of x, or of the weight, that the thread copies.
   struct Operand {
     const __half* hi;  // hi of the vector that is copied next, in the thread's first row
     int64_t hi_to_lo;  // elements from a number's hi to its lo
@@ -43,7 +43,7 @@ struct Copies {
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
                     int x_row, int weight_row, int k, uint32_t shared) {
     stride = k;
-    const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
+    const int row = threadIdx.x / Config::kRowVectors;  // in the k-tile, of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
     x = operand_from(operand_x, x_row, row, vector);
     weight = operand_from(operand_weight, weight_row, row, vector);
@@ -77,8 +77,8 @@ struct Copies {
     stage = next_stage(stage);
   }
 
-  // Returns what the thread copies of a matrix. The tile begins at first_row, and the thread at
-  // `row` and `vector` of the tile.
+  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the
+  // thread at `row` and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {
     Operand operand;
@@ -103,7 +103,7 @@ struct Copies {
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
-  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
+  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // a row in a k-step
 
   // The fragments of x have the indices k-step, fragment, Half, register.
   uint32_t a[2][Config::kXFragments][2][4];
@@ -143,7 +143,7 @@ struct Fragments {
   // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
     constexpr int kLoadsOfHalf = Config::kWeightFragments / 2;
-    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // of a quarter
+    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // in a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
       const int half = i / kLoadsOfHalf;

@@ -132,7 +132,7 @@ inline bool is_cutting_allowed() {
 
 // One cluster's unit of work: the k-groups begin <= i < end of a tile.
 struct WorkTile {
-  int tile;
+  int tile;  // the tile's number
   int begin;
   int end;
 

@@ -140,7 +140,7 @@ __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
 struct StagedPlace {
   int warp;
   int lane;
-  int result;  // of the four in the float4
+  int result;  // 0 to 3, in the float4
 
   // The distance from the beginning of the row block, in floats.
   __host__ __device__ constexpr int in_floats() const {

@@ -136,9 +136,9 @@ struct StagedRowsReader {
   static_assert(kRowsAtATime % 8 == 0, "a thread's vectors have the same place in all its rows");
 
   uint32_t source;  // address of the thread's first vector in the first buffer
-  int row;          // of out: the thread's first one in the tile
-  int column;       // of out: the vector's first one
-  T* target;        // that element of out
+  int row;          // the thread's first row of out, in the tile
+  int column;       // the first column of out of its vectors
+  T* target;        // the element of out at `row` and `column`
 
   __device__ StagedRowsReader(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                               uint32_t staging, int thread) {
@@ -179,7 +179,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   static_assert(kStagedRowBytes == Config::kWarpgroupColumns * sizeof(T),
                 "a row has eight vectors of 16 bytes");
-  constexpr int kPairRows = 16;  // of a pair of row blocks
+  constexpr int kPairRows = 16;  // a pair of row blocks has 16 rows
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -269,8 +269,8 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of a warpgroup's tile. Registers cannot be
-  // indexed at run time, so there is one copy of `store` for each box.
+  // Stores the next box of a warpgroup's tile. Registers cannot be indexed at run time, so there is
+  // one copy of `store` for each box.
   __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                              Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");

@@ -163,7 +163,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& arg
   const int k_tiles = args.k_tiles();
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
-  int packed_index = 0;  // of the packed tile
+  int packed_index = 0;  // the index of the packed tile
   float accumulators[Config::kAccumulators];
   const auto store_next_box = [&] {
     packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
@@ -230,7 +230,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   if constexpr (Mode::kIsRedo) {
     // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
     wait_for_previous_kernel();
-    if (args.tile_count() == 0) return;  // in both blocks of the cluster
+    if (args.tile_count() == 0) return;  // both blocks of a cluster do so
   }
   if (threadIdx.x == kProducerThread) {
     ptx::prefetch_tensormap(&x_map);

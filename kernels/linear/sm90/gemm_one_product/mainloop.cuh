@@ -65,7 +65,7 @@ struct OperandMaps {
   const CUtensorMap& weight;
 };
 
-// What this block loads of the operands to a stage.
+// The rows of the operands, and their k-tile, that this block loads to a stage.
 struct LoadSource {
   int x_row;       // the first row of this block's half of the tile's rows of x
   int weight_row;  // the first row of its panel of the weight
@@ -232,7 +232,7 @@ template <typename Mode>
 struct ConsumerWarpgroup {
   const Arguments<Mode>& args;
   int warpgroup;
-  int rank;  // of the block in its cluster
+  int rank;  // the block's rank in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
   uint32_t full_address;
   uint32_t empty_address;
@@ -251,7 +251,7 @@ struct ConsumerWarpgroup {
         shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
   }
 
-  // The rows and columns of a tile that the warpgroup computes.
+  // Returns the rows and columns of a tile that the warpgroup computes.
   __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
     return {tile.x_tile * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
                                                  warpgroup * Config::kWarpgroupColumns};
