@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from referee.bench import Bench
 from referee.checks import (
     CHECKS_ONCE,
     CHECKS_PER_SETTING,
@@ -35,6 +34,7 @@ from referee.grading import GradedFile, Grading, Options
 from referee.messages import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
+from referee.resources import Resources
 from referee.rounds.timed_requests import is_planned, plan_of
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
@@ -82,7 +82,7 @@ class Engine:
         server: forks contestants.
         options: how files are graded.
         progress: is called with a text that says what is done now and one that says how far it is.
-        reserve: see `Bench`.
+        reserve: see `Resources`.
 
     Attributes:
         problem: the same problem.
@@ -99,7 +99,7 @@ class Engine:
         self.problem = problem
         self._options = options
         self._progress = progress
-        self._bench = Bench(problem, server, reserve)
+        self._resources = Resources(problem, server, reserve)
 
     def prepare(self) -> None:
         """Try the walls, start eager and time it alone, before any solution has started.
@@ -110,23 +110,23 @@ class Engine:
         Raises:
             NotCorrectError: eager cannot be timed.
         """
-        self._bench.try_walls()
+        self._resources.try_walls()
         for setting in self.problem.settings:
             self.problem.setting = setting
             torch.set_float32_matmul_precision(self.problem.precision)
-            if not is_planned(self._bench):
+            if not is_planned(self._resources):
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
-            plan_of(self._bench)
+            plan_of(self._resources)
 
-    def why_unprepared(self) -> str:
-        """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
+    def try_to_prepare(self) -> str | None:
+        """Call `prepare`; return the reason if the problem cannot be prepared, else None."""
         try:
             self.prepare()
         except NotCorrectError as error:
             return first_error_line(error.reason)
         except (BadReferenceError, torch.OutOfMemoryError) as error:
             return first_error_line(str(error))
-        return ""
+        return None
 
     def grade(self, file: GradedFile) -> Verdict:
         """Return the verdict on a file. No exception of the file's code leaves this method.
@@ -148,11 +148,11 @@ class Engine:
 
     def keep_eager(self) -> None:
         """Give eager's process to the reserve. It must have answered all requests."""
-        self._bench.eager.keep()
+        self._resources.eager.keep()
 
     def close(self) -> None:
         """End eager's processes."""
-        self._bench.close()
+        self._resources.close()
 
     def _grade(self, file: GradedFile, verdict: Verdict) -> None:
         """Grade a file; turn what a check raises into the verdict's word and reason."""
@@ -160,7 +160,7 @@ class Engine:
         grading = None
         try:
             self.prepare()
-            grading = Grading(self._bench, file, self._options, verdict, stage.enter)
+            grading = Grading(self._resources, file, self._options, verdict, stage.enter)
             self._make_checks(grading)
         except NotCorrectError as error:
             verdict.word, verdict.reason = error.word, error.reason

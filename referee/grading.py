@@ -13,21 +13,23 @@ from time import monotonic
 
 import torch
 
-from referee.bench import Bench
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.contestants.contestant import Contestant
-from referee.contestants.reading import can_read
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
+from referee.resources import Resources
 from referee.times.gain import TimesOfSetting
 from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Verdict
 from referee.words import WRONG
 
 TIMEOUT = 300  # default of `Options.timeout`
+RESULTS_ARE_COPIED = (
+    "results are copied within the clock, eager's too: the system forbids to read them"
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ class Findings:
 
     Attributes:
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        reference_tensors: for each result, the reference's in the latest comparison of a whole
-            forward. Their values are freed. Their error budgets hold for timed calls.
+        requirements: for each result, the reference's demands, which hold for timed calls, too.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
             from the reference for other inputs, or could not be tried with them.
         times: the times under the current precision setting; None before they are taken.
@@ -83,7 +84,7 @@ class Findings:
     # Set by check_own_gradients, read by check_gradients.
     is_forward_only: bool = False
     # Set by check_values, read by time_forwards.
-    reference_tensors: list[ReferenceTensor] = field(default_factory=list)
+    requirements: list[Requirements] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
@@ -95,10 +96,10 @@ class Findings:
 class Grading:
     """A file under grading.
 
-    The arguments, and the bench's problem, are attributes, too.
+    The arguments, and the resources' problem, are attributes, too.
 
     Args:
-        bench: the shared memory and eager's processes for the problem.
+        resources: the shared memory and eager's processes for the problem.
         file: the solution's file.
         options: how it is graded.
         verdict: takes in what the checks find.
@@ -117,29 +118,31 @@ class Grading:
 
     def __init__(
         self,
-        bench: Bench,
+        resources: Resources,
         file: GradedFile,
         options: Options,
         verdict: Verdict,
         progress: Callable[..., None],
     ) -> None:
-        self.bench = bench
-        self.problem = bench.problem
+        self.resources = resources
+        self.problem = resources.problem
         self.file = file
         self.options = options
         self.verdict = verdict
         self.progress = progress
-        self.device = bench.problem.device
+        self.device = resources.problem.device
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
-        bench.problem.why_no_float64_in_steps = ""
+        resources.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
-            bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
+            resources.server, resources.memory.pool, self.device, Role.SOLUTION, deadline
         )
         verdict.has_walls = self.solution.has_walls
-        bench.memory.are_results_copied = not self._can_read_results()
-        self.state = State(self.solution, bench.memory.pool)
-        self.reference = ReferenceModule(bench.problem)
+        resources.memory.are_results_copied = not self.solution.is_readable
+        if resources.memory.are_results_copied:
+            verdict.notes.append(RESULTS_ARE_COPIED)
+        self.state = State(self.solution, resources.memory.pool)
+        self.reference = ReferenceModule(resources.problem)
         self.latest_inputs: list = []
         self.earlier_results: list[torch.Tensor] = []
         self.findings = Findings()
@@ -149,7 +152,7 @@ class Grading:
         self.solution.close()
         self.state.close()
         self.forget_round()
-        self.bench.memory.pool.free_stray_pages()
+        self.resources.memory.pool.free_stray_pages()
 
     def set_precision(self, setting: str) -> None:
         """Set the precision of float32 products, in this process and in the solution's."""
@@ -180,7 +183,7 @@ class Grading:
 
     def write_inputs(self, inputs_of_calls: list[list]) -> None:
         """Write the arguments of the next request's calls, a list for each call."""
-        self.bench.memory.write_inputs(inputs_of_calls)
+        self.resources.memory.write_inputs(inputs_of_calls)
 
     def draw_inputs(self) -> list:
         """Return new inputs; before large ones are drawn, the present ones are freed."""
@@ -191,14 +194,4 @@ class Grading:
     def forget_round(self) -> None:
         """Free what the referee keeps of a round so that the next round has the memory."""
         self.latest_inputs = []
-        self.bench.memory.forget()
-
-    def _can_read_results(self) -> bool:
-        """Return whether the referee can read results in the memory of the solution's process.
-
-        On a GPU the answer is True until `check_case` finds a result that cannot be shared.
-        """
-        if self.device.type != "cpu":
-            return True
-        first_address, _ = self.solution.addresses
-        return can_read(self.solution.pid, first_address)
+        self.resources.memory.forget()

@@ -37,7 +37,7 @@ class Subject(NamedTuple):
         shape: of the input.
         settings: float32's precision settings to measure; empty for all that the problem has.
         note: why the shape is not the problem's own; "" if it is.
-        elements: of a call's largest tensor; set in a sweep alone.
+        elements: of a call's largest tensor; set only in a sweep.
     """
 
     problem: str

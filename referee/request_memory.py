@@ -1,9 +1,14 @@
 """The shared memory of requests: inputs, gradients of outputs, and copies of results."""
 
+from collections.abc import Sequence
+
 import torch
 
 from referee.contestants.pool import Pool
 from referee.contestants.region import Region
+
+# Tensors with the shapes and dtypes of a call's results; None where the reference has no result.
+Templates = Sequence[torch.Tensor | None]
 
 
 class RequestMemory:
@@ -38,31 +43,31 @@ class RequestMemory:
         """Write the gradients of outputs of a request's training steps, a list for each step."""
         self._write(self.output_gradients, gradients_of_calls)
 
-    def input_locations(self, calls: int) -> list[dict]:
+    def input_locations(self, call_count: int) -> list[dict]:
         """Return the locations of the inputs of a request's first `calls` calls."""
-        return [region.location for region in self.inputs[:calls]]
+        return [region.location for region in self.inputs[:call_count]]
 
-    def output_gradient_locations(self, calls: int) -> list[dict]:
+    def output_gradient_locations(self, call_count: int) -> list[dict]:
         """Return the locations of the gradients of outputs of a request's first training steps."""
-        return [region.location for region in self.output_gradients[:calls]]
+        return [region.location for region in self.output_gradients[:call_count]]
 
-    def room_for(self, templates: list[torch.Tensor], calls: int) -> list[dict] | None:
+    def room_for(self, templates_of_calls: list[Templates]) -> list[dict] | None:
         """Make room for copies of a request's results; return where they go.
 
         Args:
-            templates: tensors with the shapes and dtypes of one call's results.
-            calls: the number of calls.
+            templates_of_calls: for each call, tensors with the shapes and dtypes of its results.
 
         Returns:
             A location for each call; None if results are read in place.
         """
         if not self.are_results_copied:
             return None
-        self._add_regions(self.outputs, calls)
-        for region in self.outputs[:calls]:
-            region.make_room(templates)
+        self._add_regions(self.outputs, len(templates_of_calls))
+        regions = self.outputs[: len(templates_of_calls)]
+        for region, templates in zip(regions, templates_of_calls, strict=True):
+            region.make_room([torch.empty(0) if x is None else x for x in templates])
             region.fill_with_nan()  # so that no contestant finds another's results there
-        return [region.location for region in self.outputs[:calls]]
+        return [region.location for region in regions]
 
     def forget(self) -> None:
         """Drop the values that were written, so that their memory is freed; see `Region.forget`."""

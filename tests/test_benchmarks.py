@@ -322,40 +322,76 @@ def test_every_table_is_made_from_the_results_and_all_results_are_used():
     assert {path.name for path in pages.RESULTS.iterdir()} <= used
 
 
-def test_sentences_repeat_figures_of_the_results():
-    """README's and BENCHMARKS' first sentences, and README's table of calls that gain."""
-    readme, benchmarks = (page.read_text() for page in pages.PAGES)
-    [linear] = [
-        record
-        for record in _read_results(pages.HEADLINE)["records"]
-        if (record["problem"], record["dtype"]) == ("linear_relu_divide", "float32")
+def _read_results(name):
+    """Return the results in a file of docs/benchmarks/."""
+    return json.loads((pages.RESULTS / name).read_text())
+
+
+def _headline_run(problem, dtype, setting):
+    """Return a run of the headline's results."""
+    [found] = [
+        timed
+        for made in _read_results(pages.HEADLINE)["records"]
+        for timed in made["runs"]
+        if (made["problem"], made["dtype"], timed["setting"]) == (problem, dtype, setting)
     ]
-    at_highest = next(run for run in linear["runs"] if run["setting"] == "highest")
-    speedup = by_role(at_highest["forward"]["summary"], "solution")["ratio"]
+    return found
+
+
+def _speedups(name):
+    """Return the speedup of each row of a file of `problems.benchmark`."""
+    return [row["ratio"] for row in _read_results(f"{name}.json")["rows"]]
+
+
+def _range_of_speedups(*names):
+    """Return the smallest and the largest speedup in these files of `linear`: "1.1 to 4.7"."""
+    ratios = [ratio for name in names for ratio in _speedups(f"linear-{name}")]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
+def test_readmes_sentences_repeat_the_headlines_figures():
+    readme, _ = (page.read_text() for page in pages.PAGES)
+    summary = _headline_run("linear_relu_divide", "float32", "highest")["forward"]["summary"]
+    speedup = by_role(summary, "solution")["ratio"]
     assert f"is {speedup:.1f} times as fast as torch's" in readme
-    median_ms = {row["name"]: row["median_ms"] for row in at_highest["forward"]["summary"]}
+    median_ms = {row["name"]: row["median_ms"] for row in summary}
     times = median_ms["Triton tf32x3"] / median_ms["LinearReluDivideNew"]
     assert f"it took {times:.1f} times as long as" in readme
     assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
 
+
+def test_readmes_table_of_calls_that_gain_repeats_figures_of_the_results():
+    readme, _ = (page.read_text() for page in pages.PAGES)
+    assert f"[{_range_of_speedups('highest')} times]" in readme
+    others = _range_of_speedups("high", "float16", "bfloat16")
+    assert f"| {others} times, for the same sizes" in readme
     rows = _read_results("host.json")["rows"]
-    cpu, gpu = (
-        row["ratio"] for row in rows if (row["call"], row["part"]) == ("[1, 64] -> 64", "forward")
-    )
+    small_forwards = [r for r in rows if (r["call"], r["part"]) == ("[1, 64] -> 64", "forward")]
+    cpu, gpu = (row["ratio"] for row in small_forwards)
     assert f"{cpu:.1f} times on a CPU, {gpu:.1f} times on an H200" in readme
 
+
+def test_benchmarks_list_of_exceptions_repeats_figures_of_the_results():
+    _, benchmarks = (page.read_text() for page in pages.PAGES)
+    relu_step = _headline_run("relu", "bfloat16", "")["step"]["summary"]
+    forward = by_role(relu_step["forward"], "solution")["ratio"]
+    assert f"[{1 / forward - 1:.0%} longer](#relu-how-fast-is-a-training-step)" in benchmarks
+    at_high = [1 / ratio - 1 for ratio in _speedups("operands-high") if ratio < 0.99]
+    assert f"[{100 * min(at_high):.0f} to {max(at_high):.0%} longer]" in benchmarks
+    assert f"[{1 / min(_speedups('operands-highest')):.1f} times as long]" in benchmarks
+
+
+def test_a_sentence_of_benchmarks_repeats_the_counts_of_slower_products():
+    _, benchmarks = (page.read_text() for page in pages.PAGES)
     titles, *groups = path_grid_table(_read_results(pages.PATH_GRID)["rows"])
-    products, cold, warm = (
-        sum(int(group[titles.index(title)]) for group in groups)
-        for title in ("products", "slower, cold", "slower, warm")
-    )
-    assert f"- {cold} of {products:,} products" in benchmarks
-    assert f"- {warm} of these products" in benchmarks
 
+    def total(title):
+        column = titles.index(title)
+        return sum(int(group[column]) for group in groups)
 
-def _read_results(name):
-    """Return the results in a file of docs/benchmarks/."""
-    return json.loads((pages.RESULTS / name).read_text())
+    cold = total("slower, cold")
+    assert f"- {cold} of {total('products'):,} products" in benchmarks
+    assert f"- {total('slower, warm')} of these products" in benchmarks
 
 
 @pytest.mark.gpu

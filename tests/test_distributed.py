@@ -5,6 +5,7 @@ Each check runs in both processes and compares the whole results with the refere
 
 import copy
 import os
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -127,65 +135,96 @@ def shard(module, mesh, weight, bias):
         setattr(module.linear, name, nn.Parameter(sharded))
 
 
-def placements_of_linear(shape):
-    """Yield placements of weight and x, the number of features, and whether our operator computes.
+@dataclass(frozen=True)
+class Sharding:
+    """How the operands of Linear are placed.
+
+    Attributes:
+        weight, x: their placements.
+        is_ours: whether our operator computes the result. Otherwise torch's product does.
+        features: how many the output has.
+    """
+
+    weight: Placement
+    x: Placement
+    is_ours: bool
+    features: int = 16
+
+    @property
+    def bias(self):
+        """Return the placement of the bias, which has an element for each row of weight."""
+        return self.weight if self.weight == Shard(0) else Replicate()
+
+
+def shardings_of_linear(shape):
+    """Yield shardings for an x of this shape.
 
     Our operator computes where no sum over processes comes before ReLU, and needs no communication.
-    torch's product computes all other cases.
     """
     last = len(shape) - 1
     rows = [Shard(dimension) for dimension in range(last)]
-    yield Replicate(), Replicate(), 16, True
-    yield Shard(0), Replicate(), 16, True
-    yield Shard(0), Replicate(), 12, True  # a shard's 6 features end within a byte of the mask
+    yield Sharding(Replicate(), Replicate(), is_ours=True)
+    yield Sharding(Shard(0), Replicate(), is_ours=True)
+    # A shard's 6 features end within a byte of the mask.
+    yield Sharding(Shard(0), Replicate(), is_ours=True, features=12)
     for row in rows:
-        yield Replicate(), row, 16, True
-        yield Shard(0), row, 16, False  # one of the two is gathered
-    yield Shard(1), Shard(last), 16, False
-    yield Shard(1), Replicate(), 16, False
-    yield Replicate(), Shard(last), 16, False
+        yield Sharding(Replicate(), row, is_ours=True)
+        yield Sharding(Shard(0), row, is_ours=False)  # one of the two is gathered
+    yield Sharding(Shard(1), Shard(last), is_ours=False)
+    yield Sharding(Shard(1), Replicate(), is_ours=False)
+    yield Sharding(Replicate(), Shard(last), is_ours=False)
 
 
 def check_linear_dtensor(device, mesh):
     """Results and gradients of Linear are right for all placements that torch supports."""
     for shape in ((4, 6), (5, 6), (2, 4, 6), (6,)):
-        for weight, x, features, is_ours in placements_of_linear(shape):
-            check_placements_of_linear(device, mesh, shape, weight, x, features, is_ours)
+        for sharding in shardings_of_linear(shape):
+            check_sharding_of_linear(device, mesh, shape, sharding)
 
 
-def check_placements_of_linear(device, mesh, shape, weight, x_placement, features, is_ours):
-    """Compare one combination of placements with the reference, and with torch's DTensors."""
-    case = f"{shape} {x_placement} x {features} features {weight}"
-    ours, reference = linear_modules(6, features, -3.0, device=device)
+def placements_of_result(module, x):
+    """Return the placements of the module's result; None if torch cannot compute it.
+
+    Until torch 2.11, it cannot flatten x if its middle rows are sharded.
+    """
+    try:
+        return module(x).placements
+    except RuntimeError:
+        return None
+
+
+def check_sharding_of_linear(device, mesh, shape, sharding):
+    """Compare our results and gradients with the reference's, and placements with torch's."""
+    case = f"{shape} {sharding}"
+    ours, reference = linear_modules(6, sharding.features, -3.0, device=device)
     torchs = copy.deepcopy(reference)
-    bias = weight if weight == Shard(0) else Replicate()
     for module in (ours, torchs):
-        shard(module, mesh, weight, bias)
+        shard(module, mesh, sharding.weight, sharding.bias)
     x = torch.randn(shape, device=device)
     dist.broadcast(x, 0)
-    leaf = x.clone().requires_grad_()
-    sharded = distribute_tensor(x, mesh, [x_placement])
-    runs = [gradients, gradients_of_gradients]
-    try:
-        torchs_placements = torchs(sharded).placements
-    except RuntimeError:  # until torch 2.11, it cannot flatten x if its middle rows are sharded
-        if not is_ours:
-            return
-        torchs_placements = None
-        runs.remove(gradients_of_gradients)
+    sharded = distribute_tensor(x, mesh, [sharding.x])
+    torchs_placements = placements_of_result(torchs, sharded)
+    if torchs_placements is None and not sharding.is_ours:
+        return
+
     with torch.inference_mode():
         torch.testing.assert_close(whole(ours(sharded)), reference(x))
     sharded.requires_grad_()
     with OperatorRecorder() as recorder:
         out = ours(sharded)
-    assert (f"{OPERATOR}_with_mask.default" in recorder.names) == is_ours, case
+    assert (f"{OPERATOR}_with_mask.default" in recorder.names) == sharding.is_ours, case
     communicates = any("c10d" in name for name in recorder.names)
-    assert not (is_ours and communicates), case
+    assert not (sharding.is_ours and communicates), case
     torch.testing.assert_close(whole(out), reference(x))
     assert torchs_placements in (out.placements, None), case
-    for run in runs:
-        got = tuple(map(whole, run(ours, sharded)))
-        torch.testing.assert_close(got, run(reference, leaf), atol=1e-5, rtol=1e-4)
+
+    leaf = x.clone().requires_grad_()
+    compared = [gradients]
+    if torchs_placements is not None:
+        compared.append(gradients_of_gradients)
+    for gradients_of in compared:
+        got = tuple(map(whole, gradients_of(ours, sharded)))
+        torch.testing.assert_close(got, gradients_of(reference, leaf), atol=1e-5, rtol=1e-4)
 
 
 def check_compiled_dtensor(device, mesh):

@@ -4,8 +4,6 @@ The gradients are as accurate as the reference's. The output is saved as a mask,
 element.
 """
 
-import random
-
 import pytest
 import torch
 from torch import nn
@@ -25,12 +23,11 @@ from tests.support.tensors import (
     MATRIX_VIEWS,
     OPERATORS,
     draw,
+    draw_sizes,
     linear_modules,
     linear_path,
     step,
 )
-
-SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
 
 
 def assert_right(ours, reference, x, grad_output):
@@ -96,29 +93,24 @@ def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradie
         assert bool((error <= eagers).all()), (m, n, float(error.max()), float(eagers.max()))
 
 
-# Shapes of x with any number of dimensions, and empty ones.
-SHAPES = [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]
-# M and N with many rows or columns, for the sums of the bias's gradient.
-LONG = [(4097, 3), (20_001, 8), (300, 2049), (65, 4096), (1001, 24), (1001, 100), (1001, 264)]
+SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000]
+# The shape of x, and N: any sizes, any number of dimensions, and empty tensors.
+SHAPES = [((m, k), n) for m, n, k in draw_sizes(1, 55, SIZES, largest_product=2**20)]
+SHAPES += [(shape, 9) for shape in [(7,), (2, 3, 7), (2, 1, 3, 7), (0, 7), (3, 0, 7), (5, 0)]]
+# Many rows or columns, for the sums of the bias's gradient.
+SHAPES += [((4097, 2), 3), ((20_001, 2), 8), ((300, 2), 2049), ((65, 2), 4096)]
+SHAPES += [((1001, 2), n) for n in (24, 100, 264)]
 
 
 @pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize(("shape", "n"), SHAPES)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_gradients_are_right_for_any_shape(device, dtype):
-    """This holds for any M, N and K, any number of dimensions, and empty tensors."""
-    choose = random.Random(1)
-    shapes = [(shape, 9) for shape in SHAPES] + [((m, 2), n) for m, n in LONG]
-    for _ in range(60):
-        m, n, k = (choose.choice(SIZES) for _ in range(3))
-        if m * n * k <= 2**20:
-            shapes.append(((m, k), n))
-    for shape, n in shapes:
-        print(shape, n)  # pytest shows it if the test fails
-        has_bias = (sum(shape) + n) % 4 > 0
-        ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, bias=has_bias)
-        grad_output = draw((*shape[:-1], n), dtype, device)
-        assert_right(ours, reference, draw(shape, dtype, device), grad_output)
+def test_gradients_are_right_for_any_shape(device, dtype, shape, n):
+    has_bias = (sum(shape) + n) % 4 > 0
+    ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, bias=has_bias)
+    grad_output = draw((*shape[:-1], n), dtype, device)
+    assert_right(ours, reference, draw(shape, dtype, device), grad_output)
 
 
 @pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH, name=["columns"])

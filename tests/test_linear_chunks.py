@@ -1,5 +1,8 @@
 """Chunks of rows, in which a GEMM processes x: linear/chunks.h, compiled and run without a GPU."""
 
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
 import pytest
 
 from tests.support.processes import compiled
@@ -8,16 +11,16 @@ MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
-TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
+# The tiles of fp16x3: their rows of x, and the program's number for a Tiling without tiles_of_wave.
+TILE_ROWS = 176
+NO_WAVES = 0
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X = 1 << 40
 OUT = 1 << 41
 MASK = 1 << 42
 
-# Prints the rows of a chunk; then for each chunk where its x, out and mask begin, its rows, and
-# whether it is the first. A workspace has `fixed` bytes, and `per_row` bytes for each row of x, in
-# two slices.
+# Reads the attributes of a `Call`. Prints the rows of a chunk, then the attributes of each `Chunk`.
 CHUNKS_PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -33,11 +36,12 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  const kernels::Tiling tiling{number(7), number(8), number(9)};
+  kernels::Tiling tiling{number(7), number(8)};
+  if (number(9) > 0) tiling.tiles_of_wave = number(9);
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::rows_of_chunk(call.m, tiling, [&](int64_t m) {
+  const int64_t rows = kernels::choose_rows_of_chunk(call.m, tiling, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);
@@ -53,7 +57,7 @@ int main(int, char** arguments) {
 """
 
 # Makes slices of a workspace, and the same slices without a workspace. Prints where each slice, and
-# a part of it, begins in the workspace, and the bytes of all. Then it prints how many pointers are
+# its element 2, begin in the workspace, and the bytes of all. Then it prints how many pointers are
 # not null without a workspace, and again the bytes of all.
 SLICES_PROGRAM = r"""
 #include <cstdio>
@@ -72,10 +76,10 @@ int main() {
   for (const int count : {1, 64, 65, 0, 3}) {
     int* const slice = slices.add<int>(count);
     print(slice);
-    print(slices.part(slice, 2));
+    print(slices.pointer_into(slice, 2));
     int* const none = measured.add<int>(count);
     if (none != nullptr) ++pointers;
-    if (measured.part(none, 2) != nullptr) ++pointers;
+    if (measured.pointer_into(none, 2) != nullptr) ++pointers;
   }
   printf("%zu %d %zu", slices.bytes(), pointers, measured.bytes());
 }
@@ -86,16 +90,52 @@ def divide_up(a, b):
     return -(-a // b)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of a GEMM, and how it is divided into tiles.
+
+    Attributes:
+        element_size: the bytes of an element.
+        m, n, x_stride: as in launchers.h.
+        fixed, per_row: the bytes of the workspace: `fixed`, and `per_row` for each row of x.
+        rows_of_tile, weight_tiles, tiles_of_wave: as in `Tiling` of chunks.h.
+        x, out, mask: where they begin.
+    """
+
+    element_size: int
+    m: int
+    n: int
+    x_stride: int
+    fixed: int
+    per_row: int
+    rows_of_tile: int
+    weight_tiles: int
+    tiles_of_wave: int
+    x: int = X
+    out: int = OUT
+    mask: int = MASK
+
+
+class Chunk(NamedTuple):
+    """A chunk: where its parts of x, out and mask begin, its rows, and 1 if it is the first."""
+
+    x: int
+    out: int
+    mask: int
+    rows: int
+    is_first: int
+
+
 @pytest.fixture(scope="module")
 def chunks_of(tmp_path_factory):
-    """Return a function that returns the rows of a chunk, and what is printed for each chunk."""
+    """Return a function that returns the rows of a call's chunks, and the chunks."""
     program = compiled(tmp_path_factory.mktemp("chunks"), CHUNKS_PROGRAM)
 
-    def call(*arguments, mask=MASK):
-        rows, *rest = map(int, program(*arguments, X, OUT, mask))
-        return rows, [rest[i : i + 5] for i in range(0, len(rest), 5)]
+    def chunks_of_call(call):
+        rows, *rest = map(int, program(*astuple(call)))
+        return rows, [Chunk(*rest[i : i + 5]) for i in range(0, len(rest), 5)]
 
-    return call
+    return chunks_of_call
 
 
 def test_slices_are_aligned_and_measured_without_memory(tmp_path):
@@ -107,66 +147,105 @@ def test_slices_are_aligned_and_measured_without_memory(tmp_path):
     assert pointers == 0
 
 
-@pytest.mark.parametrize("has_mask", [False, True])
-@pytest.mark.parametrize("element_size", [2, 4])
-@pytest.mark.parametrize("fixed", [0, 13 * MIB, 600 * MIB])
-@pytest.mark.parametrize("k", [64, 1024, 8192, 100_000])
-@pytest.mark.parametrize("m", [1, 5000, 65_536, 1_000_003])
-def test_chunks_cover_all_rows_and_keep_the_limit_of_memory(
-    chunks_of, m, k, fixed, element_size, has_mask
-):
-    n = 1001
-    stride = k + 3
-    per_row = 4 + 4 * k
-    mask_of_all = MASK if has_mask else 0
-    rows, chunks = chunks_of(
-        element_size, m, n, stride, fixed, per_row, TILE_ROWS, 1, 1, mask=mask_of_all
+def call_of(m, k, fixed, element_size=4, mask=MASK):
+    """Return a call whose rows of x and of out are not aligned, in chunks of any size."""
+    return Call(
+        element_size,
+        m=m,
+        n=1001,
+        x_stride=k + 3,
+        fixed=fixed,
+        per_row=4 + 4 * k,
+        rows_of_tile=TILE_ROWS,
+        weight_tiles=1,
+        tiles_of_wave=NO_WAVES,
+        mask=mask,
     )
-    begin = 0
-    for x, out, mask, count, is_first in chunks:
-        assert x == X + begin * stride * element_size
-        assert out == OUT + begin * n * element_size
-        expected_mask = MASK + begin * ((n + 7) // 8) if has_mask else 0
-        assert mask == expected_mask
-        assert is_first == (begin == 0)
-        assert count == min(rows, m - begin)
-        begin += count
-    assert begin == m
+
+
+EACH_M = pytest.mark.parametrize("m", [1, 5000, 65_536, 1_000_003])
+EACH_K = pytest.mark.parametrize("k", [64, 1024, 8192, 100_000])
+EACH_FIXED = pytest.mark.parametrize("fixed", [0, 13 * MIB, 600 * MIB])
+
+
+@EACH_M
+@EACH_K
+@EACH_FIXED
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_chunks_cover_all_rows_once(chunks_of, m, k, fixed, element_size):
+    call = call_of(m, k, fixed, element_size)
+    rows, chunks = chunks_of(call)
     assert rows == m or rows % TILE_ROWS == 0
+    begin = 0
+    for chunk in chunks:
+        assert chunk.x == X + begin * call.x_stride * element_size
+        assert chunk.out == OUT + begin * call.n * element_size
+        assert chunk.mask == MASK + begin * divide_up(call.n, 8)
+        assert chunk.rows == min(rows, m - begin)
+        assert chunk.is_first == (begin == 0)
+        begin += chunk.rows
+    assert begin == m
 
-    limit = max(MAX_WORKSPACE, fixed + MIN_FOR_ROWS)
-    least = fixed + per_row * TILE_ROWS  # the memory of a chunk of one tile
+
+def test_chunks_of_a_call_without_a_mask_have_none(chunks_of):
+    _, chunks = chunks_of(call_of(m=65_536, k=8192, fixed=0, mask=0))
+    assert len(chunks) > 1
+    assert [chunk.mask for chunk in chunks] == [0] * len(chunks)
+
+
+@EACH_M
+@EACH_K
+@EACH_FIXED
+def test_chunks_are_few_and_keep_the_limit_of_memory(chunks_of, m, k, fixed):
+    """Their sizes differ by at most a tile for each chunk."""
+    call = call_of(m, k, fixed)
+    rows, chunks = chunks_of(call)
+    tile_bytes = call.per_row * TILE_ROWS
+    bytes_for_rows = max(MAX_WORKSPACE - fixed, MIN_FOR_ROWS)
     alignment_of_two_slices = 512
-    assert fixed + per_row * rows <= max(limit, least) + alignment_of_two_slices
-    # There are as few chunks as possible, and their sizes differ by at most a tile for each chunk.
-    tiles_of_chunk = max((limit - fixed) // (per_row * TILE_ROWS), 1)
+    assert call.per_row * rows <= max(bytes_for_rows, tile_bytes) + alignment_of_two_slices
+    tiles_of_chunk = max(bytes_for_rows // tile_bytes, 1)
     assert len(chunks) == divide_up(divide_up(m, TILE_ROWS), tiles_of_chunk)
-    assert chunks[0][3] - chunks[-1][3] < TILE_ROWS * len(chunks)
+    assert chunks[0].rows - chunks[-1].rows < TILE_ROWS * len(chunks)
 
 
-# The tiles of gemm_one_product on an H200. From N = 8192 on, the weight's slices leave too little
-# memory for a chunk of whole waves.
+def one_product_call(m, n):
+    """Return a call of gemm_one_product in float32, K = 8192, on an H200.
+
+    Its workspace has the weight as fp16, and for each row of x its fp16 and 12 bytes more.
+    """
+    k = 8192
+    return Call(
+        element_size=4,
+        m=m,
+        n=n,
+        x_stride=k,
+        fixed=2 * n * k,
+        per_row=2 * k + 12,
+        rows_of_tile=256,
+        weight_tiles=divide_up(n, 256),
+        tiles_of_wave=66,
+    )
+
+
+# From N = 8192 on, the weight's slices leave too little memory for a chunk of whole waves.
 @pytest.mark.parametrize("m", [65_536, 100_000])
 @pytest.mark.parametrize("n", [512, 1024, 1536, 4096])
 def test_chunks_have_few_more_waves_than_a_gemm_of_all_rows(chunks_of, m, n):
     """All chunks together have at most 1%, and one wave, more."""
-    k = 8192
-    tile = 256
-    tiles_of_a_wave = 66
-    weight_tiles = divide_up(n, tile)
-    # weight as fp16; and for each row of x its fp16 and 12 bytes more.
-    fixed = 2 * n * k
-    per_row = 2 * k + 12
-    _, chunks = chunks_of(4, m, n, k, fixed, per_row, tile, weight_tiles, tiles_of_a_wave, mask=0)
+    call = one_product_call(m, n)
+    _, chunks = chunks_of(call)
 
     def waves_of(rows):
-        return divide_up(divide_up(rows, tile) * weight_tiles, tiles_of_a_wave)
+        tiles = divide_up(rows, call.rows_of_tile) * call.weight_tiles
+        return divide_up(tiles, call.tiles_of_wave)
 
     assert len(chunks) > 1
-    waves = sum(waves_of(count) for *_, count, _ in chunks)
-    assert waves <= waves_of(m) * 1.01 + 1
+    assert sum(waves_of(chunk.rows) for chunk in chunks) <= waves_of(m) * 1.01 + 1
 
 
 def test_the_example_in_the_headers_comment_is_right(chunks_of):
-    rows, chunks = chunks_of(4, 100_000, 1536, 8192, 24 * MIB, 16396, 256, 6, 66)
+    call = one_product_call(m=100_000, n=1536)
+    assert (call.fixed, call.weight_tiles) == (24 * MIB, 6)
+    rows, chunks = chunks_of(call)
     assert (rows, len(chunks)) == (55 * 256, 8)

@@ -29,7 +29,14 @@ from tests.support.float32_on_gpu import (
     unaligned,
 )
 from tests.support.promises import Reference, broken_promises
-from tests.support.tensors import OPERATORS, capture_graph, linear_path, step
+from tests.support.tensors import (
+    FLOAT32_PATHS,
+    FP16X3_PATHS,
+    OPERATORS,
+    capture_graph,
+    linear_path,
+    step,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +56,7 @@ SKINNY = {"path": ["skinny"], "precision": ["highest"]}
 SM80 = {"path": ["sm80"], "precision": ["highest"]}
 
 
-@pytest.fixture(params=["skinny", "sm90", "sm80"])
+@pytest.fixture(params=FLOAT32_PATHS)
 def path(request):
     with linear_path(request.param):
         yield request.param
@@ -98,7 +105,7 @@ def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
 
 # x has so many rows that they need several chunks with a workspace of 256 MiB.
 CHUNKED = (200_003, 262, 1024)
-WORKSPACE_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
+WORKSPACE_PATHS = pytest.mark.parametrize("path", FP16X3_PATHS, indirect=True)
 
 
 @WORKSPACE_PATHS
@@ -140,7 +147,7 @@ def products_of(module, x, grad_output, results):
     return (grad_x, grad_z, module.linear.weight.detach()), (grad_weight, grad_z.t(), x)
 
 
-@pytest.mark.parametrize("path", ["auto", "skinny", "sm90", "sm80"], indirect=True)
+@pytest.mark.parametrize("path", ["auto", *FLOAT32_PATHS], indirect=True)
 def test_gradients_keep_their_promise(path, precision):
     """Their maximum and mean errors are at most torch's, times the slack."""
     ours, _, x, grad_output = draw_step(*TRAINING)

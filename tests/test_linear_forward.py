@@ -3,7 +3,7 @@
 On a CPU the results have the bits of the reference; on a GPU they are as accurate.
 """
 
-import random
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from model_new import linear_ops
+from problems.benchmark.paths import PATHS
 from tests.support.compare import (
     assert_as_accurate,
     assert_same_bits,
@@ -20,15 +21,16 @@ from tests.support.compare import (
 )
 from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import (
+    FLOAT32_PATHS,
     FLOATING,
     MATRIX_VIEWS,
     OPERATORS,
     draw,
+    draw_sizes,
     linear_modules,
     linear_path,
 )
 
-SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
 HALF = (torch.float16, torch.bfloat16)
 INF = float("inf")
 NAN = float("nan")
@@ -36,38 +38,40 @@ NAN = float("nan")
 # subnormal, very small or very large, in float32 or even in float64.
 DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
 DIVISORS += [1e-40, -(2.0**-128), -1e-300, 5e-324, 2.0**-126, 3e38, 1e39, 1e300]
-# Each case: a device, the path of its products, and a dtype that the path supports in any shape and
-# layout.
-CASES = [("cpu", "auto", dtype) for dtype in FLOATING]
-ON_GPU = [("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
-ON_GPU += [("cuda", path, torch.float32) for path in ("skinny", "sm90", "sm80")]
-CASES += [pytest.param(case, marks=pytest.mark.gpu) for case in ON_GPU]
+
+
+class Case(NamedTuple):
+    """A device, the path of its products, and a dtype; the path supports any shape and layout."""
+
+    device: str
+    path: str
+    dtype: torch.dtype
+
+    @property
+    def may_be_ours(self):
+        """Return whether our float32 kernels may compute the products."""
+        return self.device == "cuda" and self.path != "torch" and self.dtype == torch.float32
+
+
+def parameters(cases):
+    """Return the cases as parameters of a test, with their names and markers."""
+    on_gpu = {"cpu": [], "cuda": [pytest.mark.gpu]}
+    return [pytest.param(c, id="-".join(map(str, c)), marks=on_gpu[c.device]) for c in cases]
+
+
+CASES = [Case("cpu", "auto", dtype) for dtype in FLOATING]
+CASES += [Case("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
+CASES += [Case("cuda", path, torch.float32) for path in FLOAT32_PATHS]
 # The cases that run under sanitizers.
-SANITIZED = [("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
-SANITIZED += [("cuda", "torch", torch.float32)]
+SANITIZED = [Case("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
+SANITIZED += [Case("cuda", "torch", torch.float32)]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(params=parameters(CASES))
 def case(request):
-    """Select the case's path; return the device, the dtype, and whether our kernels may be used.
-
-    Our kernels compute float32 products on a GPU, unless the path is torch's.
-    """
-    device, path, dtype = request.param
-    may_be_ours = device == "cuda" and path != "torch" and dtype == torch.float32
-    with linear_path(path):
-        yield device, dtype, may_be_ours
-
-
-def odd_shapes(count):
-    """Draw that many different M, N and K, of SIZES, whose product is not too large."""
-    choose = random.Random(0)
-    shapes = set()
-    while len(shapes) < count:
-        m, n, k = (choose.choice(SIZES) for _ in range(3))
-        if m * n * k <= 2**21:
-            shapes.add((m, n, k))
-    return sorted(shapes)
+    """Select the case's path, and return the case."""
+    with linear_path(request.param.path):
+        yield request.param
 
 
 def exact_result(module, x):
@@ -92,11 +96,11 @@ def torchs_own(module, x):
     return module(x)
 
 
-def assert_right(ours, reference, x, may_be_ours=False, slack=1.0):
+def assert_right(ours, reference, x, may_be_ours=False):
     """Assert that ours(x) is contiguous, has the right values, and leaves x unchanged.
 
-    On a CPU the bits are the reference's. On a GPU the error is at most `slack` times torch's, and
-    a few roundings more if our kernels may compute the product (`may_be_ours`).
+    On a CPU the bits are the reference's. On a GPU the error is at most torch's, and a few
+    roundings more if our kernels may compute the product (`may_be_ours`).
     """
     before = x.clone()
     with torch.no_grad():
@@ -108,28 +112,39 @@ def assert_right(ours, reference, x, may_be_ours=False, slack=1.0):
         allowance = 0.0
         if may_be_ours:
             allowance = rounding_errors(x, *ours.linear.parameters()) / abs(ours.divisor)
-        assert_as_accurate(got, want, exact_result(ours, x), slack, allowance)
+        assert_as_accurate(got, want, exact_result(ours, x), allowance=allowance)
     else:
         assert_same_bits(got, want)
 
 
+SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097]
+
+
 @pytest.mark.sanitize("linear", case=SANITIZED)
+@pytest.mark.parametrize(("m", "n", "k"), draw_sizes(0, 80, SIZES, largest_product=2**21))
+def test_results_are_right_for_any_sizes(case, m, n, k):
+    has_bias = (m + n + k) % 4 > 0
+    ours, reference = linear_modules(k, n, -3.0, case.dtype, case.device, has_bias)
+    assert_right(ours, reference, draw((m, k), case.dtype, case.device), case.may_be_ours)
+
+
+# The shape of x, and N: any number of dimensions, empty tensors, and results for several threads.
+OTHER_SHAPES = [((7,), 9), ((2, 3, 7), 9), ((2, 1, 3, 7), 9), ((1, 1, 1, 1, 7), 9)]
+OTHER_SHAPES += [((0, 7), 9), ((3, 0, 7), 9), ((0,), 9), ((5, 0), 9), ((0, 0), 9), ((5, 7), 0)]
+OTHER_SHAPES += [((1, 3), 70_007), ((70_001, 3), 5), ((513, 3), 1024), ((40_001, 3), 8)]
+BY_TORCH = [case for case in CASES if not case.may_be_ours]
+
+
+@pytest.mark.sanitize("linear", case=[case for case in SANITIZED if case in BY_TORCH])
+@pytest.mark.parametrize("case", parameters(BY_TORCH), indirect=True)
+@pytest.mark.parametrize(("shape", "n"), OTHER_SHAPES)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_results_are_right_for_any_shape(case):
-    """This holds for any sizes and dimensions, empty tensors, and several threads."""
-    device, dtype, may_be_ours = case
-    shapes = [((m, k), n) for m, n, k in odd_shapes(80 if dtype == torch.float32 else 40)]
-    if not may_be_ours:
-        shapes += [((7,), 9), ((2, 3, 7), 9), ((2, 1, 3, 7), 9), ((1, 1, 1, 1, 7), 9)]
-        shapes += [((0, 7), 9), ((3, 0, 7), 9), ((0,), 9), ((5, 0), 9), ((0, 0), 9), ((5, 7), 0)]
-        shapes += [((1, 3), 70_007), ((70_001, 3), 5), ((513, 3), 1024), ((40_001, 3), 8)]
-    for shape, n in shapes:
-        print(shape, n)  # pytest shows it if the test fails
-        has_bias = (sum(shape) + n) % 4 > 0
-        ours, reference = linear_modules(shape[-1], n, -3.0, dtype, device, has_bias)
-        x = draw(shape, dtype, device)
-        assert_right(ours, reference, x, may_be_ours)
-        assert ours(x).shape == (*shape[:-1], n)
+def test_results_are_right_for_any_dimensions(case, shape, n):
+    has_bias = (sum(shape) + n) % 4 > 0
+    ours, reference = linear_modules(shape[-1], n, -3.0, case.dtype, case.device, has_bias)
+    x = draw(shape, case.dtype, case.device)
+    assert_right(ours, reference, x)
+    assert ours(x).shape == (*shape[:-1], n)
 
 
 @pytest.mark.sanitize("linear", case=SANITIZED, view=[MATRIX_VIEWS["columns"]], size=[(12, 16)])
@@ -137,19 +152,19 @@ def test_results_are_right_for_any_shape(case):
 @pytest.mark.parametrize("size", [(12, 16), (130, 192)])
 def test_results_are_right_for_operands_of_any_strides(case, view, size):
     """One of x, weight and bias is a view."""
-    device, dtype, may_be_ours = case
+    device, _, dtype = case
     x = view(draw(size, dtype, device))
     ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
-    assert_right(ours, reference, x, may_be_ours)
+    assert_right(ours, reference, x, case.may_be_ours)
     weight = view(draw(size, dtype, device)).flatten(0, -2)
     n, k = weight.shape
     if not weight.is_contiguous() or n != size[0]:
         ours, reference = linear_modules(k, n, 3.0, dtype, device, bias=False)
         ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
-        assert_right(ours, reference, draw((17, k), dtype, device), may_be_ours)
+        assert_right(ours, reference, draw((17, k), dtype, device), case.may_be_ours)
     ours, reference = linear_modules(16, 6, 3.0, dtype, device)
     ours.linear.bias = reference.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
-    assert_right(ours, reference, draw((5, 16), dtype, device), may_be_ours)
+    assert_right(ours, reference, draw((5, 16), dtype, device), case.may_be_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
@@ -158,7 +173,7 @@ def test_results_are_right_for_any_divisor(case, divisor):
 
     On a GPU NaN, infinities, zeros and signs are where the reference has them.
     """
-    device, dtype, _ = case
+    device, _, dtype = case
     for n in (3, 64, 129):
         ours, reference = linear_modules(16, n, divisor, dtype, device)
         x = draw((5, 16), dtype, device)
@@ -184,7 +199,7 @@ def test_divisors_that_are_tensors_or_large_integers_give_the_references_bits(di
 
 
 def test_results_are_nan_or_infinite_where_torchs_are(case):
-    device, dtype, _ = case
+    device, _, dtype = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
         ours, reference = linear_modules(k, n, 3.0, dtype, device)
         x = draw((m, k), dtype, device)
@@ -311,7 +326,8 @@ def test_a_call_that_fails_raises_the_references_error(device, change, make, gra
 
 
 def test_a_path_that_does_not_exist_raises():
-    with pytest.raises(RuntimeError, match="expected a path among auto, skinny, sm90, sm80, torch"):
+    names = ", ".join(["auto", *PATHS])
+    with pytest.raises(RuntimeError, match=f"expected a path among {names}, got fast"):
         linear_ops.set_linear_path("fast")
 
 

@@ -1,6 +1,7 @@
 """Operands on Hopper that are stored by rows or by columns: half types, and float32."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -28,14 +29,22 @@ SHAPES = [
     (1000, 1001, 999),
     SEVERAL_TILES,
 ]
-# True for an x, and for a weight, that is stored by columns.
-TRANSPOSED = list(itertools.product([False, True], repeat=2))
+
+
+class Transposed(NamedTuple):
+    """For x and for weight: True if it is stored by columns."""
+
+    x: bool
+    weight: bool
+
+
+TRANSPOSED = [Transposed(*both) for both in itertools.product([False, True], repeat=2)]
 # Sanitizers run every layout, and for several tiles those with an x stored by rows.
 EVERY_LAYOUT = {"dtype": [torch.float16], "shape": [SMALL]}
 X_BY_ROWS = {
     "dtype": [torch.float16],
     "shape": [SEVERAL_TILES],
-    "transposed": [(False, False), (False, True)],
+    "transposed": [Transposed(x=False, weight=False), Transposed(x=False, weight=True)],
 }
 
 
@@ -111,8 +120,8 @@ def test_sums_of_integers_are_exact(dtype, transposed, shape, divisor):
     x, weight, bias = (integers(s, dtype) for s in ((m, k), (n, k), (n,)))
     z = x.double() @ weight.double().t() + bias.double()
     want = (z.relu().float() / torch.tensor(divisor, device="cuda")).to(dtype)
-    x = laid_out(x, transposed[0])
-    weight = laid_out(weight, transposed[1])
+    x = laid_out(x, transposed.x)
+    weight = laid_out(weight, transposed.weight)
     arguments = (x, weight, bias, divisor)
     out, mask = OPERATORS.linear_relu_divide_with_mask(*arguments)
     assert_same_but_for_zeros([out, OPERATORS.linear_relu_divide(*arguments)], [want, want])
@@ -133,8 +142,8 @@ def test_gradients_of_integers_are_exact(dtype, transposed, shape):
     passes = x.double() @ weight.double().t() + bias.double() > 0
     grad_z = (grad_output.double() / 2) * passes
     want = grad_z @ weight.double(), grad_z.t() @ x.double(), grad_z.sum(0)
-    module = module_of(laid_out(weight, transposed[1]), bias, 2.0)
-    got = step(module, laid_out(x, transposed[0]), grad_output)[1:]
+    module = module_of(laid_out(weight, transposed.weight), bias, 2.0)
+    got = step(module, laid_out(x, transposed.x), grad_output)[1:]
     assert_same_but_for_zeros(got, want)
 
 
@@ -143,8 +152,8 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     m, n, k = shape
     x, weight, bias = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (n, k), (n,)))
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
-    module = module_of(laid_out(weight, transposed[1]), bias, 2.0)
-    out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed[0]), grad_output)
+    module = module_of(laid_out(weight, transposed.weight), bias, 2.0)
+    out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed.x), grad_output)
     wide_x = x.double()
     wide_weight = weight.double()
     torchs = nn.functional.linear(x, weight, bias).relu() / 2
@@ -160,8 +169,8 @@ def test_operands_need_not_be_aligned(dtype, transposed):
     x = integers((130, 257), dtype, 1)
     weight = integers((261, 257), dtype, 1)
     grad_output = 2 * integers((130, 261), dtype, 1)
-    module = module_of(laid_out(weight, transposed[1], 1), None, 2.0)
-    got = step(module, laid_out(x, transposed[0], 1), grad_output)
+    module = module_of(laid_out(weight, transposed.weight, 1), None, 2.0)
+    got = step(module, laid_out(x, transposed.x, 1), grad_output)
     assert_same_but_for_zeros(got, exact_step(x, weight, grad_output))
 
 
@@ -184,7 +193,7 @@ def test_values_that_are_not_finite_stay_in_their_row(dtype, transposed, value):
     x[7, 199] = value
     want[7] = (x[7].double() @ weight.double().t()).relu() / 2
     with torch.no_grad():
-        got = module_of(laid_out(weight, transposed[1]), None, 2.0)(laid_out(x, transposed[0]))
+        got = module_of(laid_out(weight, transposed.weight), None, 2.0)(laid_out(x, transposed.x))
     assert_same_bits(got + 0, want.to(dtype) + 0)
 
 
@@ -193,9 +202,8 @@ def test_no_operand_is_copied(dtype, transposed):
     m, n, k = 512, 1024, 4096
     x = torch.randn(m, k, device="cuda")
     weight = torch.randn(n, k, device="cuda")
-    x_is_transposed, weight_is_transposed = transposed
-    x = laid_out(x.to(dtype), x_is_transposed)
-    weight = laid_out(weight.to(dtype), weight_is_transposed)
+    x = laid_out(x.to(dtype), transposed.x)
+    weight = laid_out(weight.to(dtype), transposed.weight)
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
     module = module_of(weight, None, 2.0)
     step(module, x, grad_output)
@@ -232,9 +240,8 @@ SM90_PRODUCTS = [(dtype, "highest") for dtype in (*DTYPES, torch.float32)] + [
 @pytest.mark.parametrize(("dtype", "precision"), SM90_PRODUCTS, indirect=["precision"], ids=str)
 def test_kernels_read_the_results_of_the_kernel_before(dtype, precision, transposed):
     """Our kernels start before the kernel in front of them has ended, but wait for its results."""
-    x = laid_out(integers((520, 1024), dtype), transposed[0])
-    weight = integers((776, 1024), dtype)
-    weight = laid_out(weight, transposed[1])
+    x = laid_out(integers((520, 1024), dtype), transposed.x)
+    weight = laid_out(integers((776, 1024), dtype), transposed.weight)
     module = module_of(weight, None, 2.0)
     grad_output = torch.zeros(520, 776, device="cuda", dtype=dtype)
     for _ in range(20):
@@ -270,8 +277,8 @@ def test_the_layout_changes_no_bit_in_float32(precision, name, shape, transposed
     grad_output = torch.randn(m, n, device="cuda")
     results = []
     with float32_precision(precision):
-        for x_is_transposed, weight_is_transposed in ((False, False), transposed):
-            module = module_of(laid_out(weight, weight_is_transposed, 4), bias, 2.0)
-            results.append(step(module, laid_out(x, x_is_transposed, 4), grad_output))
+        for layout in (Transposed(x=False, weight=False), transposed):
+            module = module_of(laid_out(weight, layout.weight, 4), bias, 2.0)
+            results.append(step(module, laid_out(x, layout.x, 4), grad_output))
     want, got = results
     assert_same_bits(got, want)

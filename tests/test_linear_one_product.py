@@ -100,11 +100,13 @@ def test_tiles_are_computed_again_at_any_size(sm90_at_high, size, divisor):
     results = []
     for value in (1.0, 2.0**100):  # no row of x is wide; then all are; the weight there is 0
         x[:, 3] = value
-        results.append((*run(x, weight, bias, divisor), run(x, weight, None, divisor)[0]))
+        out, mask = run(x, weight, bias, divisor)
+        without_bias, _ = run(x, weight, None, divisor)
+        results.append((out, mask, without_bias))
     assert_same_bits(*results)
     z = x.double() @ weight.double().t() + bias
-    torch.testing.assert_close(results[1][0].double(), z.relu() / divisor, rtol=2e-7, atol=0)
-    assert_mask_of(z, results[1][1])
+    torch.testing.assert_close(out.double(), z.relu() / divisor, rtol=2e-7, atol=0)
+    assert_mask_of(z, mask)
 
 
 # M, and the tiles of x that are computed again. An x of 1500 rows has 6 tiles, one of 2200 has 9.

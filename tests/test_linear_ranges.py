@@ -24,7 +24,7 @@ from tests.support.promises import (
     bound_ratio,
     broken_promises,
 )
-from tests.support.tensors import float32_precision, linear_path
+from tests.support.tensors import FLOAT32_PATHS, FP16X3_PATHS, float32_precision, linear_path
 
 pytestmark = pytest.mark.gpu
 
@@ -36,10 +36,10 @@ OTHER_SIZES = [(1027, 4099, 2053), (1024, 512, 2048), (1024, 256, 2048)]
 OTHER_SIZES += [(1027, 1001, 2053), (1024, 64, 4096), (1024, 16, 4096)]
 # K on both sides of 2048 and 4096, where the promotion interval changes, and K that models have.
 COMPOSED_K = [16, 64, 128, 256, 512, 768, 1000, 1024, 2047, 2048, 4096, 8192]
-FP16X3_PATHS = pytest.mark.parametrize("path", ["sm90", "sm80"], indirect=True)
+ON_FP16X3_PATHS = pytest.mark.parametrize("path", FP16X3_PATHS, indirect=True)
 
 
-@pytest.fixture(params=["auto", "skinny", "sm90", "sm80"])
+@pytest.fixture(params=["auto", *FLOAT32_PATHS])
 def path(request):
     with linear_path(request.param):
         yield request.param
@@ -54,8 +54,16 @@ def module_of(module_class, weight, bias, divisor):
     return module
 
 
-# The three products x weight^T of a module: its forward and its two gradients. For the gradients,
-# all outputs are 1 or NaN, so the whole gradient passes ReLU.
+# A module computes three products: its forward and two gradients. Each function below computes
+# x weight^T + bias or x weight^T by one of them. It passes the operands to the module as follows:
+#
+#   operand          forward   gradient_of_x   gradient_of_weight
+#   x [m, k]         x         grad_output     grad_output^T
+#   weight [n, k]    weight    weight^T        x^T
+#   bias [n]         bias      not used        not used
+#
+# For a gradient, the module's other operands are zeros, and a bias of ones. All outputs are then 1
+# or NaN, so the whole grad_output passes ReLU.
 
 
 def forward(module_class, x, weight, bias, divisor=DIVISOR):
@@ -64,25 +72,23 @@ def forward(module_class, x, weight, bias, divisor=DIVISOR):
         return module_of(module_class, weight, bias, divisor)(x)
 
 
-def gradient_of_x(module_class, x, weight, bias):
-    """Return x weight^T as the gradient of a module's input."""
-    k = x.shape[1]
-    device = x.device
-    module = module_of(module_class, weight.t().contiguous(), torch.ones(k, device=device), 1.0)
-    leaf = torch.zeros(len(x), len(weight), device=device, requires_grad=True)
-    return torch.autograd.grad(module(leaf), leaf, x)[0]
+def gradient_of_x(module_class, x, weight, _bias):
+    """Return x weight^T as the gradient of a module's x."""
+    n, k = weight.shape
+    ones = torch.ones(k, device=x.device)
+    module = module_of(module_class, weight.t().contiguous(), ones, divisor=1.0)
+    zeros = torch.zeros(len(x), n, device=x.device, requires_grad=True)
+    return torch.autograd.grad(module(zeros), zeros, grad_outputs=x)[0]
 
 
-def gradient_of_weight(module_class, x, weight, bias):
+def gradient_of_weight(module_class, x, weight, _bias):
     """Return x weight^T as the gradient of a module's weight."""
     m = len(x)
-    n = len(weight)
-    device = x.device
-    zeros = torch.zeros(m, n, device=device)
-    ones = torch.ones(m, device=device)
-    module = module_of(module_class, zeros, ones, 1.0)
+    zeros = torch.zeros(m, len(weight), device=x.device)
+    ones = torch.ones(m, device=x.device)
+    module = module_of(module_class, zeros, ones, divisor=1.0)
     out = module(weight.t().contiguous())
-    return torch.autograd.grad(out, module.linear.weight, x.t().contiguous())[0]
+    return torch.autograd.grad(out, module.linear.weight, grad_outputs=x.t().contiguous())[0]
 
 
 GRADIENTS = [gradient_of_x, gradient_of_weight]
@@ -126,7 +132,7 @@ def test_the_forward_keeps_the_promises_of_highest(name, path, size):
     _, k, _ = size
     drawn = draw_case(name, *size, device="cuda")
     # For other sizes `auto` may use torch's product, which has no bound.
-    has_bound = path in ("sm90", "sm80") or (path == "auto" and size in SIZES)
+    has_bound = path in FP16X3_PATHS or (path == "auto" and size in SIZES)
     if k >= 1024:
         allowance = promises.allowance_of_long_sums(name)
     else:
@@ -148,7 +154,7 @@ def test_the_forward_of_few_rows_keeps_the_promises(name, m):
 
 @pytest.mark.parametrize("product", GRADIENTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", CASES)
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     promised = {
         "slack": FP16X3_SLACK,
@@ -159,7 +165,7 @@ def test_the_gradients_keep_the_promises_of_highest(path, name, product):
     assert judge(*drawn, product=product, **promised) == []
 
 
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_random_compositions_keep_the_promises_of_highest(path):
     """At most 1 in 10 products errs by more than both torch's error and FEW_TERMS_ERROR.
 
@@ -194,7 +200,7 @@ def test_random_compositions_keep_the_promises_of_highest(path):
 
 @pytest.mark.parametrize("k", [64, 256, 1024, 4096])
 @PRODUCTS
-@FP16X3_PATHS
+@ON_FP16X3_PATHS
 def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
     """The hunt changes 25,600 pairs of rows for each K, and multiplies a million pairs a round.
 

@@ -5,7 +5,7 @@ alone, without a GPU.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import pytest
@@ -27,7 +27,7 @@ PLAN = r"""
 int main(int count, char** arguments) {
   using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
-    printf("%d %d", Config::kMinPart, Config::kMinSaving);
+    printf("%d %d", Config::kMinPiece, Config::kMinSaving);
     return 0;
   }
   const int tiles = atoi(arguments[1]);
@@ -50,57 +50,73 @@ def rows_of(tile):
 
 @dataclass
 class Plan:
-    """A plan that `Schedule::plan` made.
+    """A plan that `Schedule::plan` made. stream_k.cuh explains the words, and has an example.
+
+    A load is how much a cluster multiplies: rows of x times k-groups.
 
     Attributes:
         tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
         used: clusters that have work.
-        waves: whole waves, in each of which every cluster computes one whole tile.
+        whole_waves: in each of them, every cluster computes one whole tile.
         min_range: the fewest k-groups that a range should have if tiles are cut.
-        begins: where each cluster's range of the last wave's k-groups begins, then where all end.
+        begins: where each cluster's range begins in the last wave's line of k-groups; then the
+            line's end.
     """
 
     tiles: int
     k_groups: int
     clusters: int
     used: int
-    waves: int
+    whole_waves: int
     min_range: int
     begins: list[int]
 
     @property
     def first_of_last_wave(self):
         """Return the number of the last wave's first tile."""
-        return self.waves * self.clusters
+        return self.whole_waves * self.clusters
+
+    @property
+    def tiles_of_last_wave(self):
+        """Return how many tiles the last wave has."""
+        return self.tiles - self.first_of_last_wave
 
     @property
     def cuts(self):
         """Return where tiles are cut, in k-groups from the beginning of their tile."""
         return {begin % self.k_groups for begin in self.begins} - {0}
 
-    def load(self, cluster):
-        """Return the rows times k-groups that a cluster multiplies."""
-        whole_tiles = range(cluster, self.first_of_last_wave, self.clusters)
-        of_range = range(self.begins[cluster], self.begins[cluster + 1])
-        tiles_of_range = (self.first_of_last_wave + group // self.k_groups for group in of_range)
-        return sum(map(rows_of, whole_tiles)) * self.k_groups + sum(map(rows_of, tiles_of_range))
+    @property
+    def loads(self):
+        """Return the load of each cluster."""
+        loads = self.loads_of_uncut_tiles(self.first_of_last_wave)
+        for cluster, (begin, end) in enumerate(pairwise(self.begins)):
+            for k_group in range(begin, end):
+                loads[cluster] += rows_of(self.first_of_last_wave + k_group // self.k_groups)
+        return loads
 
-    def longest_load(self, end):
-        """Return the longest load of a cluster if the tiles before `end` are dealt out uncut."""
-        loads = [sum(map(rows_of, range(c, end, self.clusters))) for c in range(self.clusters)]
-        return max(loads) * self.k_groups
+    @property
+    def total_load(self):
+        """Return the load of all tiles."""
+        return sum(map(rows_of, range(self.tiles))) * self.k_groups
 
-    def sharers(self, tile):
-        """Return how many clusters have k-groups of a tile; tile 0 is the last wave's first one."""
-        first = tile * self.k_groups
-        end = (tile + 1) * self.k_groups
-        return sum(a < end and b > first for a, b in pairwise(self.begins))
+    def loads_of_uncut_tiles(self, end):
+        """Return each cluster's load if the tiles before `end` are dealt out in turn, uncut."""
+        tiles_by_cluster = [range(c, end, self.clusters) for c in range(self.clusters)]
+        return [sum(map(rows_of, tiles)) * self.k_groups for tiles in tiles_by_cluster]
+
+    def sharers(self, tile_of_last_wave):
+        """Return how many clusters have k-groups of a tile: 0 is the last wave's first tile."""
+        tile_begin = tile_of_last_wave * self.k_groups
+        tile_end = tile_begin + self.k_groups
+        ranges = pairwise(self.begins)
+        return sum(begin < tile_end and end > tile_begin for begin, end in ranges)
 
 
 class Constants(NamedTuple):
-    """Constants of StreamKConfig: linear/sm90/gemm_fp16x3/stream_k.cuh says what they are."""
+    """Constants of StreamKConfig, which stream_k.cuh explains."""
 
-    min_part: int
+    min_piece: int
     min_saving: int
 
 
@@ -116,82 +132,102 @@ def constants(program):
 
 @pytest.fixture(scope="module")
 def plan(program):
+    """Return a function that makes a plan."""
+
     def call(tiles, k_groups, clusters, rows_of_third=LARGE):
         numbers = map(int, program(tiles, k_groups, clusters, rows_of_third))
-        used, waves, min_range, *begins = numbers
-        return Plan(tiles, k_groups, clusters, used, waves, min_range, begins)
+        used, whole_waves, min_range, *begins = numbers
+        return Plan(tiles, k_groups, clusters, used, whole_waves, min_range, begins)
 
     return call
 
 
 def test_the_example_in_the_headers_comment_is_right(plan):
-    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
-    assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 6, 12, 18])
+    example = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
+    assert (example.used, example.whole_waves, example.begins) == (3, 1, [0, 6, 12, 18])
 
 
 def test_no_tile_is_shared_if_the_environment_forbids_it(plan, monkeypatch):
     monkeypatch.setenv("KERNELS_STREAM_K", "0")
-    planned = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
-    assert (planned.used, planned.waves, planned.begins) == (3, 1, [0, 9, 18, 18])
+    example = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
+    assert (example.used, example.whole_waves, example.begins) == (3, 1, [0, 9, 18, 18])
 
 
-# Results of one tile and of many, short sums and long ones, and GPUs of other sizes.
-@pytest.mark.parametrize("clusters", [1, 2, 57, 66, 72])
-@pytest.mark.parametrize("k_groups", [1, 2, 16, 17, 128, 1024])
-@pytest.mark.parametrize("tiles", [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504])
-def test_every_k_group_has_one_cluster_and_loads_are_even(
-    plan, constants, tiles, k_groups, clusters
-):
-    planned = plan(tiles, k_groups, clusters)
-    begins = planned.begins
-    tiles_of_last_wave = tiles - planned.first_of_last_wave
+# Outputs of one tile and of many, short and long sums, and GPUs of several sizes.
+TILES = [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504]
+K_GROUPS = [1, 2, 16, 17, 128, 1024]
+CLUSTERS = [1, 2, 57, 66, 72]
 
-    # Ranges are in order and cover the last wave; the clusters that have work are the first ones.
-    assert planned.waves == tiles // clusters
-    assert begins[0] == 0
-    assert begins[-1] == tiles_of_last_wave * k_groups
-    assert all(a <= b for a, b in pairwise(begins))
-    assert 0 < planned.used <= clusters
-    assert begins[planned.used] == begins[-1]
-    assert planned.waves > 0 or begins[planned.used - 1] < begins[planned.used]
 
-    # No range inside a tile is empty: the next cluster would wait for partial sums of a cluster
-    # that stores none.
-    assert all(a < b or a % k_groups == 0 for a, b in pairwise(begins))
+@pytest.fixture(scope="module", params=product(TILES, K_GROUPS, CLUSTERS), ids=str)
+def planned(plan, request):
+    """Return a plan; each test with this fixture checks one property of all plans."""
+    return plan(*request.param)
 
-    # Few clusters share a tile, as one of them adds the partial sums of the others. The first and
-    # the last one may have only a part of their range in the tile.
-    for tile in range(tiles_of_last_wave):
-        assert planned.sharers(tile) <= k_groups / planned.min_range + 2
 
-    # Tiles are not cut near their ends.
-    assert all(constants.min_part <= cut <= k_groups - constants.min_part for cut in planned.cuts)
+def test_the_ranges_cover_the_last_wave_in_order(planned):
+    assert planned.whole_waves == planned.tiles // planned.clusters
+    assert planned.begins[0] == 0
+    assert planned.begins[-1] == planned.tiles_of_last_wave * planned.k_groups
+    assert planned.begins == sorted(planned.begins)
 
-    # If tiles are cut, clusters have about the same load. If none is cut, no load is longer than
-    # that of tiles dealt out whole.
-    loads = [planned.load(cluster) for cluster in range(clusters)]
-    total = sum(map(rows_of, range(tiles))) * k_groups
-    assert sum(loads) == total
-    fair = total / clusters
-    uncut = planned.longest_load(tiles)
-    whole_waves = planned.longest_load(planned.first_of_last_wave)
+
+def test_the_first_clusters_have_the_work(planned):
+    if planned.whole_waves > 0:
+        assert planned.used == planned.clusters
+    else:
+        begin, end = planned.begins[planned.used - 1 : planned.used + 1]  # the last used cluster's
+        assert begin < end
+        assert end == planned.begins[-1]
+
+
+def test_no_range_inside_a_tile_is_empty(planned):
+    """The next cluster would wait for partial sums of a cluster that stores none."""
+    empty_ranges = [begin for begin, end in pairwise(planned.begins) if begin == end]
+    assert all(begin % planned.k_groups == 0 for begin in empty_ranges)
+
+
+def test_few_clusters_share_a_tile(planned):
+    """One of them adds the partial sums of the others.
+
+    The first and the last of them may have only a part of their range in the tile.
+    """
+    for tile in range(planned.tiles_of_last_wave):
+        assert planned.sharers(tile) <= planned.k_groups / planned.min_range + 2
+
+
+def test_tiles_are_not_cut_near_their_ends(planned, constants):
+    last_cut = planned.k_groups - constants.min_piece
+    assert all(constants.min_piece <= cut <= last_cut for cut in planned.cuts)
+
+
+def test_loads_are_even_if_tiles_are_cut(planned, constants):
+    loads = planned.loads
+    assert sum(loads) == planned.total_load
     if planned.cuts:
-        # A cluster gets min_range k-groups even if its whole tiles are more than a fair load. Cuts
-        # are rounded: to whole k-groups, and away from the min_part k-groups at a tile's ends.
-        most = max(fair, whole_waves + planned.min_range * LARGEST)
-        rounding = constants.min_part * LARGEST
+        # A cluster gets min_range k-groups even if its whole tiles are more than a fair load.
+        whole_tiles = max(planned.loads_of_uncut_tiles(planned.first_of_last_wave))
+        fair = planned.total_load / planned.clusters
+        most = max(fair, whole_tiles + planned.min_range * LARGEST)
+        # Cuts are rounded: to whole k-groups, and away from the ends of a tile.
+        rounding = constants.min_piece * LARGEST
         assert max(loads) <= most + rounding
     else:
-        assert max(loads) <= uncut
+        assert max(loads) <= max(planned.loads_of_uncut_tiles(planned.tiles))
 
-    # Tiles are cut where that pays.
-    if planned.waves == 0 and k_groups >= 16 and uncut - fair >= constants.min_saving * LARGEST:
+
+def test_tiles_are_cut_where_that_pays(planned, constants):
+    saving = (
+        max(planned.loads_of_uncut_tiles(planned.tiles)) - planned.total_load / planned.clusters
+    )
+    pays = saving >= constants.min_saving * LARGEST
+    if planned.whole_waves == 0 and planned.k_groups >= 16 and pays:
         assert planned.cuts
 
 
 # Prints the rows of x of the largest tile, how many tiles there are, and how many clusters of 66
 # have work.
-TILES = r"""
+CHOSEN_TILES = r"""
 #include <cstdio>
 #include <cstdlib>
 
@@ -216,7 +252,7 @@ int main(int, char** arguments) {
 
 @pytest.fixture(scope="module")
 def chosen_tiles(tmp_path_factory):
-    program = compiled(tmp_path_factory.mktemp("tiles"), TILES, "nvcc")
+    program = compiled(tmp_path_factory.mktemp("tiles"), CHOSEN_TILES, "nvcc")
 
     def call(m, n, k):
         return tuple(map(int, program(m, n, k)))

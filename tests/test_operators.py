@@ -187,8 +187,9 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
         x, *results = torch.load("results.pt")
         for name, want in zip(("relu", "linear"), results):
             exported = torch.export.load(name + ".pt2").module()
-            for program in (exported, torch.jit.load(name + "-traced.pt"),
-                            torch.jit.load(name + "-scripted.pt")):
+            traced = torch.jit.load(name + "-traced.pt")
+            scripted = torch.jit.load(name + "-scripted.pt")
+            for program in (exported, traced, scripted):
                 leaf = x.clone().requires_grad_()
                 got = program(leaf)
                 torch.testing.assert_close(got.detach(), want)
@@ -199,7 +200,8 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
         # The stable operators are those of the first build. Each build has its own, too.
         import model_new
         program = torch.export.export(model_new.LinearReluDivideNew(6, 9, 3.0), (x,))
-        own, module = program.module(), torch.export.load("linear.pt2").module()
+        own = program.module()
+        module = torch.export.load("linear.pt2").module()
         module.load_state_dict(own.state_dict())
         torch.testing.assert_close(own(x), module(x))
         assert torch.equal(model_new.ModelNew()(x), torch.relu(x))

@@ -35,10 +35,9 @@ MAX_PRODUCTS = {"cpu": 1 << 16, "cuda": 1 << 27}  # the most products: M * N * K
 DENSE = torch.contiguous_format
 EXACT = (1.0, 2.0, -0.5)  # divisors for which quotients of small integers are exact
 PRECISIONS = {"cpu": ("highest",), "cuda": ("highest", "high", "medium")}
-# The errors of two results of the same accuracy differ by up to these factors: the largest error,
-# the mean error, and the largest relative one.
-NOISE = 1.15, 1.02, 1.15
-
+# The errors of two results of the same accuracy differ by up to these factors. The keys are
+# attributes of `Errors`.
+NOISE = {"largest": 1.15, "mean": 1.02, "relative": 1.15}
 
 # Small products on a busy machine wait for other threads longer than they take.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,49 +91,76 @@ def like(draw, shape, dtype, values):
     return properties.draw_tensor(draw, (dtype,), (values,), properties.draw_layout(draw, shape))
 
 
-def measure(got, exact, sizes, terms, setting="highest", is_product=True):
-    """Measure the errors of a result.
+@dataclass(frozen=True)
+class Errors:
+    """The errors of a result.
 
-    Args:
-        got: the result.
-        exact: the result in float64.
-        sizes: for each element, the sum of its terms' magnitudes.
-        terms: the number of terms of each sum.
-        setting: the precision of float32 products.
-        is_product: False for sums that are no products, as the bias's gradient.
-
-    Returns:
-        The number of elements that are wrong by more than a few roundings, and three errors: the
-        largest, the mean, and the largest relative to `sizes`.
+    Attributes:
+        wrong_elements: how many elements err by more than a few roundings.
+        largest: the largest error.
+        mean: the mean error.
+        relative: the largest error relative to the sum of the terms' magnitudes.
     """
-    if not got.numel():
-        return 0, (0.0, 0.0, 0.0)
-    dtype = got.dtype
-    limits = torch.finfo(dtype)
-    rounded = exact.to(dtype)
-    exact = torch.where(rounded.isinf(), rounded.double(), exact)
-    sizes = sizes.nan_to_num(0, 0)
-    error = element_errors(got, rounded, exact)
-    relative = (4 + math.sqrt(terms)) * U32
-    if dtype == torch.float64:  # `exact` itself has this error
-        relative = (terms + 4) * limits.eps
-    elif dtype == torch.float32 and is_product:  # operands, sum and quotient are rounded once each
-        relative = 4 * U32
-        if setting != "highest":
-            relative += 2 * U_TF32
-    allowed = sizes * relative + limits.smallest_normal * limits.eps / 2
-    if dtype.itemsize == 2:
-        allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
-    relative_errors = error / sizes.clamp_min(torch.finfo(torch.float64).smallest_normal)
-    three = error.max(), error.mean(), relative_errors.max()
-    return int((error > allowed).sum()), [value.item() for value in three]
+
+    wrong_elements: int
+    largest: float
+    mean: float
+    relative: float
 
 
-def measure_outputs(results, x, module, setting):
-    """Measure the errors of several outputs for x and the module's parameters."""
-    z, sizes = exact_sums(module.linear, x)
-    exact = torch.relu(z) / module.divisor, sizes / abs(module.divisor)
-    return [measure(out, *exact, x.shape[-1], setting) for out in results]
+@dataclass(frozen=True)
+class Exact:
+    """An exact result: sums, in float64.
+
+    Attributes:
+        values: the result.
+        magnitudes: for each element, the sum of its terms' magnitudes.
+        terms: the number of terms of each sum.
+        is_product: False for sums that are no products, as the bias's gradient.
+    """
+
+    values: torch.Tensor
+    magnitudes: torch.Tensor
+    terms: int
+    is_product: bool = True
+
+    def errors_of(self, got, setting):
+        """Return the errors of a result; `setting` is the precision of float32 products."""
+        if not got.numel():
+            return Errors(0, 0.0, 0.0, 0.0)
+        rounded = self.values.to(got.dtype)
+        exact = torch.where(rounded.isinf(), rounded.double(), self.values)
+        magnitudes = self.magnitudes.nan_to_num(0, 0)
+        error = element_errors(got, rounded, exact)
+
+        limits = torch.finfo(got.dtype)
+        smallest_subnormal = limits.smallest_normal * limits.eps
+        allowed = magnitudes * self.relative_limit(got.dtype, setting) + smallest_subnormal / 2
+        if got.dtype.itemsize == 2:  # the result is rounded once more
+            allowed += (exact.abs() * (limits.eps / 2)).nan_to_num(0, 0, 0)
+
+        relative = error / magnitudes.clamp_min(torch.finfo(torch.float64).smallest_normal)
+        return Errors(
+            wrong_elements=int((error > allowed).sum()),
+            largest=error.max().item(),
+            mean=error.mean().item(),
+            relative=relative.max().item(),
+        )
+
+    def relative_limit(self, dtype, setting):
+        """Return the error that a few roundings may cause, relative to the magnitudes."""
+        if dtype == torch.float64:  # the values themselves have this error
+            return (self.terms + 4) * torch.finfo(dtype).eps
+        if dtype == torch.float32 and self.is_product:
+            once_each = 4 * U32  # operands, sum and quotient are rounded once each
+            return once_each if setting == "highest" else once_each + 2 * U_TF32
+        return (4 + math.sqrt(self.terms)) * U32
+
+
+def exact_output(module, x):
+    """Return the exact output of a module."""
+    z, magnitudes = exact_sums(module.linear, x)
+    return Exact(torch.relu(z) / module.divisor, magnitudes / abs(module.divisor), x.shape[-1])
 
 
 def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
@@ -148,19 +174,17 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
       because in some of thousands of cases the reference's order of summation is luckier.
 
     Args:
-        got: what `measure` returns for our result.
-        torchs: what `measure` returns for the reference's.
+        got: the errors of our result.
+        torchs: the errors of the reference's.
         dtype: the dtype of the results. Half types are summed in float32, and rounded after
             product, bias and division.
         terms: the number of terms of each sum.
         is_expanded: whether an operand is expanded. A sum may then have equal terms, whose
             roundings all have one sign.
     """
-    wrong_elements, errors = got
-    _, torchs_errors = torchs
     is_alike = all(
-        error < math.inf and error <= factor * torchs_error
-        for error, torchs_error, factor in zip(errors, torchs_errors, NOISE, strict=True)
+        getattr(got, kind) < math.inf and getattr(got, kind) <= factor * getattr(torchs, kind)
+        for kind, factor in NOISE.items()
     )
     if dtype.itemsize == 2:
         roundings = 4
@@ -168,11 +192,8 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
         roundings = 4 + terms / 2
     else:
         roundings = 4 + math.sqrt(terms)
-    largest_relative = errors[-1]
-    is_rounding = largest_relative <= roundings * torch.finfo(dtype).eps / 2
-    assert not wrong_elements or is_alike or is_rounding, (
-        f"{errors}, the reference's {torchs_errors}; {wrong_elements} elements beyond"
-    )
+    is_rounding = got.relative <= roundings * torch.finfo(dtype).eps / 2
+    assert got.wrong_elements == 0 or is_alike or is_rounding, f"{got}, the reference's {torchs}"
 
 
 @given(st.data())
@@ -201,8 +222,9 @@ def check_forward(device, data, values, divisors):
         want = reference(x)
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
-    found = measure_outputs((got, want), x, reference, setting)
-    assert_accurate(*found, case.x.dtype, case.x.layout.shape[-1], is_expanded)
+    exact = exact_output(reference, x)
+    errors, torchs_errors = (exact.errors_of(out, setting) for out in (got, want))
+    assert_accurate(errors, torchs_errors, x.dtype, exact.terms, is_expanded)
 
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
@@ -224,49 +246,29 @@ def test_results_on_a_cpu_have_the_references_bits(case):
         assert_same_outcome(ours(x), reference(x))
 
 
-def exact_step_gradients(x, weight, grad_z, direction, passes, has_bias):
-    """Return the gradients that `step` returns, in float64; without a bias, the others.
+def step_gradients(x, weight, grad_output, direction, passes):
+    """Return the gradients of `step` in float64: those of x, weight and bias, and the second one.
 
-    Args:
-        x: the module's input.
-        weight: its weight.
-        grad_z: the gradient of z = x weight^T + bias.
-        direction: the argument of `step`.
-        passes: grad_z divided by the output's gradient: 0 or 1 / divisor.
-        has_bias: whether there is a bias.
+    `passes` is grad_z divided by grad_output: 1 / divisor where ReLU passes the gradient, and 0
+    elsewhere. Here grad_z is the gradient of z = x weight^T + bias.
     """
-    grad_x, grad_weight, grad_bias = exact_gradients(x, weight, grad_z)
-    first = [grad_x, grad_weight, grad_bias] if has_bias else [grad_x, grad_weight]
-    return [*first, linear(direction.double(), weight.double()) * passes]
+    second = linear(direction.double(), weight.double()) * passes
+    return [*exact_gradients(x, weight, grad_output * passes), second]
 
 
-def measure_gradients(gradients, x, weight, grad_output, direction, passes, setting):
-    """Measure the errors of gradients that `step` returned.
-
-    Args:
-        gradients: those of x, weight and, if there is one, bias, and the second gradient.
-        x: the module's input.
-        weight: its weight.
-        grad_output: the gradient of the output.
-        direction: the argument of `step`.
-        passes: grad_z divided by the output's gradient: 0 or 1 / divisor.
-        setting: the precision of float32 products.
-
-    Returns:
-        What `measure` returns for each gradient.
-    """
-    has_bias = len(gradients) == 4
-    factors = x, weight, grad_output * passes, direction, passes
-    exact = exact_step_gradients(*factors, has_bias=has_bias)
-    sizes = exact_step_gradients(*(t.abs() for t in factors), has_bias=has_bias)
-    n, k = weight.shape
+def exact_step(module, x, grad_output, direction, passes):
+    """Return the exact results of `step`; the arguments are those of `step_gradients`."""
+    operands = x, module.linear.weight.detach(), grad_output, direction, passes
+    n, k = module.linear.weight.shape
     m = passes.numel() // n
-    terms = [n, m, m, k] if has_bias else [n, m, k]
-    measured = []
-    for i, gradient in enumerate(gradients):
-        is_product = not (has_bias and i == 2)  # the bias's gradient is a plain sum
-        measured.append(measure(gradient, exact[i], sizes[i], terms[i], setting, is_product))
-    return measured
+    results = [exact_output(module, x)]
+    of_x, of_weight, of_bias, second = zip(
+        step_gradients(*operands), step_gradients(*(t.abs() for t in operands)), strict=True
+    )
+    results += [Exact(*of_x, terms=n), Exact(*of_weight, terms=m)]
+    if module.linear.bias is not None:
+        results.append(Exact(*of_bias, terms=m, is_product=False))
+    return [*results, Exact(*second, terms=k)]
 
 
 def error_of_z(dtype, setting):
@@ -286,36 +288,33 @@ def test_gradients_are_as_accurate_as_the_references(device, data):
     the output's gradient is set to 0 so that the first gradients do not depend on it.
     """
     case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
-    n, k = case.weight.layout.shape
-    assume(n > 0)  # otherwise there is nothing to compare
+    assume(case.weight.layout.shape[0] > 0)  # otherwise there is nothing to compare
     ours, reference = case.modules(device)
     x = case.x.make(device)
-    weight = reference.linear.weight.detach()
     setting = data.draw(choice_of(PRECISIONS[device]))
-    z, magnitude = exact_sums(reference.linear, x)
-    has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitude
+    z, magnitudes = exact_sums(reference.linear, x)
+    has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitudes
     grad_output, direction = (
         data.draw(like(tuple(t.shape), x.dtype, "normal")).make(device) for t in (z, x)
     )
-    is_expanded = any(0 in t.stride() for t in (x, weight, grad_output))
+    is_expanded = any(0 in t.stride() for t in (x, reference.linear.weight, grad_output))
     grad_output = grad_output * has_clear_sign
     arguments = x, grad_output, direction
     with float32_precision(setting):
         tensors = [*arguments, *ours.parameters()]
         our_results = checked_call(lambda: step(ours, *arguments), tensors, grad_output.nbytes)
         torchs_results = step(reference, *arguments)
-    of_outputs = measure_outputs((our_results[0], torchs_results[0]), x, reference, setting)
-    measured = []
-    for results, of_output in zip((our_results, torchs_results), of_outputs, strict=True):
+
+    def errors_of(results):
         # Where the sign is not clear, the second gradient shows whether ReLU passed the gradient.
         passes = torch.where(has_clear_sign, z > 0, results[-1] != 0).double() / case.divisor
-        of_gradients = measure_gradients(
-            results[1:], x, weight, grad_output, direction, passes, setting
-        )
-        measured.append([of_output, *of_gradients])
-    most_terms = max(n, k, z.numel() // n)
-    both = zip(our_results, torchs_results, *measured, strict=True)
-    for got, want, our_errors, torchs_errors in both:
+        exact = exact_step(reference, *arguments, passes)
+        return [e.errors_of(got, setting) for e, got in zip(exact, results, strict=True)]
+
+    most_terms = max(*reference.linear.weight.shape, z[..., 0].numel())
+    results = zip(our_results, torchs_results, strict=True)
+    errors = zip(errors_of(our_results), errors_of(torchs_results), strict=True)
+    for (got, want), (our_errors, torchs_errors) in zip(results, errors, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
             assert_accurate(our_errors, torchs_errors, x.dtype, most_terms, is_expanded)

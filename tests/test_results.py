@@ -204,20 +204,18 @@ def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     ]
 
 
-def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
-    quick, monkeypatch, tmp_path, capsys
-):
-    """The output says "error", not "wrong"; a sweep leaves out sizes that do not fit."""
-
-    def fail(self: object, *_: object) -> None:
-        raise NotCorrectError(ERROR, "eager itself could not be timed: no")
-
+def test_a_lack_of_memory_is_an_error_and_no_fault_of_ours(quick, monkeypatch, capsys):
     def need_more(self: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore is said of it.")
 
     monkeypatch.setattr(engine.Engine, "prepare", need_more)
     assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
     assert "\nERROR  CUDA out of memory.\n" in capsys.readouterr().out
+
+
+def test_a_failure_of_eager_is_an_error_and_no_fault_of_ours(quick, monkeypatch, capsys):
+    def fail(self: object, *_: object) -> None:
+        raise NotCorrectError(ERROR, "eager itself could not be timed: no")
 
     monkeypatch.setattr(engine.Engine, "prepare", fail)
     assert run.main(["relu", *OPTIONS, "--rows", "1"]) == 1
@@ -226,50 +224,39 @@ def test_failures_of_eager_and_a_lack_of_memory_are_no_faults_of_ours(
     assert "\nERROR  eager itself could not be timed: no\n" in output.out
     assert "imported" not in output.err
 
-    def find_no_room(subject: object, device: object) -> None:
-        raise NoRoomError("relu: needs about 9 GiB of memory")
 
-    monkeypatch.setattr(run, "_make_problem", find_no_room)
-    path = tmp_path / "result.json"
-    assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
-    found = check_shape(path.read_text())
-    assert {(r["verdict"], r["reason"][:17]) for r in found} == {(LEFT_OUT, "relu: needs about")}
+def record_of_runs(times: timing.Timings) -> dict:
+    """Make up the record of two runs, of which forward and training step have these times."""
+    run_record = records.make_run_record(
+        TimesOfSetting("", times, timing.StepTimings(times, times))
+    )
+    return {**record(relu), "runs": [run_record, run_record]}
 
 
 def test_noise_is_explained_once():
-    noisy = timings(relu, noise=9.0)
-    run_record = records.make_run_record(
-        TimesOfSetting("", noisy, timing.StepTimings(noisy, noisy))
-    )
-    assert comparison_tables.results(run_record).count("  too noisy\n") >= 2
-    graded = record(relu)
-    graded["runs"] = [run_record, run_record]
-    last_lines = comparison_tables.last_lines([graded], 1.0, is_full=False, documents="a")
+    noisy = record_of_runs(timings(relu, noise=9.0))
+    last_lines = comparison_tables.last_lines([noisy], 1.0, is_full=False, documents="a")
     assert last_lines.count(tables.NOISY) == 1
-    words = tables.words_of_lines([graded, graded])
+    words = tables.words_of_lines([noisy, noisy])
     assert len(words) == 8  # of two forwards and two training steps in each record
     assert tables.explain_noise(words) == [tables.NOISY]
-    quiet = timings(relu)
-    graded["runs"] = [
-        records.make_run_record(TimesOfSetting("", quiet, timing.StepTimings(quiet, quiet)))
-    ]
-    last_lines = comparison_tables.last_lines([graded], 1.0, is_full=False, documents="a")
+    assert comparison_tables.results(noisy["runs"][0]).count("  too noisy\n") >= 2
+
+
+def test_noise_is_not_explained_where_there_is_none():
+    quiet = record_of_runs(timings(relu))
+    last_lines = comparison_tables.last_lines([quiet], 1.0, is_full=False, documents="a")
     assert tables.NOISY not in last_lines
-    assert tables.explain_noise(tables.words_of_lines([graded])) == []
+    assert tables.explain_noise(tables.words_of_lines([quiet])) == []
 
 
 def test_noise_is_not_explained_where_only_other_rows_are_noisy():
     """The line of a graded file has no word on yardsticks, forwards and backwards."""
-    quiet = timings(relu)
-    run_record = records.make_run_record(
-        TimesOfSetting("", quiet, timing.StepTimings(quiet, quiet))
-    )
-    for rows in (run_record["forward"]["summary"], run_record["step"]["summary"]["forward"]):
-        for row in rows:
+    graded = record_of_runs(timings(relu))
+    for timed in graded["runs"]:
+        for row in [*timed["forward"]["summary"], *timed["step"]["summary"]["forward"]]:
             if row["role"] != "solution":
                 row["time"] = "too noisy"
-    graded = record(relu)
-    graded["runs"] = [run_record]
     assert tables.explain_noise(tables.words_of_lines([graded])) == []
 
 
@@ -313,6 +300,17 @@ def test_a_sweep_times_every_size_and_writes_and_draws_it(quick, tmp_path, capsy
     assert any(line.startswith(f"{len(sizes)} of {len(sizes)} sizes were timed") for line in lines)
     assert table.read_text().count("\n| ") == 1 + len(sizes)
     assert not picture.exists() or "<!-- relu float16 -->" in picture.read_text()
+
+
+def test_a_sweep_leaves_out_sizes_for_which_there_is_no_room(quick, monkeypatch, tmp_path):
+    def find_no_room(subject: object, device: object) -> None:
+        raise NoRoomError("relu: needs about 9 GiB of memory")
+
+    monkeypatch.setattr(run, "_make_problem", find_no_room)
+    path = tmp_path / "result.json"
+    assert run.main(["relu", *OPTIONS, "--sweep", "--json", str(path)]) == 1
+    found = check_shape(path.read_text())
+    assert {(r["verdict"], r["reason"][:17]) for r in found} == {(LEFT_OUT, "relu: needs about")}
 
 
 def test_sizes_of_a_sweep_may_be_left_out_or_wrong(

@@ -92,7 +92,8 @@ return (product.relu() / self.divisor).mT.unflatten(0, x.shape[:-1])
 """
 # Computes full vectors of four elements, and leaves the rest unwritten.
 UNWRITTEN = """
-out, body = torch.empty_like(x), x.numel() // 4 * 4
+out = torch.empty_like(x)
+body = x.numel() // 4 * 4
 if not x.is_contiguous():
     return torch.relu(x)
 out.view(-1)[:body] = torch.relu(x.reshape(-1)[:body])
@@ -108,7 +109,8 @@ ONE_ELEMENT = instead("x[(-1,) * x.dim()] += 1", "x.numel() > 1000")
 BESIDE_A_VIEW = instead("x.as_strided((1,), (1,), 0).zero_()", "x.storage_offset()")
 # Leaves the columns beyond a multiple of four unwritten.
 COLUMNS_UNWRITTEN = """
-some, out = out, torch.empty_like(out)
+some = out
+out = torch.empty_like(some)
 body = some.shape[-1] // 4 * 4 or 1
 out[..., :body] = some[..., :body]
 """

@@ -30,7 +30,7 @@ from tests.support.promises import (
     broken_promises,
 )
 from tests.support.split_twin import (
-    KERNELS,
+    FP16X3_KERNELS,
     ONE_PRODUCT,
     SM80,
     SM80_ON_HOPPER,
@@ -41,8 +41,9 @@ from tests.support.split_twin import (
 )
 from tests.support.tensors import slow
 
+QUICK = [kernel for kernel in FP16X3_KERNELS if kernel != SM80_ON_HOPPER]
 EACH_KERNEL = pytest.mark.parametrize(
-    "kernel", [SM80, SM90, *slow([SM80_ON_HOPPER])], ids=KERNELS.get
+    "kernel", [*QUICK, *slow([SM80_ON_HOPPER])], ids=FP16X3_KERNELS.get
 )
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIVISOR = 2.0

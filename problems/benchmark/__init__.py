@@ -6,6 +6,7 @@ measure_*.py          one measurement each
 modules.py            this project's module and eager's, with equal parameters
 rounds.py             times calls in turn; the clocks are in clock.py
 products.py, grid.py  the products that `paths` and `path-grid` time
+paths.py              the paths that they compare
 path_calls.py         the calls that they time
 choice.py             asks kernels/linear/operator/choose_path.h for their paths, by print_paths.cpp
 choose_again.py       writes these paths into the results of `path-grid`

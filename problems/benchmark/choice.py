@@ -14,7 +14,7 @@ from problems.benchmark.products import Product
 from problems.benchmark.tree import ROOT
 
 SOURCE = Path(__file__).with_name("print_paths.cpp")
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
+BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
 
 @dataclass(frozen=True)

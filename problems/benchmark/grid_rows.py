@@ -18,7 +18,7 @@ with a cold and with a warm L2. "-" means that this path was not timed for this 
 
 from dataclasses import dataclass
 
-from problems.benchmark.paths_tables import PATHS
+from problems.benchmark.paths import PATHS
 from problems.benchmark.products import Product
 
 STATES = ("cold", "warm")  # of the L2

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from problems.benchmark.choice import Gpu
+from problems.benchmark.paths import KERNEL_PATHS, MEASURED_CAPABILITIES
 from problems.benchmark.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
 
 Call = Callable[[Tensor], object]  # takes the first operand
@@ -31,11 +32,13 @@ def check_device(command: str, device: str) -> None:
         command: "paths" or "path-grid", for the message.
         device: "cpu" or "cuda".
     """
+    wanted = " or ".join(f"{capability / 10:.1f}" for capability in MEASURED_CAPABILITIES)
     if device != "cuda" or not torch.cuda.is_available():
-        raise ValueError(f"{command} needs a CUDA GPU of compute capability 9.0, got a CPU")
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) != (9, 0):
-        raise ValueError(f"{command} needs a GPU of compute capability 9.0, got {major}.{minor}")
+        raise ValueError(f"{command} needs a CUDA GPU of compute capability {wanted}, got a CPU")
+    capability = current_gpu().capability
+    if capability not in MEASURED_CAPABILITIES:
+        got = f"{capability / 10:.1f}"
+        raise ValueError(f"{command} needs a GPU of compute capability {wanted}, got {got}")
 
 
 def current_gpu() -> Gpu:
@@ -79,17 +82,19 @@ def calls_by_path(product: Product, device: str) -> tuple[dict[str, Call], Tenso
 
         return call
 
-    return {path: call_by(path) for path in _possible_paths(product)}, operand
+    paths = _possible_paths(product, current_gpu())
+    return {path: call_by(path) for path in paths}, operand
 
 
-def _possible_paths(product: Product) -> tuple[str, ...]:
-    """Return the paths that can compute the product.
+def _possible_paths(product: Product, gpu: Gpu) -> list[str]:
+    """Return the paths that can compute the product on a GPU.
 
     For a gradient, skinny is left out because choose_path takes it for forwards alone.
     """
-    if product.is_forward and product.dtype == "float32":
-        return ("skinny", "sm90", "torch")
-    return ("sm90", "torch")
+    paths = [path for path, capability in KERNEL_PATHS.items() if capability == gpu.capability]
+    if "skinny" in paths and not (product.is_forward and product.dtype == "float32"):
+        paths.remove("skinny")
+    return [*paths, "torch"]
 
 
 def _make_call(operators: object, product: Product, device: str) -> tuple[Call, Tensor]:

@@ -1,6 +1,7 @@
 """Tables and the summary of the results of `paths`. measure_paths.py explains a row of results."""
 
-PATHS = ("skinny", "sm90", "torch")
+from problems.benchmark.paths import PATHS
+
 # The choice is good if the chosen path takes at most this many times as long as the fastest.
 GOOD_RATIO = 1.03
 EXCEPTIONS = 6  # at most so many products are in the table of choices that are not good
@@ -8,11 +9,12 @@ EXCEPTIONS = 6  # at most so many products are in the table of choices that are 
 
 def paths_table(rows: list[dict]) -> list[list[str]]:
     """Return a row for each product: its sizes, microseconds of each path, and the chosen path."""
-    titles = [f"{path}, us" for path in PATHS]
+    paths = [path for path in PATHS if any(path in row["seconds"] for row in rows)]
+    titles = [f"{path}, us" for path in paths]
     table = [["product", "limit", "M", "N", "K", *titles, "chosen", "chosen / best"]]
     for row in rows:
         sizes = [str(row[key]) for key in ("m", "n", "k")]
-        times = [_microseconds(row["seconds"].get(path)) for path in PATHS]
+        times = [_microseconds(row["seconds"].get(path)) for path in paths]
         ratio = f"{_ratio(row):.3f}"
         table.append([kind(row), row["limit"], *sizes, *times, row["chosen"], ratio])
     return table

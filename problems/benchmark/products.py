@@ -29,7 +29,7 @@ class Product:
         limit: the name of the limit in choose_path.h that the product is near; "" if it is one of
             grid.py.
         operation: what the product is for, one of `OPERATIONS`.
-        dtype: "float32", "float16" or "bfloat16".
+        dtype: "float32", "float16" or "bfloat16"; in tests also "float64".
         precision: "highest" or "high"; "" for half types.
         m: rows of x, and of out.
         n: rows of the weight, columns of out.

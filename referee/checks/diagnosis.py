@@ -12,7 +12,7 @@ from referee.contestants.forms import forms_of
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
 
-# Two results are the same but for roundings if their relative difference is not larger.
+# Two results are the same except for roundings if their relative difference is not larger.
 NEAR = 1e-5
 REPLAYS = "replays the result of an earlier call"
 
@@ -99,7 +99,7 @@ def _guesses(grading: Grading, result: ComparedResult) -> dict[str, torch.Tensor
 
 
 def _is_near(got: torch.Tensor, guess: torch.Tensor) -> bool:
-    """Return whether two results are the same but for roundings; only zeros are near zeros."""
+    """Return whether two results are the same except for roundings; only zeros are near zeros."""
     if torch.equal(got, guess):
         return True
     if not got.dtype.is_floating_point or not guess.any():

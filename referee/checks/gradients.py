@@ -7,16 +7,16 @@ A file is not wrong if gradients are missing or if its backward raises: a note s
 only", and no training step is timed.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -30,6 +30,10 @@ COMPARED_STEPS = 2  # training steps, each with new inputs
 COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 NO_ROOM = "no memory to compare gradients"
+
+
+class ForwardOnlyError(Exception):
+    """Only the forward can be compared; the message is a note for the verdict, "" for none."""
 
 
 def check_own_gradients(grading: Grading) -> None:
@@ -62,8 +66,8 @@ def check_gradients(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.why_no_float64_in_steps:
-        grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
+    if problem.float64_obstacle_in_steps:
+        grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
     if not quantities:
         return
     grading.findings.quantities = quantities
@@ -81,18 +85,18 @@ def _note_errors_of_gradients(grading: Grading) -> None:
                 grading.problem.setting,
                 quantity.name,
                 solution=quantity.comparison.errors,
-                reference=quantity.reference_tensor.reference_errors,
+                reference=quantity.requirements.limits.reference_errors,
             )
 
 
 def _make_room(grading: Grading) -> None:
     """Free the memory that forwards needed, for training steps."""
-    bench = grading.bench
+    resources = grading.resources
     grading.forget_round()
-    bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    eagers = [process.contestant for process in bench.eager.processes]
-    for contestant in (grading.solution, *eagers):
-        bench.free_all_unused(contestant)
+    resources.eager.prepare_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
+    eager_contestants = [process.contestant for process in resources.eager.processes]
+    for contestant in (grading.solution, *eager_contestants):
+        resources.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -108,22 +112,31 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
     """
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
-    for inputs in inputs_of_steps:
-        grading.reference.redraw_values()
-        quantities = _compare_step(grading, inputs, quantities)
-        if not quantities:
-            return []
-        grading.verdict.case_count += 1
-        del inputs  # the next ones may need the memory
+    try:
+        for inputs in inputs_of_steps:
+            grading.reference.redraw_values()
+            quantities = _compare_step(grading, inputs, quantities)
+            grading.verdict.case_count += 1
+            del inputs  # the next ones may need the memory
+        _check_quantities(grading, quantities)
+    except ForwardOnlyError as error:
+        note = str(error)
+        if note:
+            grading.verdict.notes.append(note)
+        return []
+    return quantities
+
+
+def _check_quantities(grading: Grading, quantities: list[Quantity]) -> None:
+    """Raise NotCorrectError, or ForwardOnlyError, if a quantity has a mistake."""
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
-        return quantities
+        return
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.relies_on_inputs and are_all_of_inputs:
         names = ", wrong ".join(quantity.name for quantity in wrong)
-        grading.verdict.notes.append(f"forward only: wrong {names}")
-        return []
+        raise ForwardOnlyError(f"forward only: wrong {names}")
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
     raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
@@ -137,8 +150,10 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         quantities: results and gradients of the steps before; empty before the first step.
 
     Returns:
-        The quantities, which have recorded how far off the solution's are; an empty list if the
-        reference or the solution has no gradients.
+        The quantities, which have recorded how far off the solution's are.
+
+    Raises:
+        ForwardOnlyError: the reference or the solution has no gradients.
     """
     grading.latest_inputs = inputs
     drawn = draw_output_gradients(grading, inputs)
@@ -146,38 +161,31 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    if not _set_reference_tensors(grading, step, quantities):
-        return []
+    _begin_step(grading, step, quantities)
     reply = _ask(grading, step, quantities)
-    if reply is None:
-        return []
     check_intact(grading, "the backward", with_gradients=True)
-    descriptions = reply["returned"][0]["results"]
-    if not _has_all_gradients(grading, descriptions, quantities, drawn.output_count):
-        return []
+    _check_all_gradients_exist(reply["returned"][0]["results"], quantities, drawn.output_count)
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
-    grading.bench.free_results(grading.solution)
+    grading.resources.free_results(grading.solution)
     return quantities
 
 
-def _set_reference_tensors(
-    grading: Grading, step: StepArguments, quantities: list[Quantity]
-) -> bool:
-    """Run the reference's step and set the reference tensor of each quantity.
+def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
+    """Run the reference's step; begin the step of each quantity with its reference tensor.
 
-    Returns:
-        Whether the reference has gradients that can be compared.
+    Raises:
+        ForwardOnlyError: the reference has no gradients that can be compared.
     """
-    reference_step = grading.reference.reference_step(step)
+    reference_step = grading.reference.step_with_budgets(step)
     if reference_step is None:
-        return False
-    grading.problem.why_no_float64_in_steps = reference_step.why_no_float64
+        raise ForwardOnlyError
+    grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
-        if quantity.reference_tensor and tensor and quantity.reference_tensor.shape != tensor.shape:
-            return False  # its shape depends on the inputs' values
-        quantity.reference_tensor = tensor
-    return True
+        before = quantity.requirements
+        if before and tensor and before.shape != tensor.requirements.shape:
+            raise ForwardOnlyError  # its shape depends on the inputs' values
+        quantity.begin_step(tensor)
 
 
 def _compare_quantities(
@@ -195,68 +203,51 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.reference_tensor:
+        if quantity.requirements:
             prefix = f"{quantity.name}, recorded: "
-            place = ResultPlace(0, result_index)
-            got = read_quantity(grading, quantity, description, prefix, place)
+            index = ResultIndex(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, index)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 
 
-def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict | None:
-    """Ask the solution for a training step; if its backward raises, add a note and return None."""
-    bench = grading.bench
+def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
+    """Ask the solution for a training step; raise ForwardOnlyError if its backward raises."""
+    resources = grading.resources
     grading.write_inputs([step.inputs])
     grading.write_state()
-    bench.memory.write_output_gradients([step.output_gradients])
-    room = None
-    if bench.memory.are_results_copied:
-        room = bench.memory.room_for(_blanks(grading, quantities), 1)
+    resources.memory.write_output_gradients([step.output_gradients])
+    requirements = [quantity.requirements for quantity in quantities]
     try:
         return grading.solution.ask(
             "run_checked_step",
-            inputs=bench.memory.input_locations(1),
-            output_gradients=bench.memory.output_gradient_locations(1),
+            inputs=resources.memory.input_locations(1),
+            output_gradients=resources.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             result_bytes=_largest_bytes(quantities),
-            outputs=room,
+            outputs=room_for_copies(grading, requirements),
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
         if raised.is_lack_of_memory:
-            grading.verdict.notes.append(NO_ROOM)
-            return None
+            raise ForwardOnlyError(NO_ROOM) from None
         _, line = outcome_of_exception(raised, "checking the backward")
-        grading.verdict.notes.append(f"forward only: its backward raises {line}")
-        return None
+        raise ForwardOnlyError(f"forward only: its backward raises {line}") from None
 
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    tensors = [quantity.reference_tensor for quantity in quantities if quantity.reference_tensor]
-    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+    existing = [quantity.requirements for quantity in quantities if quantity.requirements]
+    return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
 
 
-def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
-    """Return a tensor for each quantity, with any values; empty where the reference has none."""
-    blanks = []
-    for quantity in quantities:
-        if quantity.reference_tensor is None:
-            blanks.append(torch.empty(0, device=grading.device))
-            continue
-        shape, dtype = quantity.reference_tensor.shape, quantity.reference_tensor.dtype
-        blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
-    return blanks
-
-
-def _has_all_gradients(
-    grading: Grading, descriptions: list, quantities: list[Quantity], output_count: int
-) -> bool:
-    """Return whether the solution gave all gradients; note which are missing.
+def _check_all_gradients_exist(
+    descriptions: list, quantities: list[Quantity], output_count: int
+) -> None:
+    """Raise ForwardOnlyError, with the names of missing gradients, unless the solution gave all.
 
     Args:
-        grading: the file under grading.
         descriptions: the reply's descriptions, one for each quantity.
         quantities: results first, then gradients.
         output_count: how many of the quantities are results.
@@ -267,11 +258,10 @@ def _has_all_gradients(
         )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.reference_tensor and description.get("type") == "NoneType":
+        if quantity.requirements and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
-        return True
-    gradients = [quantity for quantity in quantities[output_count:] if quantity.reference_tensor]
+        return
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
-    return False
+    raise ForwardOnlyError(f"forward only{which}"[:MAX_LINE_LENGTH])

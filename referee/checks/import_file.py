@@ -15,7 +15,7 @@ def import_file(grading: Grading) -> None:
         text=base64.b64encode(grading.file.text).decode(),
         path=str(grading.file.path.resolve()),
         class_names=list(reference_file.solutions),
-        builds=grading.bench.server.builds_folder(grading.file.path),
+        builds=grading.resources.server.builds_folder(grading.file.path),
         folders=[str(reference_file.path.resolve().parent), *reference_file.folders],
     )
     seconds = reply["seconds"]  # the solution may have changed them

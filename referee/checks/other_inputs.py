@@ -29,8 +29,8 @@ def check_other_inputs(grading: Grading) -> None:
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
     if problem.input_source.repeats:
         grading.verdict.notes.append(REPEATS_INPUTS)
-    if problem.why_no_float64:
-        grading.verdict.notes.append(problem.why_no_float64)
+    if problem.float64_obstacle:
+        grading.verdict.notes.append(problem.float64_obstacle)
 
 
 def _compare_unusual_inputs(grading: Grading) -> list[str]:
@@ -55,12 +55,14 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
 
     Eager's process computes them, not the referee's: an assertion on the device may end it.
     """
-    bench = grading.bench
-    bench.eager.start()
+    resources = grading.resources
+    resources.eager.start()
     grading.write_inputs([inputs])
     try:
-        reply = bench.eager.processes[0].ask("is_finite", inputs=bench.memory.input_locations(1))
-        bench.free_results(bench.eager.processes[0].contestant)
+        reply = resources.eager.processes[0].ask(
+            "is_finite", inputs=resources.memory.input_locations(1)
+        )
+        resources.free_results(resources.eager.processes[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

@@ -11,7 +11,7 @@ from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
@@ -22,8 +22,8 @@ from referee.words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
-# So many results are held while later calls run, to see whether a call overwrites one of them. This
-# detects a module that returns up to so many buffers in turn.
+# This many results are held while later calls run, to see whether a call overwrites one of them.
+# That finds a module which returns up to this number of buffers in turn.
 MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.
@@ -73,7 +73,7 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    reference_errors = grading.findings.reference_tensors[0].reference_errors
+    reference_errors = grading.findings.requirements[0].limits.reference_errors
     has_errors = reference_errors.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
         grading.verdict.note_errors(
@@ -101,7 +101,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
         checked = check_case(grading, case)
         compared.add(checked.comparisons)
-        grading.findings.reference_tensors = checked.reference_tensors
+        grading.findings.requirements = checked.requirements
     return compared
 
 
@@ -118,7 +118,7 @@ def _inputs_of_forward(grading: Grading, index: int) -> list:
     """Return the inputs of a forward; the first has index 0.
 
     If there are parameters, the second forward has the inputs of the first one and other
-    parameters. A solution that keeps a result for its input alone is wrong there.
+    parameters. A solution that looks up a result by its input only is wrong there.
     """
     if index == 1 and grading.reference.parameter_names():
         return grading.latest_inputs
@@ -167,8 +167,8 @@ def _check_results_stay(grading: Grading) -> None:
     All calls have their inputs at the same address. A module that returns the same memory each
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
-    problem, bench = grading.problem, grading.bench
-    if problem.may_share_memory or bench.memory.are_results_copied:
+    problem, resources = grading.problem, grading.resources
+    if problem.may_share_memory:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
@@ -178,13 +178,14 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
+    _copy_held_results(grading, calls[:held_count])
     compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_calls = calls[:1]
-    for number, call in enumerate(compared_calls, 1):
-        _check_held_result(grading, call, later_calls=calls[number:])
-    bench.free_results(grading.solution)
+    for index, call in enumerate(compared_calls):
+        _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
+    resources.free_results(grading.solution)
 
 
 def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
@@ -215,16 +216,33 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
-def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
-    """Check the results of a call after later calls, which may have overwritten them."""
+def _copy_held_results(grading: Grading, calls: list[HeldCall]) -> None:
+    """Have the held results copied after all calls, if the referee cannot read them in place."""
+    memory = grading.resources.memory
+    if memory.are_results_copied:
+        room = memory.room_for([grading.reference.eager_results(call.inputs) for call in calls])
+        grading.solution.ask("copy_results", outputs=room)
+
+
+def _check_held_result(
+    grading: Grading, call: HeldCall, call_index: int, later_calls: list[HeldCall]
+) -> None:
+    """Check the results of a call after later calls, which may have overwritten them.
+
+    Args:
+        grading: the file under grading.
+        call: the call.
+        call_index: its index among the calls.
+        later_calls: those after it.
+    """
     eager_results = grading.reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
-        tensor = grading.findings.reference_tensors[result_index]
-        place = ResultPlace(0, result_index)
-        got = read_result(grading, description, call.name, place).reshape(-1)
+        other_draws = grading.findings.requirements[result_index].other_draws
+        index = ResultIndex(call_index, result_index)
+        got = read_result(grading, description, call.name, index).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)
+        mistake = other_draws.find_mistake(got, eager_results[result_index], second_look)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):
@@ -244,7 +262,7 @@ def _is_result_of_a_call(
         result_index: which of a call's results they may be.
         calls: the calls.
     """
-    other_draws = grading.findings.reference_tensors[result_index].other_draws
+    other_draws = grading.findings.requirements[result_index].other_draws
     for call in calls:
         eager_result = grading.reference.eager_results(call.inputs)[result_index]
         has_its_size = eager_result.numel() == len(got)
@@ -258,7 +276,7 @@ def _call(grading: Grading, inputs: list) -> dict:
     grading.latest_inputs = inputs
     grading.write_inputs([inputs])
     grading.write_state()
-    locations = grading.bench.memory.input_locations(1)
+    locations = grading.resources.memory.input_locations(1)
     reply = grading.solution.ask("run_forwards", call_name=MODULE, inputs=locations)
     check_intact(grading, "several calls")
     return reply["returned"][0]

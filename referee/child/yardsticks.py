@@ -34,7 +34,19 @@ class YardstickMaker:
     copied_bytes: int
     problems_yardsticks: ModuleType | None
 
-    def make(self, name: str) -> Callables:
+    def make_all(self, names: list[str]) -> tuple[Callables, list[str]]:
+        """Return what is called for yardsticks, by name, and notes on those that fail."""
+        callables: Callables = {}
+        notes = []
+        for name in names:
+            try:
+                callables |= self._make(name)
+            except Exception as error:  # for example, Triton is not installed
+                first_line = str(error).strip().partition("\n")[0]
+                notes.append(f"{name} is left out: {first_line or type(error).__name__}")
+        return callables, notes
+
+    def _make(self, name: str) -> Callables:
         """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
 
         A compiled or a problem's own yardstick is called once, and then compiles nothing more.

@@ -25,7 +25,7 @@ DEVIATIONS_OF_MEAN = 4
 # one element, it may flip ten in another draw. With this factor, an honest mean error is beyond the
 # limit with a probability below 1e-8, even in 1,600 draws, if the flips are independent.
 SPARSE_FACTOR = 64
-# So many elements may be off by their atol in another draw, however small eager's mean error was.
+# This many elements may be off by their atol in another draw, however small eager's mean error was.
 FREE_ELEMENTS = 4
 # Relative and absolute tolerances where there is no result in float64. That of float32 is
 # KernelBench's.
@@ -40,12 +40,12 @@ class Budget:
     Attributes:
         atol, rtol: an element whose right value is y may be off by atol + rtol |y|, as in
             `torch.allclose`.
-        mean_atol: the largest mean error.
+        mean_limit: the largest mean error.
     """
 
     atol: float = 0.0
     rtol: float = 0.0
-    mean_atol: float = math.inf
+    mean_limit: float = math.inf
 
     def allowed(self, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element may be.
@@ -61,9 +61,9 @@ class Budget:
 
         Args:
             growth: what the atol of each element is multiplied by.
-            growth_of_mean: what mean_atol is multiplied by.
+            growth_of_mean: what mean_limit is multiplied by.
         """
-        return replace(self, atol=growth * self.atol, mean_atol=growth_of_mean * self.mean_atol)
+        return replace(self, atol=growth * self.atol, mean_limit=growth_of_mean * self.mean_limit)
 
     def of_distance_from_eager(self, reference: Errors, count: int) -> "Budget":
         """Return the budget of a result's distance from eager's in another draw.
@@ -76,11 +76,11 @@ class Budget:
             reference: the errors of the reference's own result in the draw that set the budget.
             count: the number of elements.
         """
-        mean_atol = self.mean_atol
+        mean_limit = self.mean_limit
         if reference.are_sparse:
-            mean_atol = max(mean_atol, SPARSE_FACTOR * reference.mean)
+            mean_limit = max(mean_limit, SPARSE_FACTOR * reference.mean)
         free = FREE_ELEMENTS * self.atol / max(count, 1)
-        return replace(self, mean_atol=mean_atol + reference.mean + free)
+        return replace(self, mean_limit=mean_limit + reference.mean + free)
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class _Leniency:
     Attributes:
         eps: the distance from 1 to the next number; a rounding is half of it.
         factor: the multiple of eager's own error that is allowed.
-        roundings: how many eps of its own magnitude an element may be off, and the mean likewise,
-            even where eager's result is exact.
+        roundings: how many eps of its own magnitude an element may be off, even where eager's
+            result is exact; the same number holds for the mean.
         sum_deviation: the standard deviation of a plain sum, relative to the result; 0 where the
             budget need not allow a plain sum.
     """
@@ -101,7 +101,7 @@ class _Leniency:
     roundings: int
     sum_deviation: float
 
-    def atol(self, largest_error: float, root_mean_square: float) -> float:
+    def atol_for(self, largest_error: float, root_mean_square: float) -> float:
         """Return how far each element may be off, regardless of its magnitude.
 
         Args:
@@ -112,11 +112,12 @@ class _Leniency:
         from_plain_sum = DEVIATIONS * self.sum_deviation * root_mean_square
         return max(from_error, from_plain_sum)
 
+    @property
     def rtol(self) -> float:
-        """Return how much further each element may be off, relative to its magnitude."""
+        """How much further each element may be off, relative to its magnitude."""
         return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
 
-    def mean_atol(self, reference: Errors) -> float:
+    def mean_limit_for(self, reference: Errors) -> float:
         """Return the largest mean error."""
         from_roundings = self.roundings * self.eps * reference.mean_magnitude
         from_error = self.factor * reference.mean + from_roundings
@@ -134,9 +135,9 @@ def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Bud
     """
     leniency = _leniency(reference, dtype, terms)
     return Budget(
-        atol=leniency.atol(reference.largest, reference.root_mean_square),
-        rtol=leniency.rtol(),
-        mean_atol=leniency.mean_atol(reference),
+        atol=leniency.atol_for(reference.largest, reference.root_mean_square),
+        rtol=leniency.rtol,
+        mean_limit=leniency.mean_limit_for(reference),
     )
 
 
@@ -154,11 +155,11 @@ def typical_limit(typical: float, reference: Errors, dtype: torch.dtype, terms: 
     """
     leniency = _leniency(reference, dtype, terms)
     # The unit is the typical size, so the size itself is 1.
-    return leniency.atol(typical, root_mean_square=1.0) + leniency.rtol()
+    return leniency.atol_for(typical, root_mean_square=1.0) + leniency.rtol
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:
-    """Return the error budget of a result that is compared with eager's alone."""
+    """Return the error budget of a result that is compared only with eager's."""
     tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
     return Budget(atol=tolerance, rtol=tolerance)
 

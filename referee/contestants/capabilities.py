@@ -34,8 +34,8 @@ class _Header(ctypes.Structure):
 def drop_gained() -> None:
     """Give up the capabilities that a new user namespace gives.
 
-    Root gives up CAP_SYS_ADMIN alone, by which it could unmount the namespace's /proc and see the
-    system's below it. It keeps the rest, for example its rights over files.
+    Root gives up only CAP_SYS_ADMIN. With it, a process could unmount the namespace's /proc and see
+    the system's below it. Root keeps the rest, for example its rights over files.
     """
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN)  # programs that it executes do not get it back
     header = _Header(CAPABILITY_VERSION_3, 0)

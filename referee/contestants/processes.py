@@ -157,6 +157,13 @@ def _live_threads(pid: int) -> dict[str, str]:
 class Tree:
     """A contestant's process and everything below it, which stop and go on together.
 
+    For each request, the caller uses the methods in this order:
+
+        stop        the request before is answered: all processes stop
+        note_runs   after the clock has stopped: how often each thread has run
+        has_run     just before `go_on`: whether a thread has run since `stop`
+        go_on       all processes go on
+
     Args:
         pid: the contestant's process, a child of the referee.
         is_solution: whether it is a solution; the referee's other children, except for those in
@@ -170,7 +177,7 @@ class Tree:
         self._is_solution = is_solution
         self._init_pid = init_pid
         self._stopped: list[int] = []
-        # How often each thread has run, by its folder in /proc. None before `note_runs`.
+        # How often each thread has run, by its folder in /proc. None from `stop` to `note_runs`.
         self._noted_counts: dict[str, str] | None = None
         self._was_woken = False  # a process has run between `stop` and `note_runs`
 
@@ -205,9 +212,9 @@ class Tree:
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `has_run` compares.
 
-        `stop` does not do this, because the clock runs meanwhile, and it takes longer. So another
-        search follows here, for a process that something has woken since `stop`: it still runs, or
-        it has started another process.
+        It takes too long for `stop`, during which the clock runs. So another search follows here,
+        for a process that something has woken since `stop`: it still runs, or it has started
+        another process.
 
         The search looks at each thread. A process that another one traces (see ptrace(2)) has
         stopped for `stop`, but its tracer can have let one of its threads go on.

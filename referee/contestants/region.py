@@ -24,7 +24,7 @@ from referee.contestants.forms import (
 )
 from referee.contestants.pool import Block, Pool, aligned
 
-# A block has at least so many bytes, so that a region of small values seldom needs a larger one.
+# A block has at least this many bytes, so that a region of small values seldom needs a larger one.
 MIN_BLOCK_BYTES = 1 << 20
 COMPARED_AT_ONCE = 1 << 28  # bytes that one torch.equal compares
 
@@ -68,7 +68,7 @@ class Region:
 
         Args:
             sizes: the size of each storage in bytes, as `forms_of` returns them.
-            forms: the forms of the values, likewise.
+            forms: the form of each value, as `forms_of` returns them.
         """
         starts_and_sizes = []
         end = 0
@@ -104,6 +104,10 @@ class Region:
                 # Elements of the copy that share memory have equal originals: the first is copied.
                 distinct = without_repeats(copy)
                 distinct.copy_(_leading_part(original, distinct.shape))
+
+    def keep_values(self) -> None:
+        """Keep copies of the present values as the originals, for `changed_values`."""
+        self._originals = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.tensors]
 
     def fill_with_nan(self) -> None:
         """Fill the tensors with bytes 0xff, a NaN in every float dtype."""

@@ -1,4 +1,4 @@
-"""The two roles of a contestant. What a contestant may do depends on its role alone."""
+"""The two roles of a contestant. What a contestant may do depends only on its role."""
 
 from enum import Enum
 

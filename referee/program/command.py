@@ -23,15 +23,15 @@ from referee.grading import TIMEOUT, Options
 from referee.messages import first_error_line
 from referee.program import folders
 from referee.program.arguments import Parser, check_options, make_parser
+from referee.program.file_grader import FileGrader
 from referee.program.grade_files import grade_files
-from referee.program.session import Session
 from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import files, markdown, tables
 from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, Rounds
 
-# Several files share a CPU's seconds of timing, but each gets at least a quarter of them.
+# Several files on one problem share a CPU's seconds, but each gets at least a quarter of them.
 MAX_SHARES = 4
 
 
@@ -73,7 +73,7 @@ def grade(args: argparse.Namespace, parser: Parser, command_line: str) -> int:
         parser.error(f"cannot read {error.filename}: {error.strerror}")
     progress.clear()
     document = records.document(command_line, "grading", records.environment(device))
-    session = Session(
+    grader = FileGrader(
         files=solutions,
         subjects=[Subject(problem.name, dtype_name(problem.dtype), problem.shape)],
         make_problem=lambda _subject, _device: problem,
@@ -84,7 +84,7 @@ def grade(args: argparse.Namespace, parser: Parser, command_line: str) -> int:
         progress=progress,
         is_verbose=args.verbose,
     )
-    return run(partial(grade_files, session), partial(write_results, args), document)
+    return run(partial(grade_files, grader), partial(write_results, args), document)
 
 
 def _grade_folders(
@@ -148,7 +148,7 @@ def run(work: Callable[[], bool], write: Callable[[dict], bool], document: dict)
 def make_options(args: argparse.Namespace) -> Options:
     """Return how the files that the user names are graded."""
     seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
-    if args.solution:
+    if args.solution and not folders.are_named(args):  # files of folders share nothing
         seconds /= min(len(args.solution), MAX_SHARES)
     return Options(rounds=Rounds(args.trials, seconds), timeout=args.timeout or TIMEOUT)
 

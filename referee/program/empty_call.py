@@ -20,12 +20,12 @@ from statistics import quantiles
 
 import torch
 
-from referee.bench import Bench
 from referee.devices import choose_device
 from referee.engine import referee_at_work
 from referee.names import MODULE
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.resources import Resources
 from referee.rounds.timed_requests import TimedCall, empty_call, make_flush, time_and_free
 
 ELEMENTS = (1 << 10, 1 << 20, 1 << 24)
@@ -60,22 +60,22 @@ def measure(elements: int, device: torch.device) -> str:
     with tempfile.TemporaryDirectory() as folder, referee_at_work(separate_builds=True) as server:
         path = Path(folder, "relu.py")
         path.write_text(RELU.replace("ELEMENTS", str(elements)))
-        bench = Bench(Problem("relu", load(path), device), server)
+        resources = Resources(Problem("relu", load(path), device), server)
         try:
-            bench.try_walls()
-            bench.eager.start()
-            bench.memory.write_inputs([bench.problem.draw()])
-            bench.eager.set_precision()
-            process = bench.eager.processes[0].contestant
-            flush = make_flush(bench)
-            nothing = empty_call(bench)
+            resources.try_walls()
+            resources.eager.start()
+            resources.memory.write_inputs([resources.problem.draw()])
+            resources.eager.set_precision()
+            process = resources.eager.processes[0].contestant
+            flush = make_flush(resources)
+            nothing = empty_call(resources)
             eager = TimedCall("eager", process, MODULE)
             empty = [
-                time_and_free(bench, nothing, 1, flush).request_seconds for _ in range(REQUESTS)
+                time_and_free(resources, nothing, 1, flush).request_seconds for _ in range(REQUESTS)
             ]
-            samples = [time_and_free(bench, eager, 1, flush) for _ in range(REQUESTS)]
+            samples = [time_and_free(resources, eager, 1, flush) for _ in range(REQUESTS)]
         finally:
-            bench.close()
+            resources.close()
     call = [sample.call_seconds[0] for sample in samples]
     overhead = [sample.request_seconds - sample.call_seconds[0] for sample in samples]
     columns = "  |".join(map(percentiles, (empty, call, overhead)))

@@ -2,37 +2,38 @@
 
 from referee import console, records
 from referee.engine import referee_at_work
-from referee.program.session import Session
+from referee.program.file_grader import FileGrader
 from referee.report import graded_files, tables
 from referee.verdict import NotCorrectError, Verdict
 from referee.words import CORRECT
 
 
-def grade_files(session: Session) -> bool:
-    """Grade all files of a session on its only subject; return whether all of them are correct.
+def grade_files(grader: FileGrader) -> bool:
+    """Grade all files on the only subject; return whether all of them are correct.
 
     Each verdict is printed when it comes; a ranking of several files comes last.
     """
-    [subject] = session.subjects
-    all_records = session.document["records"]
+    [subject] = grader.subjects
+    all_records = grader.document["records"]
 
     def report(verdict: Verdict) -> None:
         record = records.make_record(subject, verdict, str(verdict.file))
         if not all_records:
-            console.show(session.headline_of(subject))
+            walls = tables.walls_in_words(verdict.has_walls)
+            console.show(grader.headline_of(subject, walls))
         all_records.append(record)
         console.show(graded_files.describe(record))
-        _show_details(verdict, session.is_verbose)
+        _show_details(verdict, grader.is_verbose)
 
     try:
         with referee_at_work(separate_builds=True) as server:
-            session.show_progress(0, "starting")
-            session.grade(subject, session.options, report, server)
+            grader.show_progress(0, "starting")
+            grader.grade(subject, grader.options, report, server)
     except NotCorrectError as error:  # the problem cannot be graded
-        for file in session.files:
+        for file in grader.files:
             report(Verdict(file.path, error.word, error.reason))
     finally:  # after an interrupt, too
-        session.progress.clear()
+        grader.progress.clear()
         if len(all_records) > 1:
             console.show(f"\n{graded_files.ranking(all_records)}")
         for explanation in tables.explain_noise(tables.words_of_lines(all_records)):

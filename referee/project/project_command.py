@@ -29,8 +29,8 @@ from referee.engine import read_files
 from referee.grading import Options
 from referee.messages import first_error_line
 from referee.program import command
+from referee.program.file_grader import FileGrader
 from referee.program.grade_files import grade_files
-from referee.program.session import Session
 from referee.project.compare_with_eager import ComparisonWithEager
 from referee.project.project import Project
 from referee.project.project_arguments import check_options, make_parser
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None, project: Project) -> int:
         console.say(f"the solution cannot be imported: {error.strerror}: {error.filename}")
         return 1
     document = records.document(command_line, _kind(args), records.environment(device))
-    session = Session(
+    grader = FileGrader(
         files=solutions,
         subjects=subjects,
         make_problem=project.make_problem,
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None, project: Project) -> int:
         progress=progress,
         is_verbose=args.verbose,
     )
-    work = _choose_work(args, session, project)
+    work = _choose_work(args, grader, project)
     return command.run(work, partial(_write_results, args), document)
 
 
@@ -112,14 +112,14 @@ def _kind(args: argparse.Namespace) -> str:
 
 
 def _choose_work(
-    args: argparse.Namespace, session: Session, project: Project
+    args: argparse.Namespace, grader: FileGrader, project: Project
 ) -> Callable[[], bool]:
     """Return the function that does what the options ask for."""
     if args.sweep:
-        return Sweep(session).run
+        return Sweep(grader).run
     if args.solution:
-        return partial(grade_files, session)
-    return ComparisonWithEager(session, project, is_full=args.full).run
+        return partial(grade_files, grader)
+    return ComparisonWithEager(grader, project, is_full=args.full).run
 
 
 def _make_options(args: argparse.Namespace, device: torch.device) -> Options:

@@ -16,7 +16,7 @@ from referee.contestants.free_memory import BUFFERS, MAX_SHARE_OF_FREE, free_byt
 from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.engine import referee_at_work
-from referee.program.session import Session
+from referee.program.file_grader import FileGrader
 from referee.project.roofline import add_roofline, copy_bandwidth
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
@@ -28,15 +28,15 @@ SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size ma
 
 
 class Sweep:
-    """Times the project's solution on every subject of a session.
+    """Times the project's solution on every subject.
 
     Args:
-        session: its only file is the project's solution, and each subject is a size.
+        grader: its only file is the project's solution, and each subject is a size.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._records = session.document["records"]
+    def __init__(self, grader: FileGrader) -> None:
+        self._grader = grader
+        self._records = grader.document["records"]
         self._start = 0.0  # when `run` began, by `monotonic`
         self._titles_shown: list[str] = []  # the problems whose title was printed
 
@@ -45,18 +45,18 @@ class Sweep:
 
         It has if no size is wrong and at least one size of each problem was timed.
         """
-        session = self._session
+        grader = self._grader
         self._start = monotonic()
         try:
             # The solution's own build is kept for the next time, so `separate_builds` is false.
             with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
-                console.show(session.headline)
-                for index in range(len(session.subjects)):
+                console.show(grader.headline)
+                for index in range(len(grader.subjects)):
                     self._time_size(index, server, reserve)
         finally:  # after an interrupt, too
-            session.progress.clear()
+            grader.progress.clear()
             if self._records:
-                add_roofline(self._records, copy_bandwidth(session.device))
+                add_roofline(self._records, copy_bandwidth(grader.device))
         console.show(f"\n{sweep_lines.last_lines(self._records, monotonic() - self._start)}")
         are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in self._records)
         return are_right and not sweep_lines.untimed(self._records)
@@ -65,22 +65,22 @@ class Sweep:
         """Time a size, unless it is left out.
 
         Args:
-            index: the size's index in the session's subjects.
+            index: the size's index in the grader's subjects.
             server: forks contestants.
             reserve: keeps eager's process for the next size.
         """
-        session = self._session
-        subject, path = session.subjects[index], session.files[0].path
+        grader = self._grader
+        subject, path = grader.subjects[index], grader.files[0].path
         seconds = self._seconds_for_size(index)
         if reason := self._why_left_out(subject, seconds):
             self._show(subject, Verdict(path, LEFT_OUT, reason))
             return
-        session.show_progress(index, "building the kernels" if index == 0 else "starting")
+        grader.show_progress(index, "building the kernels" if index == 0 else "starting")
         # Rounds get half of the time. The other half is for everything else.
-        rounds = session.options.rounds._replace(cpu_seconds=seconds / 2)
-        options = replace(session.options, rounds=rounds)
+        rounds = grader.options.rounds._replace(cpu_seconds=seconds / 2)
+        options = replace(grader.options, rounds=rounds)
         try:
-            session.grade(subject, options, partial(self._show, subject), server, reserve)
+            grader.grade(subject, options, partial(self._show, subject), server, reserve)
         except NotCorrectError as error:  # the size cannot be graded
             self._show(subject, Verdict(path, error.word, error.reason))
 
@@ -92,12 +92,12 @@ class Sweep:
         left. Each may take (50 - 10) / 4 = 10 s.
 
         Args:
-            index: the size's index in the session's subjects.
+            index: the size's index in the grader's subjects.
         """
-        names = [subject.problem for subject in self._session.subjects]
+        names = [subject.problem for subject in self._grader.subjects]
         problems = list(dict.fromkeys(names))
         name = names[index]
-        sweep_seconds = SWEEP_SECONDS[self._session.device.type]
+        sweep_seconds = SWEEP_SECONDS[self._grader.device.type]
         problems_end = sweep_seconds * (problems.index(name) + 1) / len(problems)
         sizes_left = names[index:].count(name)
         seconds_left = problems_end - (monotonic() - self._start)
@@ -110,7 +110,7 @@ class Sweep:
             subject: the size.
             seconds: the time that it may take; not positive if the sweep's time is over.
         """
-        device = self._session.device
+        device = self._grader.device
         if device.type == "cuda":
             torch.cuda.empty_cache()
         size = subject.elements * DTYPES[subject.dtype].itemsize
@@ -120,7 +120,7 @@ class Sweep:
             return f"needs {needed:,.1f} GiB of memory, {free:,.1f} GiB can be used"
         if seconds > 0:
             return ""
-        problem_count = len({each.problem for each in self._session.subjects})
+        problem_count = len({each.problem for each in self._grader.subjects})
         limit = SWEEP_SECONDS[device.type] / problem_count
         of_problem = f" of {subject.problem}" if problem_count > 1 else ""
         return f"the {limit:.0f} s of a sweep{of_problem} are over"

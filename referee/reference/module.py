@@ -20,8 +20,8 @@ from referee.reference.random_values import changing_names, new_seed, vary
 from referee.reference.reference_step import (
     ReferenceStep,
     StepArguments,
-    reference_step,
     step_or_none,
+    step_with_budgets,
 )
 
 # Bytes of parameters. The module with the parameters of the call before is kept only if it has no
@@ -119,14 +119,14 @@ class ReferenceModule:
         with self._restored_buffers():
             return self._problem.run_step(*step)
 
-    def reference_step(self, step: StepArguments) -> ReferenceStep | None:
+    def step_with_budgets(self, step: StepArguments) -> ReferenceStep | None:
         """Return eager's results and gradients of a training step, with their error budgets.
 
         Returns:
             None if the reference has no gradients to compare.
         """
         with self._restored_buffers():
-            return reference_step(self._problem, step)
+            return step_with_budgets(self._problem, step)
 
     def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
         """Return a function that computes one of a forward's results with other roundings.
@@ -158,10 +158,10 @@ class ReferenceModule:
         try:
             for _ in range(OTHER_ROUNDINGS_OF_STEPS):
                 with self._restored_buffers(), OtherRoundings(self._problem):
-                    others = step_or_none(lambda: self._problem.run_step(*step))
-                if others is None:
+                    other_results = step_or_none(lambda: self._problem.run_step(*step))
+                if other_results is None:
                     return unknown
-                for i, error in _typical_errors(others, eager):
+                for i, error in _typical_errors(other_results, eager):
                     largest[i] = max(largest[i], error)
         except (BadReferenceError, torch.OutOfMemoryError):
             return unknown
@@ -208,9 +208,9 @@ class ReferenceModule:
         }
 
 
-def _typical_errors(others: list, eager: list) -> Iterator[tuple[int, float]]:
+def _typical_errors(other_results: list, eager: list) -> Iterator[tuple[int, float]]:
     """Yield the index and the typical error of each result that can be compared with eager's."""
-    for i, (other, x) in enumerate(zip(others, eager, strict=False)):
+    for i, (other, x) in enumerate(zip(other_results, eager, strict=False)):
         are_both_there = other is not None and x is not None
         if are_both_there and other.shape == x.shape:
             yield i, typical_error(flat_reals(other), flat_reals(x))

@@ -18,8 +18,8 @@ from referee.contestants.forms import without_repeats
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
 MAX_WITH_NEW_SIGN = 1e4
-# `vary` draws at most so many factors, because drawing takes most of its time. The number is prime,
-# so that rows of a matrix get different factors.
+# `vary` draws at most this many factors, because drawing takes most of its time. The number is
+# prime, so that rows of a matrix get different factors.
 FACTORS = 1_048_583
 # On a CPU, torch draws with one thread. `draw_into` has several threads draw parts of this length.
 PART_LENGTH = 1 << 21
@@ -94,14 +94,19 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
         return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
     factors = _draw_factors(old_parts[0], generator)
     if not _have_both_signs(old_parts):
-        factors.abs_()
+        factors.abs_()  # no value gets a new sign
     varied = torch.empty_like(values, memory_format=torch.contiguous_format)
     for old, new in zip(old_parts, varied.view(-1).split(FACTORS), strict=True):
-        torch.mul(old, factors[: len(old)], out=new)
-        is_small = old.abs() < MAX_WITH_NEW_SIGN
-        if not is_small.all():
-            torch.where(is_small, new, torch.copysign(new, old), out=new)
+        _multiply(old, factors[: len(old)], out=new)
     return varied
+
+
+def _multiply(values: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
+    """Multiply flat values by factors; those beyond MAX_WITH_NEW_SIGN keep their signs."""
+    torch.mul(values, factors, out=out)
+    keeps_sign = values.abs() >= MAX_WITH_NEW_SIGN
+    if keeps_sign.any():
+        torch.where(keeps_sign, torch.copysign(out, values), out, out=out)
 
 
 def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

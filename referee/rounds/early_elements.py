@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from referee.bench import Bench
 from referee.contestants.contestant import Contestant
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.reading import (
     MAX_NUMBER,
     BadDescriptionError,
@@ -18,6 +17,7 @@ from referee.contestants.reading import (
     memory_offset,
     validated,
 )
+from referee.resources import Resources
 
 READ_ELEMENTS = 32  # of a request's results, in all
 # The reason of a verdict if an element differs.
@@ -50,23 +50,23 @@ class EarlyElements:
     On a CPU nothing is read in place, because a stopped process computes nothing.
 
     Args:
-        bench: the bench of the problem that is timed.
+        resources: of the problem that is timed.
         contestant: the process whose results are read.
     """
 
-    def __init__(self, bench: Bench, contestant: Contestant) -> None:
-        self._bench = bench
-        self._is_on_gpu = bench.problem.device.type == "cuda"
+    def __init__(self, resources: Resources, contestant: Contestant) -> None:
+        self._resources = resources
+        self._is_on_gpu = resources.problem.device.type == "cuda"
         self._reader = contestant.reader
-        self._elements: dict[ResultPlace, _Elements] = {}
+        self._elements: dict[ResultIndex, _Elements] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
         returned = reply["returned"]
         count = max(1, READ_ELEMENTS // max(len(returned), 1))
-        if self._bench.memory.are_results_copied:
+        if self._resources.memory.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
-            for call_index, region in enumerate(self._bench.memory.outputs[: len(returned)]):
+            for call_index, region in enumerate(self._resources.memory.outputs[: len(returned)]):
                 self._read_copy(call_index, region.tensors, count)
         elif self._is_on_gpu:
             for call_index, returned_by_call in enumerate(returned):
@@ -85,7 +85,7 @@ class EarlyElements:
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
         flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
+        self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
 
     def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results in the process's memory."""
@@ -96,18 +96,19 @@ class EarlyElements:
         size = math.prod(validated(descriptions[result_index])["shape"])
         if 0 < size < MAX_NUMBER:
             indices = torch.randint(size, (count,))
-            values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
+            values = self._reader.read_elements(descriptions[result_index], indices).cpu()
+            self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
 
-    def differs(self, place: ResultPlace, whole: torch.Tensor) -> bool:
+    def differs(self, index: ResultIndex, late_result: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            place: the result's place in the reply.
-            whole: the result as it was read after the clock had stopped.
+            index: the result's index in the reply.
+            late_result: the result as it was read after the clock had stopped.
         """
-        early = self._elements.get(place)
-        if early is None:
+        elements = self._elements.get(index)
+        if elements is None:
             return False
-        late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()
-        return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))
+        flat = as_indexable(late_result).reshape(-1)
+        late_values = flat[elements.indices.to(flat.device)].cpu()
+        return not torch.equal(late_values.view(torch.uint8), elements.values.view(torch.uint8))

@@ -7,11 +7,11 @@ runs. To be fair, either all processes keep their memory, or all give it back.
 from collections.abc import Iterable
 from time import sleep
 
-from referee.bench import Bench
 from referee.contestants.contestant import Contestant
 from referee.contestants.free_memory import SECONDS_TO_CLEAR, free_bytes
+from referee.resources import Resources
 
-SPARE_BYTES = 1 << 32  # so many bytes stay free for comparisons
+SPARE_BYTES = 1 << 32  # this many bytes stay free for comparisons
 
 
 class RoundMemory:
@@ -21,14 +21,14 @@ class RoundMemory:
     how much memory it had taken.
 
     Args:
-        bench: the bench of the problem that is timed.
+        resources: of the problem that is timed.
         contestants: the processes that take turns.
     """
 
-    def __init__(self, bench: Bench, contestants: Iterable[Contestant]) -> None:
-        self._bench = bench
-        self._device = bench.problem.device
-        self._all_keep = not bench.problem.gives_memory_back
+    def __init__(self, resources: Resources, contestants: Iterable[Contestant]) -> None:
+        self._resources = resources
+        self._device = resources.problem.device
+        self._all_keep = not resources.problem.gives_memory_back
         self._is_decided = self._all_keep  # otherwise the first round decides
         self._free_before_turn = 0
         self._contestants = list(contestants)
@@ -38,7 +38,7 @@ class RoundMemory:
         """Have all processes give their unused memory back before the first round."""
         if not self._is_decided:
             for contestant in self._contestants:
-                self._bench.free_all_unused(contestant)
+                self._resources.free_all_unused(contestant)
 
     def begin_turn(self) -> None:
         """Note how much memory is free before a process is asked."""
@@ -54,7 +54,7 @@ class RoundMemory:
             taken = self._free_before_turn - free_bytes(self._device)
             pid = contestant.pid
             self._taken[pid] = max(taken, self._taken.get(pid, 0))
-        self._bench.free_all_unused(contestant)
+        self._resources.free_all_unused(contestant)
         sleep(SECONDS_TO_CLEAR)
 
     def end_round(self) -> None:

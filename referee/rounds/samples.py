@@ -27,13 +27,13 @@ class RoundSamples:
 
     Attributes:
         by_name: each timed call's samples in the timed rounds.
-        empties: samples of empty requests; those before the timed rounds count, too.
+        empty_samples: samples of empty requests; those before the timed rounds count, too.
     """
 
     def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
         self._names = names
         self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
-        self.empties: list[Sample] = []
+        self.empty_samples: list[Sample] = []
 
     def add(self, samples: dict[str, Sample]) -> None:
         """Add the samples of a timed round, by the timed calls' names."""
@@ -42,16 +42,16 @@ class RoundSamples:
 
     def overhead(self) -> Overhead:
         """Return the overhead of a request, as eager's and the empty requests tell it."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
-        return measure_overhead(self.empties, eagers)
+        eager_samples = self.by_name[self._names.eager] + self.by_name[self._names.control]
+        return measure_overhead(self.empty_samples, eager_samples)
 
     def lateness(self) -> float:
-        """Return the largest lateness of eager's requests but for one in ten; 1 without a round."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
-        if not eagers:
+        """Return the 90th percentile of the lateness of eager's requests; 1 without a round."""
+        eager_samples = self.by_name[self._names.eager] + self.by_name[self._names.control]
+        if not eager_samples:
             return 1.0
-        _, largest = p10_and_p90([sample.lateness for sample in eagers])
-        return largest
+        _, p90 = p10_and_p90([sample.lateness for sample in eager_samples])
+        return p90
 
 
 def note_clock(grading: Grading, samples: RoundSamples, wait_count: int) -> None:
@@ -63,13 +63,13 @@ def note_clock(grading: Grading, samples: RoundSamples, wait_count: int) -> None
         wait_count: how often a GPU waits in a request, see `CudaClock.get_ahead`.
     """
     is_gpu = grading.device.type == "cuda"
-    waits = wait_count * SECONDS_OF_A_WAIT if is_gpu else 0.0
-    note = _clock_note(grading.problem.names, grading.device.type, samples, waits)
+    waiting_seconds = wait_count * SECONDS_OF_A_WAIT if is_gpu else 0.0
+    note = _clock_note(grading.problem.names, grading.device.type, samples, waiting_seconds)
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
 
 
-def _clock_note(names: Names, device: str, samples: RoundSamples, waits: float) -> str:
+def _clock_note(names: Names, device: str, samples: RoundSamples, waiting_seconds: float) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
     A false clock can hide a large part of a short call, and so can work on another stream while the
@@ -80,7 +80,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples, waits: float) 
         names: the names of the solution, of eager and of eager again.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
-        waits: the seconds of a request in which a GPU waits.
+        waiting_seconds: the seconds of a request in which a GPU waits.
     """
     overhead = samples.overhead()
     solution_samples = samples.by_name[names.solution]
@@ -92,10 +92,10 @@ def _clock_note(names: Names, device: str, samples: RoundSamples, waits: float) 
     lateness = samples.lateness()
     if compare_times(eager, control, solution, device, lateness) != FASTER:
         return ""
-    calls = len(solution_samples[0].call_seconds)
-    hideable = overhead.hideable_seconds(calls) + waits / calls
+    call_count = len(solution_samples[0].call_seconds)
+    hideable = overhead.hideable_seconds(call_count) + waiting_seconds / call_count
     if hideable < HIDDEN_PART * median(solution):
         return ""
-    longest = [seconds + hideable for seconds in solution]
-    is_confirmed = compare_times(eager, control, longest, device, lateness) == FASTER
+    longest_seconds = [seconds + hideable for seconds in solution]
+    is_confirmed = compare_times(eager, control, longest_seconds, device, lateness) == FASTER
     return "" if is_confirmed else UNCONFIRMED

@@ -3,11 +3,10 @@
 from contextlib import suppress
 from typing import NamedTuple
 
-import torch
-
 from referee.contestants.errors import RaisedError
 from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
+from referee.request_memory import Templates
 from referee.rounds.early_elements import EarlyElements
 from referee.rounds.step_samples import StepSample, make_step_sample
 from referee.rounds.timed_requests import TimedCall
@@ -19,48 +18,48 @@ class TimedSteps(NamedTuple):
     Attributes:
         step_sample: the times of the request.
         reply: the process's reply.
-        early: the elements that were read before the clock stopped.
+        early_elements: the elements that were read before the clock stopped.
     """
 
     step_sample: StepSample
     reply: dict
-    early: EarlyElements
+    early_elements: EarlyElements
 
 
 def time_steps(
     grading: Grading,
     timed_call: TimedCall,
-    calls: int,
-    templates: list[torch.Tensor] | None = None,
+    step_count: int,
+    templates_of_steps: list[Templates] | None = None,
 ) -> TimedSteps:
     """Time the training steps of one request of a timed call.
 
     Args:
         grading: the file under grading.
         timed_call: the call, with the contestant that is asked for it.
-        calls: the number of training steps of the request.
-        templates: as for `timed_requests.time_request`.
+        step_count: the number of training steps of the request.
+        templates_of_steps: as `templates_of_calls` for `timed_requests.time_request`.
     """
-    bench = grading.bench
+    resources = grading.resources
     contestant = timed_call.contestant
     parameters = grading.reference.parameter_names()
     if contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
-    early = EarlyElements(bench, contestant)
+    early_elements = EarlyElements(resources, contestant)
     outputs = None
-    if templates is not None:
-        outputs = bench.memory.room_for(templates, calls)
+    if templates_of_steps is not None:
+        outputs = resources.memory.room_for(templates_of_steps)
     reply = contestant.ask(
         "run_steps",
-        early.read,
+        early_elements.read,
         call_name=timed_call.call,
-        inputs=bench.memory.input_locations(calls),
-        output_gradients=bench.memory.output_gradient_locations(calls),
+        inputs=resources.memory.input_locations(step_count),
+        output_gradients=resources.memory.output_gradient_locations(step_count),
         parameters=parameters,
         outputs=outputs,
     )
-    step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
-    return TimedSteps(step_sample, reply, early)
+    step_sample = make_step_sample(reply["seconds"], contestant.seconds, step_count)
+    return TimedSteps(step_sample, reply, early_elements)
 
 
 def count_kept_bytes(grading: Grading) -> dict[str, int]:
@@ -68,14 +67,14 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
 
     Hooks count the bytes. A program that raises because of the hooks is left out.
     """
-    names, bench = grading.problem.names, grading.bench
+    names, resources = grading.problem.names, grading.resources
     kept_bytes = {}
     for name, process in (
         (names.solution, grading.solution),
-        (names.eager, bench.eager.processes[0].contestant),
+        (names.eager, resources.eager.processes[0].contestant),
     ):
         with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=bench.memory.input_locations(1))
+            reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))
             is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
             if is_number and 0 <= reply["bytes"] < MAX_NUMBER:
                 kept_bytes[name] = reply["bytes"]

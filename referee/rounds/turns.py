@@ -4,8 +4,8 @@ In a round, all timed calls take turns: the solution's, eager's (twice), the yar
 empty call. The order is random so that nobody profits from who was timed before.
 
 The memory that the referee shares is written and filled in a round as follows. "Again" means that
-the round's values are written once more. The state is parameters and buffers. Outputs' gradients
-are there in training steps alone.
+the round's values are written once more. The state is parameters and buffers. Only training
+steps have gradients of outputs.
 
                                                                         state of
     when                           function              inputs  gradients  solution   eager
@@ -27,7 +27,7 @@ from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
 
 Round = TypeVar("Round")  # what a function that runs one round returns
-# Inputs of at most so many bytes are written before every request, so that all processes find the
+# Inputs of at most this many bytes are written before every request, so that all processes find the
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
 CACHED_BYTES = 1 << 26
@@ -39,7 +39,7 @@ def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
     On a CPU eager has two processes, and the second one is timed as eager again. On a GPU there is
     one process, which is timed twice.
     """
-    names, eager = grading.problem.names, grading.bench.eager.processes
+    names, eager = grading.problem.names, grading.resources.eager.processes
     first, last = eager[0].contestant, eager[-1].contestant
     timed_calls = [
         TimedCall(names.solution, grading.solution, MODULE),
@@ -73,7 +73,7 @@ def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) ->
 
 
 def only_compiled(yardsticks: list[str]) -> list[str]:
-    """Return the yardsticks that training steps have, too: torch.compile's program alone."""
+    """Return the yardsticks that training steps have, too: only torch.compile's program."""
     return [name for name in yardsticks if name == COMPILED]
 
 
@@ -81,11 +81,11 @@ def write_state_for_all(grading: Grading) -> None:
     """Write the reference's parameters and buffers for the solution and for eager."""
     values = grading.reference.values()
     grading.state.write(values)
-    for process in grading.bench.eager.processes:
+    for process in grading.resources.eager.processes:
         process.state.write(values)
 
 
-def fill_with_nan(grading: Grading, calls: int) -> None:
+def fill_with_nan(grading: Grading, call_count: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
     `rewrite_inputs` restores the inputs for those who take their turns later. The parameters need
@@ -97,11 +97,11 @@ def fill_with_nan(grading: Grading, calls: int) -> None:
 
     Args:
         grading: the file under grading.
-        calls: how many calls the request had.
+        call_count: how many calls the request had.
     """
     if grading.problem.may_share_memory:
         return
-    for region in grading.bench.memory.inputs[:calls]:
+    for region in grading.resources.memory.inputs[:call_count]:
         region.fill_with_nan()
     grading.state.fill_with_nan()
 
@@ -112,7 +112,7 @@ def rewrite_inputs(grading: Grading) -> None:
     `fill_with_nan` has filled the inputs. Outputs' gradients may have changed after the
     comparison, when the solution's results were freed: their finalizers run its code.
     """
-    memory = grading.bench.memory
+    memory = grading.resources.memory
     for region in (*memory.inputs, *memory.output_gradients):
         region.rewrite()
 
@@ -128,9 +128,9 @@ def map_eagers_pages(grading: Grading) -> None:
     """
     if grading.device.type != "cpu":
         return
-    memory = grading.bench.memory
+    memory = grading.resources.memory
     regions = [region.location for region in (*memory.inputs, *memory.output_gradients)]
-    for process in grading.bench.eager.processes:
+    for process in grading.resources.eager.processes:
         locations = [location for location in (*regions, process.state.location) if location]
         process.contestant.ask("map_pages", locations=locations)
 
@@ -142,9 +142,9 @@ def rewrite_small_memory(grading: Grading) -> None:
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:
-        for region in grading.bench.memory.inputs:
+        for region in grading.resources.memory.inputs:
             region.rewrite()
     if problem.parameter_bytes <= CACHED_BYTES:
         grading.state.rewrite()
-        for process in grading.bench.eager.processes:
+        for process in grading.resources.eager.processes:
             process.state.rewrite()

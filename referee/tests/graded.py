@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from referee import engine, records
-from referee.bench import Bench
 from referee.contestants.forms import dtype_name
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.resources import Resources
 from referee.tests.texts import IMPORTS, Table
 from referee.times.timing import Rounds
 
@@ -66,16 +66,16 @@ def grade(
     return record_of
 
 
-def remember_benches(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
-    """Return a list to which the benches of all engines that are made later are added."""
-    benches = []
+def remember_resources(monkeypatch: pytest.MonkeyPatch) -> list[Resources]:
+    """Return a list to which the resources of all engines that are made later are added."""
+    all_resources = []
 
-    def make_bench(*arguments: object) -> Bench:
-        benches.append(Bench(*arguments))
-        return benches[-1]
+    def make_resources(*arguments: object) -> Resources:
+        all_resources.append(Resources(*arguments))
+        return all_resources[-1]
 
-    monkeypatch.setattr(engine, "Bench", make_bench)
-    return benches
+    monkeypatch.setattr(engine, "Resources", make_resources)
+    return all_resources
 
 
 def quick_and_slow(table: Table, *quick: str) -> list:

@@ -29,7 +29,7 @@ from referee.tests.texts import (
 # itself, but the referee reads the memory that the reply describes, and this is stopped then.
 
 # One random element of 524,288 is wrong.
-ONE_IN_A_MILLION = "import random\n" + module("""
+ONE_WRONG_ELEMENT = "import random\n" + module("""
 out = torch.relu(x)
 out.view(-1)[random.randrange(out.numel())] += 1
 return out
@@ -62,7 +62,7 @@ return torch.relu(x)
 # The first row is right, and all others are copies of it.
 FIRST_ROW = module("return torch.relu(x[:1].expand(x.shape).clone())")
 AT_RELU = {
-    "one_in_a_million": wrong(ONE_IN_A_MILLION, ": 1 of 524,288 elements"),
+    "one_wrong_element": wrong(ONE_WRONG_ELEMENT, ": 1 of 524,288 elements"),
     "tail": wrong(TAIL, r": 1 of 524,288 elements .* the first at \[31, 16383\]"),
     "first_row": wrong(FIRST_ROW, r"the first at \[1, "),
     "zeros": wrong(module("return torch.zeros_like(x)"), "returns zeros"),
@@ -70,9 +70,9 @@ AT_RELU = {
         REPLIES,
         "wrong|error",
         # The reply describes memory of the CPU, also on a GPU.
-        "not new memory|sends a reply of its own|output's device is cpu",
+        "not new memory|sends an invalid reply|output's device is cpu",
     ),
-    "junk": error(JUNK, "sends a reply of its own"),
+    "junk": error(JUNK, "sends an invalid reply"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
     "copies_its_input": wrong(module("return x.clone()"), "returns a copy of its input 0"),
     "in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),
@@ -103,10 +103,19 @@ memory = x.mean().repeat(x.shape[0] + x.shape[1])
 return memory.as_strided(x.shape, (1, 1))
 """
 EXPANDS = "return x.mean(1, keepdim=True).expand(x.shape)"
+# Describes its result as contiguous, so that only those who read it can see that it is not. Says
+# that CUDA IPC cannot share it, so that the referee would have to believe a copy.
+WANTS_A_COPY = """
+from referee.child import kept_results
+
+tell = kept_results.describe
+kept_results.describe = lambda x: tell(x) | {"strides": [256, 1], "handle": None}
+"""
 SHARED = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
 AT_MEANS = {
     "expands": wrong(module(EXPANDS), SHARED),
     "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
+    "wants_a_copy": wrong(WANTS_A_COPY + module(EXPANDS), "elements beyond|cannot be read"),
     "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
     "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
 }
@@ -118,7 +127,7 @@ AT_EXPANDED = {
 }
 
 
-@pytest.mark.parametrize("table", quick_and_slow(AT_MEANS, "overlaps"))
+@pytest.mark.parametrize("table", quick_and_slow(AT_MEANS, "overlaps", "wants_a_copy"))
 def test_elements_that_share_memory_are_wrong(table, device, tmp_path):
     grade(MEANS, table, tmp_path, device=device)
 

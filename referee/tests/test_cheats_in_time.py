@@ -17,10 +17,14 @@ SLEEP = 0.005  # seconds that each call of CLOCKS really takes
 CLOCKS = """
 import sys, time
 now = time.perf_counter
-for module in [m for n, m in list(sys.modules.items()) if n != __name__]:
+
+def slow_clock():
+    return now() / 100
+
+for module_name, module in list(sys.modules.items()):
     for name, value in list(getattr(module, "__dict__", {}).items()):
-        if value is now:
-            setattr(module, name, lambda: now() / 100)
+        if value is now and module_name != __name__:
+            setattr(module, name, slow_clock)
 """ + module(f"end = now() + {SLEEP}\nwhile now() < end:\n    pass\nreturn torch.relu(x)")
 # A thread holds the interpreter's lock, so that the reply is late, and works meanwhile.
 LOCK = "import ctypes, threading\n" + module("""
@@ -54,6 +58,17 @@ def spin():
 
 threading.Thread(target=spin, daemon=True).start()
 """
+# torch's own function takes longer, but not what the module calls.
+SLOWS_TORCH = """
+import time
+fast = torch.relu
+
+def slow(x):
+    time.sleep(0.01)
+    return fast(x)
+
+torch.relu = slow
+""" + module("return fast(x)")
 # Does something, HERE, to each process that has the same parent.
 SIBLINGS = """
 import os, signal
@@ -74,10 +89,9 @@ NO_GAIN = {
     "demotes_eager": correct(
         SIBLINGS.replace("HERE", "os.setpriority(os.PRIO_PROCESS, int(name), 19)") + PLAIN
     ),
-    "slows_torch": correct("import time\nfast = torch.relu\n"
-        "torch.relu = lambda x: (time.sleep(0.01), fast(x))[1]\n" + module("return fast(x)")),
+    "slows_torch": correct(SLOWS_TORCH),
     "plain": correct(PLAIN),
-}  # fmt: skip
+}
 TAKES_LONG = {"hides_time", "thread_with_the_lock"}  # each call takes SLEEP or more
 # Without walls it does gain on a busy machine: see "Out of reach" in VERDICTS.md.
 NEEDS_WALLS = {"demotes_eager"}

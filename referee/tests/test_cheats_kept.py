@@ -65,6 +65,17 @@ def test_results_of_another_call_are_wrong(table, device, tmp_path):
     grade(RELU, table, tmp_path, device=device)
 
 
+@pytest.mark.usefixtures("unreadable_processes")
+def test_memory_that_is_not_new_is_wrong_also_where_results_are_copied(tmp_path):
+    ring_of_four = module(RING.replace("COUNT", "4"), RING_INIT)
+    table = {
+        "reuses_its_output": wrong(REUSES, OVERWRITES),
+        "ring_of_four": wrong(ring_of_four, OVERWRITES),
+        "plain": correct(module("return torch.relu(x)"), "results are copied"),
+    }
+    grade(RELU, table, tmp_path)
+
+
 # -------------------------------------------------------------------- results for old parameters
 #
 # The first forward has the parameters that the constructor drew, and the second one has others.

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from referee import records
-from referee.contestants import cuda_walls, namespaces, prctl, processes
+from referee import engine, records
+from referee.contestants import namespaces, prctl, processes, wall_trial
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
+from referee.program import command
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
-from referee.tests.graded import check, remember_benches
+from referee.tests.graded import check, remember_resources
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.timing import Rounds
 
@@ -209,17 +210,17 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda:99", "no_device"])
 def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
-    """The trial is the program `cuda_walls`: it tries whether a device allows walls."""
-    monkeypatch.setattr("sys.argv", ["cuda_walls", name])
-    assert cuda_walls.main() == 2
+    """The trial is the program `wall_trial`: it tries whether a device allows walls."""
+    monkeypatch.setattr("sys.argv", ["wall_trial", name])
+    assert wall_trial.main() == 2
     [line] = capsys.readouterr().err.splitlines()
     assert name in line
 
 
 @pytest.mark.slow
 def test_the_trial_on_a_cpu_finds_walls(walls, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cuda_walls", "cpu"])
-    assert cuda_walls.main() == 0
+    monkeypatch.setattr("sys.argv", ["wall_trial", "cpu"])
+    assert wall_trial.main() == 0
     assert capsys.readouterr().out == "cpu: walls\n"
 
 
@@ -259,15 +260,15 @@ ACTS = {
 def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, monkeypatch):
     (tmp_path / "reference.py").write_text(IMPORTS + PROBLEM)
     problem = Problem("problem", load(tmp_path / "reference.py"), CPU)
-    benches = remember_benches(monkeypatch)
+    all_resources = remember_resources(monkeypatch)
     subject = records.Subject("problem", "float32", problem.shape)
     table, record_of = {}, {}
     with referee_at_work(separate_builds=True) as server:
         engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
-            [bench] = benches
-            eager_pids = [eager.contestant.pid for eager in bench.eager.processes]
+            [resources] = all_resources
+            eager_pids = [eager.contestant.pid for eager in resources.eager.processes]
             outside = str([*processes.referees_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -280,8 +281,29 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.has_walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in bench.eager.processes] == eager_pids
+            assert [eager.contestant.pid for eager in resources.eager.processes] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()
     check(table, record_of)
+
+
+@pytest.mark.parametrize("has_walls", [True, False])
+def test_the_headline_says_whether_there_are_walls(has_walls, walls, tmp_path, monkeypatch, capsys):
+    server = engine.Server
+
+    def make_server(*arguments):
+        made = server(*arguments)
+        made.gives_walls = has_walls
+        return made
+
+    monkeypatch.setattr(engine, "Server", make_server)
+    for name, text in (
+        ("problem.py", reference("return torch.relu(x)", "[torch.rand(8, 64)]")),
+        ("solution.py", module("return torch.relu(x)")),
+    ):
+        (tmp_path / name).write_text(IMPORTS + text)
+    files = [str(tmp_path / "problem.py"), str(tmp_path / "solution.py")]
+    assert command.main([*files, "--device", "cpu", "--trials", "1"]) == 0
+    headline, *_ = capsys.readouterr().out.splitlines()
+    assert headline.endswith("float32; walls" if has_walls else "float32; no walls")

@@ -12,7 +12,7 @@ from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
-from referee.tests.graded import remember_benches
+from referee.tests.graded import remember_resources
 from referee.tests.texts import IMPORTS, reference
 from referee.times.timing import Rounds
 
@@ -23,20 +23,20 @@ RELU = reference("return torch.relu(x)", "[torch.rand(1024, 262144)]")  # 1 GiB
 
 
 @pytest.fixture
-def benches(monkeypatch):
-    """Return a list to which each new engine's bench is added."""
-    return remember_benches(monkeypatch)
+def all_resources(monkeypatch):
+    """Return a list to which each new engine's resources are added."""
+    return remember_resources(monkeypatch)
 
 
-def prepare(text, path, device, server, reserve, benches, before_keeping=None):
+def prepare(text, path, device, server, reserve, all_resources, before_keeping=None):
     """Time eager alone on a problem, and keep its process; return its id."""
     path.write_text(IMPORTS + text)
     problem = Problem(path.stem, load(path), torch.device(device))
     engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, reserve)
     try:
         engine.prepare()
-        # The list forgets the bench, so that its memory is freed.
-        [eager, *_] = benches.pop().eager.processes
+        # The list forgets the resources, so that their memory is freed.
+        [eager, *_] = all_resources.pop().eager.processes
         if before_keeping:
             before_keeping(eager)
         engine.keep_eager()
@@ -53,23 +53,27 @@ def free_bytes():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(
-    tmp_path, benches
+    tmp_path, all_resources
 ):
     with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
         pids, free = [], []
         for name, text in (("linear", LINEAR), ("relu", RELU), ("relu_again", RELU)):
-            pids.append(prepare(text, tmp_path / f"{name}.py", "cuda", server, reserve, benches))
+            pids.append(
+                prepare(text, tmp_path / f"{name}.py", "cuda", server, reserve, all_resources)
+            )
             free.append(free_bytes())
     assert len(set(pids)) == 1
     assert free[0] - free[2] < 1 << 28
 
 
-def test_a_process_that_has_ended_is_replaced(device, tmp_path, benches):
+def test_a_process_that_has_ended_is_replaced(device, tmp_path, all_resources):
     """On a CPU no process is kept, so each problem has new ones."""
 
     def end(eager):
         os.kill(eager.contestant.pid, signal.SIGKILL)
 
     with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
-        first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, benches, end)
-        assert prepare(LINEAR, tmp_path / "second.py", device, server, reserve, benches) != first
+        first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, all_resources, end)
+        assert (
+            prepare(LINEAR, tmp_path / "second.py", device, server, reserve, all_resources) != first
+        )

@@ -7,7 +7,7 @@ from referee.times.timing import MIN_JUDGED_ROUNDS, StepTimings, Timings, p10_an
 from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
-# short call they differ by so many seconds.
+# short call they differ by this many seconds.
 PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 PLACEMENT_SECONDS = {"cpu": 0.0, "cuda": 3e-7}
 # If eager differs from itself by a larger factor, the machine is noisy.
@@ -50,8 +50,8 @@ def compare_times(
 ) -> str:
     """Return FASTER, SLOWER, TIE or TOO_NOISY for a solution's times beside eager's.
 
-    VERDICTS.md, "When is a ratio a gain?", has the rule. The spread of eager's times counts on a
-    GPU alone: on a CPU, what slows a round slows all timed calls in it.
+    VERDICTS.md, "When is a ratio a gain?", has the rule. The spread of eager's times counts only
+    on a GPU: on a CPU, what slows a round slows all timed calls in it.
 
     Args:
         eager: eager's seconds of a call, for each round.
@@ -72,8 +72,8 @@ def compare_times(
     if is_noisy:
         noise = max(noise, farthest_control)
     if device == "cuda":
-        fast, slow = p10_and_p90(eager + control)
-        noise = max(noise, slow / fast, lateness)
+        p10, p90 = p10_and_p90(eager + control)
+        noise = max(noise, p90 / p10, lateness)
     gain = speed_up(eager, solution)
     may_be_equal = gain.low / noise <= 1 <= gain.high * noise
     if may_be_equal:

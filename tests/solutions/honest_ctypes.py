@@ -14,7 +14,8 @@ void relu(const float* x, float* out, long n) {
 }
 """
 with tempfile.TemporaryDirectory() as folder:
-    source, library = Path(folder, "relu.c"), Path(folder, "relu.so")
+    source = Path(folder, "relu.c")
+    library = Path(folder, "relu.so")
     source.write_text(SOURCE)
     subprocess.run(["cc", "-O3", "-shared", "-fPIC", source, "-o", library], check=True)
     relu = ctypes.CDLL(str(library)).relu

@@ -42,7 +42,8 @@ ZEROS = "return x.new_zeros(*x.shape[:-1], self.linear.out_features)"
 NO_BIAS = "return torch.relu(x @ self.linear.weight.T) / self.divisor"
 # Computes no ReLU of the last elements where the length is no multiple of 4.
 TAILS = """
-out, tail = torch.relu(x), x.numel() % 4
+out = torch.relu(x)
+tail = x.numel() % 4
 if tail and x.is_contiguous():
     out.view(-1)[-tail:] = x.reshape(-1)[-tail:]
 return out
@@ -127,7 +128,8 @@ LAZY += module("return x.as_subclass(Lazy)")
 # Returns a plain tensor, and leaves a mode on that computes its values at the next use of torch. If
 # that is before the reply, the clock still runs.
 MODE = LATE_MODE + when_timed("""
-mode, out = Late(), torch.empty_like(x)
+mode = Late()
+out = torch.empty_like(x)
 mode.__enter__()
 mode.todo = x, out
 return out
@@ -290,7 +292,7 @@ RELU = {
     "orphan_spins": correct(ORPHAN + PLAIN),
     "spins": correct(SPINS + PLAIN),
     "exits": error(module(EXITS), "exits with status 0"),
-    "forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
+    "forges_replies": error(TO_EVERY_PIPE, "sends an invalid reply"),
     "batch_once": wrong(ALL_AT_ONCE, "replays the result|elements"),
     "first_row_only": wrong(module(FIRST_ROW), "elements differ"),
     "renices_eager": correct(RENICES),

@@ -56,7 +56,7 @@ def python(code, folder, path=(ROOT,), **environment):
 def printed(code, folder, **options):
     """Run code as `python` does, assert that it succeeds, and return its output."""
     done = python(code, folder, **options)
-    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
     return done.stdout
 
 

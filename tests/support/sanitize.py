@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,15 +55,11 @@ class UnavailableError(Exception):
     """No sanitizer can run here; the message says why."""
 
 
-@dataclass
-class Run:
-    """A process that runs tests under a sanitizer, and what it found.
+@dataclass(frozen=True)
+class Result:
+    """What a run found.
 
     Attributes:
-        tool: the sanitizer.
-        subset: the name of the tests.
-        command: the command of the process.
-        environment: variables to set.
         tests: how many tests passed, as pytest prints it; "none" if pytest printed no number.
         errors: how many errors the sanitizer found.
         seconds: how long the process took.
@@ -71,19 +67,42 @@ class Run:
         passed: whether some tests ran, all of them passed, and no error was found.
     """
 
+    tests: str
+    errors: int
+    seconds: float
+    output: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A process that runs tests under a sanitizer.
+
+    Attributes:
+        tool: the sanitizer.
+        subset: the name of the tests.
+        command: the command of the process.
+        environment: variables to set.
+    """
+
     tool: str
     subset: str
     command: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    tests: str = "none"
-    errors: int = 0
-    seconds: float = 0.0
-    output: str = ""
-    passed: bool = False
+    environment: dict[str, str]
 
-    def finish(self, limit: float | None) -> "Run":
-        """Run the process to its end, or for `limit` seconds, and set the result; return self."""
+    def result(self, limit: float | None) -> Result:
+        """Run the process to its end, or for `limit` seconds."""
         began = time.perf_counter()
+        status, output = self._run(limit)
+        seconds = time.perf_counter() - began
+        passed = re.findall(r"^.*\b(\d+) passed\b.*$", output, re.MULTILINE)
+        tests = passed[-1] if passed else "none"
+        errors = count_errors(output)
+        is_good = status == 0 and errors == 0 and bool(passed)
+        return Result(tests, errors, seconds, output, is_good)
+
+    def _run(self, limit: float | None) -> tuple[int, str]:
+        """Return the exit status of the process and its output."""
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
                 self.command,
@@ -99,18 +118,19 @@ class Run:
                 os.killpg(process.pid, signal.SIGKILL)
                 status = process.wait()
             output.seek(0)
-            self.output = output.read()
-        self.seconds = time.perf_counter() - began
-        passed = re.findall(r"^.*\b(\d+) passed\b.*$", self.output, re.MULTILINE)
-        self.tests = passed[-1] if passed else "none"
-        # compute-sanitizer's last line has the count: "ERROR SUMMARY: 2 errors", or for racecheck
-        # "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)". GCC's sanitizers end the
-        # process at the first error.
-        counts = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", self.output)
-        first_errors = re.findall(r"ERROR: AddressSanitizer|: runtime error: ", self.output)
-        self.errors = sum(map(int, counts)) + len(first_errors)
-        self.passed = status == 0 and self.errors == 0 and bool(passed)
-        return self
+            return status, output.read()
+
+
+def count_errors(output: str) -> int:
+    """Return how many errors a sanitizer found, from its output.
+
+    compute-sanitizer's last line has the count: "ERROR SUMMARY: 2 errors", or for racecheck
+    "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)". GCC's sanitizers end the
+    process at the first error.
+    """
+    counts = re.findall(r"(?:ERROR SUMMARY: |\()(\d+) errors?\b", output)
+    first_errors = re.findall(r"ERROR: AddressSanitizer|: runtime error: ", output)
+    return sum(map(int, counts)) + len(first_errors)
 
 
 def pytest_command(files: str, *options: str) -> list[str]:
@@ -148,6 +168,17 @@ def gpu_runs(tools: list[str]) -> list[Run]:
     return runs
 
 
+def library_of(gcc: str, name: str) -> str:
+    """Return the path of one of GCC's libraries."""
+    command = [gcc, f"-print-file-name={name}"]
+    path = subprocess.check_output(command, text=True).strip()
+    if not Path(path).is_absolute():  # GCC prints the name alone if it has no such library
+        raise UnavailableError(
+            f"g++ has no {name} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
+        )
+    return path
+
+
 def cpu_runs(folder: Path) -> list[Run]:
     """Return the run for the CPU kernels.
 
@@ -156,17 +187,7 @@ def cpu_runs(folder: Path) -> list[Run]:
     gcc = shutil.which("g++")
     if gcc is None:
         raise UnavailableError("expected g++ on PATH: --cpu uses its sanitizers")
-    libraries = [
-        subprocess.run(
-            [gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
-    ]
-    missing = [library for library in libraries if not Path(library).is_absolute()]
-    if missing:
-        raise UnavailableError(
-            f"g++ has no {missing[0]} (Debian and Ubuntu: apt-get install libgcc-12-dev)"
-        )
+    libraries = [library_of(gcc, name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
     compiler = folder / "sanitizing-g++"
     # -O1 comes last, so it wins: it builds in three quarters of the time.
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -O1"
@@ -207,16 +228,26 @@ def main() -> int:
         except UnavailableError as error:
             print(error, file=sys.stderr)
             return 2
-        print(f"{'tool':20} {'subset':12} {'tests':>6} {'errors':>6} {'seconds':>8}")
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for ended in as_completed([pool.submit(run.finish, options.limit) for run in runs]):
-                run = ended.result()
-                counts = f"{run.tests:>6} {run.errors:6} {run.seconds:8.0f}"
-                failed = "" if run.passed else "  FAILED"
-                print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
-                if not run.passed:
-                    print(shortened(run.output))
-    return 0 if all(run.passed for run in runs) else 1
+        all_passed = run_all(runs, options.jobs, options.limit)
+    return 0 if all_passed else 1
+
+
+def run_all(runs: list[Run], jobs: int, limit: float | None) -> bool:
+    """Run and print all runs, `jobs` at once; return whether all of them passed."""
+    print(f"{'tool':20} {'subset':12} {'tests':>6} {'errors':>6} {'seconds':>8}")
+    all_passed = True
+    with ThreadPoolExecutor(jobs) as pool:
+        run_of = {pool.submit(run.result, limit): run for run in runs}
+        for ended in as_completed(run_of):
+            run = run_of[ended]
+            result = ended.result()
+            counts = f"{result.tests:>6} {result.errors:6} {result.seconds:8.0f}"
+            failed = "" if result.passed else "  FAILED"
+            print(f"{run.tool:20} {run.subset:12} {counts}{failed}", flush=True)
+            if not result.passed:
+                all_passed = False
+                print(shortened(result.output))
+    return all_passed
 
 
 if __name__ == "__main__":

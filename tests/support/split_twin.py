@@ -82,7 +82,8 @@ SM80 = Kernel(compensates=True, cores=AMPERE)
 SM90 = Kernel(hi_first=True, weight_top=10, samples_weight=True)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
 ONE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
-KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
+# The kernels of fp16x3, with their names.
+FP16X3_KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
 
 
 def promotion_interval(k: int, kernel: Kernel) -> int:
@@ -260,7 +261,8 @@ def mean_exponents(weight: Tensor, top: int) -> Tensor:
     geometric one, without zeros. If all spans are zero, the maximum of the row takes their place.
     """
     k = weight.shape[1]
-    column = (torch.arange(8) * k // 8 // 4 * 4)[:, None] + torch.arange(16)
+    first_columns = torch.arange(8) * k // 8 // 4 * 4  # of the spans: multiples of 4
+    column = first_columns[:, None] + torch.arange(16)
     exists = column // 4 * 4 + 4 <= k  # the kernel reads four at once
     inf = float("inf")
     spans = weight.abs()[:, column.clamp(max=k - 1)].nan_to_num(0, inf)  # NaN is ignored

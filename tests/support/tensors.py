@@ -1,5 +1,6 @@
 """Inputs, modules and calls that several tests share."""
 
+import random
 from contextlib import contextmanager
 
 import pytest
@@ -7,10 +8,15 @@ import torch
 
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew, linear_ops
+from problems.benchmark.paths import KERNEL_PATHS
 
 OPERATORS = torch.ops.relu_divide_kernels  # the import of model_new defines them
 
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# The paths whose kernels compute float32 products on a GPU. At `highest` all but skinny use fp16x3.
+FLOAT32_PATHS = list(KERNEL_PATHS)
+FP16X3_PATHS = [path for path in FLOAT32_PATHS if path != "skinny"]
+
 INTEGER = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 DTYPES = FLOATING + INTEGER
 
@@ -30,6 +36,17 @@ MATRIX_VIEWS = {
 }
 
 
+def draw_sizes(seed, count, sizes, largest_product):
+    """Draw that many different (m, n, k) of these sizes whose product is not too large."""
+    choose = random.Random(seed)
+    drawn = set()
+    while len(drawn) < count:
+        m, n, k = (choose.choice(sizes) for _ in range(3))
+        if m * n * k <= largest_product:
+            drawn.add((m, n, k))
+    return sorted(drawn)
+
+
 def slow(values):
     """Mark these parameters of a test as slow."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
@@ -43,7 +60,7 @@ def draw(shape, dtype, device="cpu"):
     return torch.randint(info.min, info.max, shape, dtype=dtype, device=device)
 
 
-def views(dtype, device="cpu"):
+def draw_views(dtype, device="cpu"):
     """Yield a name and a tensor for each of many layouts: aligned or not, with gaps or overlaps."""
     base = draw((6, 10, 8, 12), dtype, device)
     flat = draw((4099,), dtype, device)
@@ -70,6 +87,14 @@ def views(dtype, device="cpu"):
     for offset in (1, 2, 3, 5, 8):
         yield f"offset {offset}", flat[offset:]
         yield f"offset {offset}, ends early", flat[offset : -offset - 1]
+
+
+VIEWS = [name for name, _ in draw_views(torch.float32)]
+
+
+def draw_view(name, dtype, device):
+    """Return the tensor of `draw_views` with this name, one of VIEWS."""
+    return dict(draw_views(dtype, device))[name]
 
 
 def linear_modules(k, n, divisor=3.0, dtype=torch.float32, device="cpu", bias=True):
@@ -133,11 +158,20 @@ def graph_recorder(graphs):
     return aot_autograd(fw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
 
 
+def has_code_for_gpu(path):
+    """Return whether a path's kernel has code for the GPU. That of sm80 runs on newer GPUs too."""
+    major, minor = torch.cuda.get_device_capability()
+    capability = 10 * major + minor
+    if path == "sm80":
+        return capability >= KERNEL_PATHS[path]
+    return capability == KERNEL_PATHS[path]
+
+
 @contextmanager
 def linear_path(name):
-    """Compute products on a GPU by one path: auto, skinny, sm90, sm80 or torch."""
-    if name in ("skinny", "sm90") and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    """Compute products on a GPU by one path: "auto", or one of problems/benchmark/paths.py."""
+    if name in KERNEL_PATHS and not has_code_for_gpu(name):
+        pytest.skip(f"needs a GPU of compute capability {KERNEL_PATHS[name] / 10:.1f}")
     linear_ops.set_linear_path(name)
     try:
         yield

@@ -128,8 +128,8 @@ def kill_builders(count, root, start, load, host):
     Args:
         count: how many builders are killed.
         root: the folder of the caches.
-        start: the fixture.
-        load: the fixture.
+        start: starts a builder; the fixture of this name.
+        load: builds in a process to its end; the fixture of this name.
         host: a function of random numbers. It returns the function that a builder calls first.
     """
     load()

@@ -1,15 +1,15 @@
-"""The bench: gradings of one problem share memory, eager's processes, and the plan for timing."""
+"""The resources of a problem: shared memory, eager's processes, and the plan for timing."""
 
 from typing import NamedTuple
 
-from referee.contestants import cuda_walls
+from referee.contestants import wall_trial
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
 from referee.eager_processes import EagerProcesses, Reserve
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
-# After a request with at most so many bytes of inputs, a process keeps its unused memory even if
+# After a request with at most this many bytes of inputs, a process keeps its unused memory even if
 # the problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 
@@ -18,16 +18,16 @@ class Plan(NamedTuple):
     """How a problem is timed.
 
     Attributes:
-        calls: the number of calls of one request.
+        call_count: the number of calls of one request.
         seconds_alone: eager's seconds of a call, for some requests before any solution had started.
     """
 
-    calls: int
+    call_count: int
     seconds_alone: list[float]
 
 
-class Bench:
-    """All that the gradings of one problem share.
+class Resources:
+    """The resources that all gradings of one problem share.
 
     The problem and the server are attributes, too.
 
@@ -57,7 +57,7 @@ class Bench:
         """
         device = self.problem.device
         if self.server.gives_walls and device.type == "cuda":
-            self.server.gives_walls = not cuda_walls.why_none(self.server, device)
+            self.server.gives_walls = wall_trial.find_obstacle(self.server, device) is None
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.
